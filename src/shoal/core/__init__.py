@@ -1,0 +1,52 @@
+"""The nouns of Shoal: plain values that every other room speaks in.
+
+Here belong requests, sampling parameters, services, the step contract between scheduler and
+executor, counter-based randomness, metric formulas and errors. Nothing here does I/O, reads a
+clock, holds a tensor or knows a policy. Core time is integer nanoseconds (``*_ns``); what people
+read is seconds (``*_s``).
+"""
+
+from shoal.core.errors import (
+    ConfigError,
+    EngineDied,
+    InvalidRequest,
+    ModelUnavailable,
+    ModelUnsupported,
+    QueueFull,
+    ShoalError,
+)
+from shoal.core.metrics import RequestRecord, percentile
+from shoal.core.randomness import derive_seed, uniform
+from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
+from shoal.core.sampling import SamplingParams
+from shoal.core.service import SLO, Service
+from shoal.core.step import BlockCopy, Idle, Joined, StepPlan, StepResult, StepTimings
+
+__all__ = [
+    "SLO",
+    "BlockCopy",
+    "ConfigError",
+    "EngineDied",
+    "FinishReason",
+    "Idle",
+    "InvalidRequest",
+    "Joined",
+    "ModelUnavailable",
+    "ModelUnsupported",
+    "Prompt",
+    "QueueFull",
+    "Request",
+    "RequestRecord",
+    "SamplingParams",
+    "Service",
+    "ShoalError",
+    "StepPlan",
+    "StepResult",
+    "StepTimings",
+    "SyntheticPrompt",
+    "TokenEvent",
+    "TokenLogprobs",
+    "derive_seed",
+    "percentile",
+    "uniform",
+]

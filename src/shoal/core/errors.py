@@ -1,0 +1,42 @@
+"""Errors that a person or a client can act on; each says what was asked and what is possible."""
+
+
+class ShoalError(Exception):
+    """Base of every error that Shoal raises on purpose."""
+
+
+class ConfigError(ShoalError):
+    """A configuration file, flag or argument is wrong."""
+
+
+class InvalidRequest(ShoalError):
+    """A request can never be served as asked (HTTP 400, or 404 for an unknown model).
+
+    ``param`` names the offending field as the client wrote it; ``code`` is a short machine-readable
+    word such as ``context_length_exceeded`` or ``model_not_found``.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class QueueFull(ShoalError):
+    """So many requests wait already that this one is turned away (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ModelUnavailable(ShoalError):
+    """A model's files cannot be found or fetched; the message says what to do."""
+
+
+class ModelUnsupported(ShoalError):
+    """A model was found but would not be computed correctly here; the message says why."""
+
+
+class EngineDied(ShoalError):
+    """The engine process ended while requests were unfinished (HTTP 503)."""

@@ -1,0 +1,50 @@
+"""Formulas of what a request experienced."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """Times and counts of one ended request; times are nanoseconds on one clock.
+
+    first_token_ns and finish_ns are when the tokens were known to the observer.
+    """
+
+    request_id: str
+    service: str
+    arrival_ns: int
+    first_token_ns: int
+    finish_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    evictions: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token, seconds."""
+        return (self.first_token_ns - self.arrival_ns) / 1e9
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival to last token, seconds."""
+        return (self.finish_ns - self.arrival_ns) / 1e9
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token after the first, seconds; 0 where there is only one."""
+        if self.output_tokens < 2:
+            return 0.0
+        return (self.finish_ns - self.first_token_ns) / 1e9 / (self.output_tokens - 1)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linearly interpolated percentile (0-100) of ``values``; NaN where there are none."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    low = math.floor(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)

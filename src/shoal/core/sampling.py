@@ -1,0 +1,99 @@
+"""How a request wants its tokens chosen, and when it ends."""
+
+import math
+from dataclasses import dataclass
+
+from shoal.core.errors import InvalidRequest
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request, named as vLLM and OpenAI name them.
+
+    max_tokens: at most this many output tokens; None means as many as the model's context and the
+        KV pool allow.
+    min_tokens: end-of-sequence and stop tokens cannot be sampled before this many output tokens.
+    temperature: 0 is greedy.
+    top_p, top_k, min_p: restrict sampling to a nucleus, to the k likeliest tokens (0 or -1: all), or
+        to tokens at least min_p times as likely as the likeliest.
+    repetition_penalty: over prompt and output (Keskar et al., CTRL, 2019); presence_penalty and
+        frequency_penalty: over the output (OpenAI's definition).
+    stop: strings that end the output and are not part of it; stop_token_ids: tokens that do.
+    ignore_eos: do not stop at the model's end-of-sequence tokens.
+    logprobs: None, or how many of the likeliest tokens to report with each output token.
+    seed: makes sampling repeatable; None draws one.
+    n: how many independent outputs of the same prompt.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning; raises InvalidRequest naming the parameter."""
+        if self.max_tokens is not None:
+            _require(self.max_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_tokens}")
+            _require(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"must not exceed max_tokens={self.max_tokens}, got {self.min_tokens}",
+            )
+        _require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
+        self._check_range("temperature", self.temperature, 0.0, 100.0)
+        _require(0.0 < self.top_p <= 1.0, "top_p", f"must be in (0, 1], got {self.top_p}")
+        _require(self.top_k >= -1, "top_k", f"must be -1 or 0 (off) or at least 1, got {self.top_k}")
+        self._check_range("min_p", self.min_p, 0.0, 1.0)
+        _require(
+            0.0 < self.repetition_penalty <= 100.0,
+            "repetition_penalty",
+            f"must be in (0, 100], got {self.repetition_penalty}",
+        )
+        self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self._check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._check_stops()
+        if self.logprobs is not None:
+            self._check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            self._check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        self._check_range("n", self.n, 1, MAX_CHOICES)
+
+    def _check_stops(self) -> None:
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        _require(all(self.stop), "stop", "strings must not be empty")
+        _require(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "must not be negative")
+
+    def _check_range(self, name: str, value: float, low: float, high: float) -> None:
+        _require(
+            math.isfinite(value) and low <= value <= high, name, f"must be in [{low}, {high}], got {value}"
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _require(holds: bool, param: str, problem: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"{param} {problem}", param=param)

@@ -1,0 +1,96 @@
+"""The step contract between a scheduler and whatever executes its plans.
+
+``schedule(now)`` commits: it allocates blocks and advances scheduled tokens. The executor runs the
+plan. ``update(plan, result, now)``, called in plan order, advances computed tokens, publishes prefix
+hashes and frees. Blocks named by a plan in flight are not freed, evicted, swapped or moved before
+its ``update``.
+
+A plan describes deltas on the running group that the executor remembers for each service, so that a
+decode step over 256 unchanged sequences carries almost nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal.core.request import TokenLogprobs
+from shoal.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A sequence that enters the running group of its service (again, after an eviction).
+
+    sequence: number that names it in later plans; never used twice, also not after an eviction.
+    tokens: every token known so far, prompt first. prompt_tokens: how many of them are the prompt.
+    computed: leading tokens whose KV is in place already (prefix hit). blocks: its block table so
+    far. seed: keys its draws, with the output position.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    prompt_tokens: int
+    computed: int
+    blocks: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the whole of one of a service's blocks onto another of its blocks."""
+
+    service: str
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One iteration of one service's model.
+
+    Executed in this order: ``zero`` merged blocks (ids), ``copies``, then group changes (``left``,
+    ``joined``, ``grown``: (sequence, further block ids)), then the forward pass over
+    ``new_tokens[i]`` tokens of ``sequences[i]``, then one token sampled for each index in
+    ``sampled`` (rows whose last known token is computed by this step). ``left`` may name
+    sequences of any service; ``joined``, ``grown`` and ``sequences`` belong to ``service``.
+    """
+
+    number: int
+    service: str
+    sequences: tuple[int, ...]
+    new_tokens: tuple[int, ...]
+    sampled: tuple[int, ...]
+    joined: tuple[Joined, ...] = ()
+    left: tuple[int, ...] = ()
+    grown: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    zero: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Where an executor spent a step, in nanoseconds."""
+
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a plan produced: one token for each entry of ``plan.sampled``, in that order.
+
+    logprobs: None, or one entry for each sampled token (None where the request wants none).
+    """
+
+    tokens: Sequence[int]
+    duration_ns: int
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing to do now; ask again at ``until_ns`` although no event came (None: only on events)."""
+
+    until_ns: int | None = None

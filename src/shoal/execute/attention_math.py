@@ -1,0 +1,89 @@
+"""Attention over keys and values that lie contiguous: shared by the paged backends and the probe.
+
+Both functions serve grouped-query attention without repeating keys and values in memory, and leave
+the arithmetic to ``scaled_dot_product_attention`` wherever scores are not capped.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def visible_keys(
+    query_positions: torch.Tensor, key_positions: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """Which keys each query sees: bool [..., queries, keys] from [..., queries] and [..., keys]."""
+    q, k = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
+    visible = k <= q
+    return visible if window is None else visible & (k > q - window)
+
+
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where visible, minus infinity elsewhere."""
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill_(~visible, float("-inf"))
+
+
+def decode_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """One query per sequence.
+
+    query [batch, heads, key_dim], key [batch, keys, kv_heads, key_dim], value [batch, keys, kv_heads,
+    value_dim], mask additive [batch, 1, 1, keys] or None where all is visible. The heads that share a
+    KV head are treated as several queries of that head. Returns [batch, heads, value_dim].
+    """
+    batch, heads, dim = query.shape
+    kv_heads = key.shape[2]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
+    out = _attend(grouped, key.transpose(1, 2), value.transpose(1, 2), mask, False, scaling, softcap)
+    return out.reshape(batch, heads, -1)
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Several queries of one sequence.
+
+    query [queries, heads, key_dim], key [keys, kv_heads, key_dim], value [keys, kv_heads, value_dim],
+    mask additive [queries, keys]; None means causal with as many keys as queries. Returns
+    [queries, heads, value_dim].
+    """
+    queries, heads, dim = query.shape
+    keys, kv_heads = key.shape[:2]
+    group = heads // kv_heads
+    q = query.transpose(0, 1).reshape(kv_heads, group, queries, dim)
+    k = key.transpose(0, 1).unsqueeze(1).expand(kv_heads, group, keys, -1)
+    v = value.transpose(0, 1).unsqueeze(1).expand(kv_heads, group, keys, -1)
+    out = _attend(q, k, v, mask, mask is None, scaling, softcap)
+    return out.reshape(heads, queries, -1).transpose(0, 1)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scaling)
+    factor = (scaling if scaling is not None else q.shape[-1] ** -0.5) / softcap
+    scores = torch.tanh(torch.matmul(q, k.transpose(-2, -1)).float() * factor) * softcap
+    if causal:
+        positions = torch.arange(q.shape[-2], device=q.device)
+        mask = additive_mask(visible_keys(positions, positions, None), scores.dtype)
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, dim=-1).to(v.dtype), v)

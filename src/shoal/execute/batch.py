@@ -1,0 +1,109 @@
+"""One step's tokens, packed: what the model reads and where its KV goes.
+
+Rows that compute one token come first (they decode together), rows that compute more follow (each is
+prefilled by itself); so a step may hold both and is one call of the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shoal.execute.group import RunningSequence
+from shoal.execute.kv_store import ServiceCache
+
+DECODE_GROUP_SPREAD = 0.6
+"""Decoding rows share a padded gather while the shortest has this share of the longest's blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Neighbouring rows that decode in one padded call.
+
+    start, stop: their token positions in the step. tables: int64 [rows, blocks], padded with the row's
+    first block. contexts: int64 [rows], tokens seen, the new one included.
+    """
+
+    start: int
+    stop: int
+    tables: np.ndarray
+    contexts: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """One sequence that computes several tokens: positions ``first`` to ``first + stop - start``."""
+
+    start: int
+    stop: int
+    first: int
+    blocks: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The packed step.
+
+    input_ids, positions [1, tokens]; slots: cache index and row of each token; order: row of the plan
+    for each row of the batch; last: token position of each batch row's last token.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_index: torch.Tensor
+    slot_rows: torch.Tensor
+    decodes: tuple[DecodeRows, ...]
+    prefills: tuple[PrefillRow, ...]
+    last: dict[int, int]
+
+
+def build_batch(rows: Sequence[RunningSequence], new_tokens: Sequence[int], cache: ServiceCache) -> StepBatch:
+    """Pack ``new_tokens[i]`` tokens of each of ``rows``; ``last`` is keyed by the row's index."""
+    size = cache.block_size
+    decoding = [i for i, n in enumerate(new_tokens) if n == 1]
+    decoding.sort(key=lambda i: -rows[i].computed)
+    prefilling = [i for i, n in enumerate(new_tokens) if n > 1]
+    ids: list[int] = [rows[i].tokens[rows[i].computed] for i in decoding]
+    positions: list[int] = [rows[i].computed for i in decoding]
+    slots: list[int] = [rows[i].blocks[rows[i].computed // size] for i in decoding]
+    last = {row: at for at, row in enumerate(decoding)}
+    prefills = []
+    for i in prefilling:
+        row, start = rows[i], len(ids)
+        stop = row.computed + new_tokens[i]
+        ids.extend(row.tokens[row.computed : stop])
+        positions.extend(range(row.computed, stop))
+        blocks = np.array(row.blocks[: -(-stop // size)], dtype=np.int64)
+        slots.extend(np.repeat(blocks, size)[row.computed : stop].tolist())
+        prefills.append(PrefillRow(start, len(ids), row.computed, blocks))
+        last[i] = len(ids) - 1
+    where = np.array(positions, dtype=np.int64)
+    return StepBatch(
+        input_ids=torch.tensor([ids], dtype=torch.int64, device=cache.device),
+        positions=torch.from_numpy(where).unsqueeze(0).to(cache.device),
+        slot_index=cache.index(np.array(slots, dtype=np.int64)),
+        slot_rows=torch.from_numpy(where % size).to(cache.device),
+        decodes=tuple(_decode_groups([rows[i] for i in decoding], size)),
+        prefills=tuple(prefills),
+        last=last,
+    )
+
+
+def _decode_groups(rows: Sequence[RunningSequence], block_size: int) -> list[DecodeRows]:
+    """Cut rows, longest first, into groups whose padding stays bounded."""
+    groups: list[DecodeRows] = []
+    needed = [row.computed // block_size + 1 for row in rows]
+    start = 0
+    while start < len(rows):
+        stop = start + 1
+        while stop < len(rows) and needed[stop] >= DECODE_GROUP_SPREAD * needed[start]:
+            stop += 1
+        tables = np.empty((stop - start, needed[start]), dtype=np.int64)
+        for at, (row, count) in enumerate(zip(rows[start:stop], needed[start:stop], strict=True)):
+            tables[at, :count] = row.blocks[:count]
+            tables[at, count:] = row.blocks[0]
+        contexts = np.array([row.computed + 1 for row in rows[start:stop]], dtype=np.int64)
+        groups.append(DecodeRows(start, stop, tables, contexts))
+        start = stop
+    return groups

@@ -1,0 +1,203 @@
+"""Models in memory: loaded once per (folder, dtype), probed, and shared by the services that name them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.prepack import can_prepack, prepack
+from shoal.execute.probe import RecordingStep, packed_logits, probe, refuse_by_config
+from shoal.kvcache import KVShape
+from shoal.models import read_facts
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT_CPU_KV_BYTES = 2 << 30
+CUDA_MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One model with its weights on the device."""
+
+    module: Any
+    dtype: torch.dtype
+    kv_shape: KVShape
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+
+
+class ModelSet:
+    """The weights of all services of an engine, and what they say about themselves.
+
+    models: by service name; services that name one model in one dtype share one entry.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, LoadedModel],
+        services: Sequence[Service],
+        device: torch.device,
+        attention: str,
+    ) -> None:
+        self.models = dict(models)
+        self.device = device
+        self.attention = attention
+        self.kv_shapes = {name: model.kv_shape for name, model in models.items()}
+        self.context_tokens = {s.name: _context(s, models[s.name]) for s in services}
+        self.vocab_sizes = {name: model.vocab_size for name, model in models.items()}
+        self.eos_token_ids = {name: model.eos_token_ids for name, model in models.items()}
+        self.weight_bytes = sum({id(m): m.weight_bytes for m in models.values()}.values())
+
+    def default_kv_bytes(self, max_batched_tokens: int = 2048) -> int:
+        """Memory for the KV pool where the user names none.
+
+        On a CPU 2 GiB, or 40% of the available memory where that is less. On CUDA what is left of 90%
+        of the device after the weights and the measured peak of a step of ``max_batched_tokens``.
+        """
+        if self.device.type != "cuda":
+            return min(DEFAULT_CPU_KV_BYTES, int(psutil.virtual_memory().available * 0.4))
+        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
+        free, total = torch.cuda.mem_get_info(self.device)
+        left = free - peak - int(total * (1 - CUDA_MEMORY_SHARE))
+        if left <= 0:
+            raise ConfigError(
+                f"{self.device}: {free / 2**30:.1f} GiB free after the weights leave nothing for KV beside a "
+                f"step's {peak / 2**30:.1f} GiB; lower scheduler.max_batched_tokens or serve fewer models"
+            )
+        return left
+
+
+def load_models(
+    services: Sequence[Service],
+    folders: Mapping[str, Path],
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    attention: str = "auto",
+    progress: Callable[[str], None] | None = None,
+) -> ModelSet:
+    """Load, probe and (on a CPU, in bfloat16) prepack the model of each service.
+
+    folders: the model's Hugging Face folder by service name. threads: CPU threads for this process.
+    progress: called with a line for each model.
+
+    Raises:
+        ModelUnsupported: a model would not be computed correctly here.
+        ConfigError: the device or a dtype does not exist here.
+    """
+    target = _device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    loaded: dict[tuple[Path, torch.dtype], LoadedModel] = {}
+    models = {}
+    for service in services:
+        folder = folders[service.name].resolve()
+        dtype = _dtype(service, folder)
+        if (folder, dtype) not in loaded:
+            if progress is not None:
+                progress(f"loading {service.model} ({str(dtype).removeprefix('torch.')}) on {target}")
+            loaded[folder, dtype] = _load(service.model, folder, dtype, target)
+        models[service.name] = loaded[folder, dtype]
+    return ModelSet(models, services, target, attention)
+
+
+def _device(device: str) -> torch.device:
+    target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r}: this torch sees no CUDA device; possible is cpu")
+    if target.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
+    return target
+
+
+def _dtype(service: Service, folder: Path) -> torch.dtype:
+    if service.dtype == "auto":
+        config = AutoConfig.from_pretrained(folder).get_text_config()
+        stored = getattr(config, "dtype", None)
+        return next((dtype for dtype in DTYPES.values() if dtype == stored), torch.float32)
+    if service.dtype not in DTYPES:
+        raise ConfigError(
+            f"service {service.name!r}: dtype {service.dtype!r} is not known; "
+            f"possible are auto, {', '.join(DTYPES)}"
+        )
+    return DTYPES[service.dtype]
+
+
+def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    config = AutoConfig.from_pretrained(folder)
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        raise ModelUnsupported(
+            f"{name}: transformers has no causal language model for {type(config).__name__}"
+        )
+    text_config = config.get_text_config()
+    refuse_by_config(model_class, text_config, name)
+    module = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    module.eval().requires_grad_(False).to(device)
+    layers = probe(module, name)
+    weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
+    if device.type == "cpu" and can_prepack(dtype):
+        prepack(module)
+    facts = read_facts(folder)
+    return LoadedModel(
+        module=module,
+        dtype=dtype,
+        kv_shape=KVShape(str(dtype).removeprefix("torch."), layers),
+        context_tokens=_safe_context(text_config, facts.context_tokens),
+        vocab_size=int(text_config.vocab_size),
+        eos_token_ids=facts.eos_token_ids,
+        weight_bytes=sum(weights.values()),
+    )
+
+
+def _safe_context(config: Any, stated: int) -> int:
+    """The context in which one position encoding serves every request of a batch.
+
+    Dynamic and longrope scaling change the encoding with the length of the sequence, and a batch has
+    many lengths; below the original length they leave it alone.
+    """
+    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = scaling.get("rope_type", "default")
+    if kind not in ("dynamic", "longrope"):
+        return stated
+    original = scaling.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", None
+    )
+    return min(stated, int(original)) if original else stated
+
+
+def _context(service: Service, model: LoadedModel) -> int:
+    if service.max_model_len is None:
+        return model.context_tokens
+    if service.max_model_len > model.context_tokens:
+        raise ConfigError(
+            f"service {service.name!r}: max_model_len {service.max_model_len} is beyond the model's context "
+            f"of {model.context_tokens} tokens"
+        )
+    return service.max_model_len
+
+
+def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> int:
+    """Bytes that one step of ``tokens`` prompt tokens needs beyond the weights."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    length = min(tokens, model.context_tokens)
+    step = RecordingStep((length,))
+    with torch.inference_mode():
+        ids = torch.zeros((1, length), dtype=torch.int64, device=device)
+        packed_logits(model.module, [ids], step)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return int(peak)

@@ -1,0 +1,109 @@
+"""The torch executor: plans into forward passes of `transformers` models over the paged KV pool."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from shoal.core import ConfigError, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.execute.batch import StepBatch, build_batch
+from shoal.execute.group import RunningGroups, RunningSequence
+from shoal.execute.interface import STEP_KEYWORD
+from shoal.execute.kv_store import KVStore, UnitIds
+from shoal.execute.loading import ModelSet
+from shoal.execute.paged import BACKENDS
+from shoal.execute.sampler import sample
+from shoal.kvcache import PoolLayout
+
+
+class TorchExecutor:
+    """Runs plans one after the other; with ``depth`` 2 in a thread, so that the next is scheduled meanwhile.
+
+    unit_ids: where the split layout scattered a block (the pool's method); the merged layout needs none.
+    """
+
+    def __init__(
+        self, models: ModelSet, layout: PoolLayout, *, depth: int = 1, unit_ids: UnitIds | None = None
+    ) -> None:
+        attention = "batched" if models.attention == "auto" else models.attention
+        if attention not in BACKENDS:
+            raise ConfigError(
+                f"attention backend {attention!r} is not known; possible are auto, {', '.join(BACKENDS)}"
+            )
+        self._backend = BACKENDS[attention]
+        self._models = models.models
+        self.store = KVStore(layout, models.device, unit_ids)
+        self._groups = RunningGroups()
+        self._results: deque[Future[StepResult]] = deque()
+        self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
+
+    def submit(self, plan: StepPlan) -> None:
+        """See Executor; without a thread the plan runs here and its result waits for ``collect``."""
+        if self._thread is not None:
+            self._results.append(self._thread.submit(self._run, plan))
+            return
+        done: Future[StepResult] = Future()
+        try:
+            done.set_result(self._run(plan))
+        except Exception as error:
+            done.set_exception(error)
+        self._results.append(done)
+
+    def collect(self) -> StepResult:
+        """See Executor."""
+        return self._results.popleft().result()
+
+    def close(self) -> None:
+        """See Executor."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._results.clear()
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter_ns()
+        for merged_block in plan.zero:
+            self.store.zero(merged_block)
+        for copy in plan.copies:
+            self.store.copy(copy)
+        self._groups.apply(plan)
+        rows = [self._groups[number] for number in plan.sequences]
+        batch = build_batch(rows, plan.new_tokens, self.store.services[plan.service])
+        prepared = time.perf_counter_ns()
+        logits = self._forward(plan, batch)
+        for row, count in zip(rows, plan.new_tokens, strict=True):
+            row.computed += count
+        forwarded = time.perf_counter_ns()
+        tokens, logprobs = self._sample(plan, rows, logits)
+        ended = time.perf_counter_ns()
+        timings = StepTimings(prepared - started, forwarded - prepared, ended - forwarded)
+        return StepResult(tokens, ended - started, logprobs, timings)
+
+    def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
+        """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
+        step = self._backend(batch, self.store.services[plan.service])
+        last = [batch.last[row] for row in plan.sampled] or [0]
+        output = self._models[plan.service].module(
+            input_ids=batch.input_ids,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=torch.tensor(last, device=batch.input_ids.device),
+            **{STEP_KEYWORD: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _sample(
+        self, plan: StepPlan, rows: Sequence[RunningSequence], logits: torch.Tensor
+    ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
+        if not plan.sampled:
+            return [], None
+        chosen = [rows[i] for i in plan.sampled]
+        tokens, logprobs = sample(logits, chosen, self._models[plan.service].eos_token_ids)
+        for row, token in zip(chosen, tokens, strict=True):
+            row.tokens.append(token)
+            if row.penalty is not None:
+                row.penalty.add(token)
+        return tokens, logprobs

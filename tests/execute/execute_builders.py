@@ -1,0 +1,160 @@
+"""Tiny random models, and plans made by hand for the executor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
+from transformers import OPTConfig, Qwen3Config
+
+from shoal.core import Joined, SamplingParams, Service, StepPlan
+from shoal.execute.loading import ModelSet, load_models
+from shoal.execute.torch_executor import TorchExecutor
+from shoal.kvcache import BlockPool, plan_layout
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+VOCAB = 199
+COMMON = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+def tiny_config(kind: str) -> PretrainedConfig:
+    """A model of ``kind`` so small that it is made in milliseconds, with a shape of its own."""
+    decoder = dict(hidden_size=48, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=256)
+    if kind == "llama":
+        return LlamaConfig(**COMMON, **decoder, num_attention_heads=6, num_key_value_heads=2)
+    if kind == "qwen3":
+        return Qwen3Config(**COMMON, **decoder, num_attention_heads=4, num_key_value_heads=1, head_dim=16)
+    if kind == "mistral":
+        return MistralConfig(
+            **COMMON, **decoder, num_attention_heads=4, num_key_value_heads=2, sliding_window=11
+        )
+    if kind == "gemma2":
+        return Gemma2Config(
+            **COMMON, **decoder, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            sliding_window=9, query_pre_attn_scalar=16, attn_logit_softcapping=2.0,
+        )  # fmt: skip
+    if kind == "gemma3":
+        return Gemma3TextConfig(
+            **COMMON, **decoder, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+            sliding_window=8, query_pre_attn_scalar=16,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        )  # fmt: skip
+    if kind == "gpt2":
+        return GPT2Config(**COMMON, n_embd=48, n_head=4, n_layer=3, n_positions=256)
+    if kind == "opt":
+        return OPTConfig(
+            **COMMON, hidden_size=48, word_embed_proj_dim=48, ffn_dim=96, num_hidden_layers=2,
+            num_attention_heads=3, max_position_embeddings=256,
+        )  # fmt: skip
+    raise ValueError(kind)
+
+
+KINDS = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt")
+
+
+def make_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+    """Save a random model of ``config``; its weights are large enough that attention matters."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def reference_tokens(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """What `transformers` generates greedily, alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    """A deterministic prompt without special tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+
+
+class HandScheduler:
+    """The simplest possible source of plans: everybody's tokens in fixed chunks, then decoding together."""
+
+    def __init__(
+        self,
+        folders: dict[str, Path],
+        *,
+        attention: str = "auto",
+        layout: str = "merged",
+        block_size: int = 4,
+        memory_bytes: int = 4 << 20,
+        dtype: str = "float32",
+        depth: int = 1,
+    ) -> None:
+        services = [Service(name=name, model=str(folder), dtype=dtype) for name, folder in folders.items()]
+        self.models: ModelSet = load_models(services, folders, attention=attention)
+        self.layout = plan_layout(
+            self.models.kv_shapes, memory_bytes=memory_bytes, block_size=block_size, kind=layout
+        )
+        self.pool = BlockPool(self.layout)
+        unit_ids = self.pool.unit_ids if layout == "split" else None
+        self.executor = TorchExecutor(self.models, self.layout, depth=depth, unit_ids=unit_ids)
+        self.numbers = 0
+
+    def poison(self) -> None:
+        """Fill the whole pool with bits that read as NaN in every dtype."""
+        self.executor.store.buffer.fill_(0xFF)
+
+    def blocks(self, service: str, tokens: int) -> tuple[int, ...]:
+        blocks = self.pool.allocate(service, -(-tokens // self.pool.block_size))
+        assert blocks is not None
+        return tuple(blocks)
+
+    def generate(
+        self,
+        service: str,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        *,
+        chunk: int = 1000,
+        sampling: Sequence[SamplingParams] | SamplingParams = GREEDY,
+        seeds: Sequence[int] | None = None,
+    ) -> list[list[int]]:
+        """``count`` tokens for each prompt; prefill in chunks, prompts of all lengths in one batch."""
+        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        tables = [self.blocks(service, len(p) + count) for p in prompts]
+        numbers = [self.numbers + i for i in range(len(prompts))]
+        self.numbers += len(prompts)
+        joined = tuple(
+            Joined(number, list(prompt), len(prompt), 0, table, p, (seeds or numbers)[i])
+            for i, (number, prompt, table, p) in enumerate(zip(numbers, prompts, tables, params, strict=True))
+        )
+        computed = [0] * len(prompts)
+        outputs: list[list[int]] = [[] for _ in prompts]
+        while any(len(out) < count for out in outputs):
+            rows = [i for i, out in enumerate(outputs) if len(out) < count]
+            known = [len(prompts[i]) + len(outputs[i]) for i in rows]
+            new = [min(chunk, k - computed[i]) for i, k in zip(rows, known, strict=True)]
+            sampled = [at for at, i in enumerate(rows) if computed[i] + new[at] == known[at]]
+            plan = StepPlan(
+                number=0,
+                service=service,
+                sequences=tuple(numbers[i] for i in rows),
+                new_tokens=tuple(new),
+                sampled=tuple(sampled),
+                joined=joined,
+            )
+            joined = ()
+            self.executor.submit(plan)
+            result = self.executor.collect()
+            for at, i in enumerate(rows):
+                computed[i] += new[at]
+            for at, token in zip(sampled, result.tokens, strict=True):
+                outputs[rows[at]].append(token)
+        for table in tables:
+            self.pool.free(service, table)
+        return outputs

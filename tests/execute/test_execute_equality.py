@@ -1,0 +1,60 @@
+"""Greedy float32 output of the executor equals `transformers`, for every supported kind of model."""
+
+from pathlib import Path
+
+import pytest
+from execute_builders import KINDS, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
+
+LENGTHS = (1, 5, 16, 23, 40)
+OUTPUT = 14
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    return {kind: make_model(root / kind, tiny_config(kind)) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def expected(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
+    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
+    return {kind: [reference_tokens(folders[kind], p, OUTPUT) for p in prompts] for kind in KINDS}
+
+
+@pytest.mark.parametrize("attention", ["reference", "batched"])
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_in_a_poisoned_pool(
+    kind: str, layout: str, attention: str, folders: dict[str, Path], expected: dict[str, list[list[int]]]
+) -> None:
+    scheduler = HandScheduler({kind: folders[kind]}, attention=attention, layout=layout)
+    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
+    for chunk in (1000, 7):
+        scheduler.poison()
+        assert scheduler.generate(kind, prompts, OUTPUT, chunk=chunk) == expected[kind]
+
+
+def test_two_models_with_different_shapes_share_one_pool(
+    folders: dict[str, Path], expected: dict[str, list[list[int]]]
+) -> None:
+    scheduler = HandScheduler({"llama": folders["llama"], "gemma3": folders["gemma3"]})
+    scheduler.poison()
+    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
+    for kind in ("llama", "gemma3", "llama"):
+        assert scheduler.generate(kind, prompts, OUTPUT) == expected[kind]
+
+
+def test_a_worker_thread_gives_the_same_tokens(
+    folders: dict[str, Path], expected: dict[str, list[list[int]]]
+) -> None:
+    scheduler = HandScheduler({"llama": folders["llama"]}, depth=2)
+    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
+    assert scheduler.generate("llama", prompts, OUTPUT) == expected["llama"]
+    scheduler.executor.close()
+
+
+def test_services_of_one_model_share_its_weights(folders: dict[str, Path]) -> None:
+    both = HandScheduler({"a": folders["llama"], "b": folders["llama"]}).models
+    alone = HandScheduler({"a": folders["llama"]}).models
+    assert both.models["a"] is both.models["b"]
+    assert both.weight_bytes == alone.weight_bytes

@@ -1,0 +1,107 @@
+"""Models that would give wrong text are refused when they are loaded, with the reason."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from execute_builders import COMMON, make_model, tiny_config
+from transformers import AutoModelForCausalLM, BloomConfig, GptOssConfig, Llama4TextConfig, Qwen3NextConfig, T5Config
+
+from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute import loading
+from shoal.execute.loading import load_models
+from shoal.execute.probe import probe
+
+
+def load(folder: Path, **service: object) -> loading.ModelSet:
+    return load_models([Service(name="s", model=folder.name, **service)], {"s": folder})
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelUnsupported) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def test_qwen3_next_is_refused_for_its_linear_attention(tmp_path: Path) -> None:
+    config = Qwen3NextConfig(
+        **COMMON, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=2,
+        num_experts_per_tok=1, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )  # fmt: skip
+    message = refusal(make_model(tmp_path / "next", config))
+    assert "linear_attention" in message
+    assert "Qwen3Next" in message
+
+
+def test_llama4_is_refused_for_its_chunked_attention(tmp_path: Path) -> None:
+    config = Llama4TextConfig(
+        **COMMON, hidden_size=32, intermediate_size=32, intermediate_size_mlp=32, num_hidden_layers=4,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_local_experts=2,
+    )  # fmt: skip
+    assert "chunked_attention" in refusal(make_model(tmp_path / "llama4", config))
+
+
+def test_bloom_is_refused_for_having_no_attention_interface(tmp_path: Path) -> None:
+    config = BloomConfig(**COMMON, hidden_size=32, n_layer=2, n_head=2)
+    message = refusal(make_model(tmp_path / "bloom", config))
+    assert "Bloom" in message
+    assert "attention interface" in message
+
+
+def test_attention_sinks_are_refused_by_name(tmp_path: Path) -> None:
+    config = GptOssConfig(
+        **COMMON, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, num_local_experts=2, num_experts_per_tok=1, rope_scaling=None,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    assert "s_aux" in refusal(make_model(tmp_path / "oss", config))
+
+
+def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
+    T5Config(vocab_size=99, d_model=32, d_ff=32, num_layers=2, num_heads=2).save_pretrained(tmp_path / "t5")
+    message = refusal(tmp_path / "t5")
+    assert "T5" in message
+
+
+def test_a_model_that_computes_something_beside_attention_is_noticed(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        make_model(tmp_path / "m", tiny_config("llama")), attn_implementation="shoal"
+    )
+    layer = model.model.layers[1].self_attn
+    calls = layer.forward
+
+    def leaks(*args: object, **kwargs: object) -> object:
+        output, weights = calls(*args, **kwargs)
+        return output + output.mean(dim=1, keepdim=True), weights
+
+    layer.forward = leaks
+    with pytest.raises(ModelUnsupported, match="differ from its own"):
+        probe(model, "leaky")
+
+
+def test_dynamic_rope_scaling_limits_the_context(tmp_path: Path) -> None:
+    config = tiny_config("llama")
+    config.rope_parameters = {
+        "rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    assert load(make_model(tmp_path / "dynamic", config)).context_tokens["s"] == 64
+
+
+def test_max_model_len_limits_the_context_and_is_checked(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", tiny_config("llama"))
+    assert load(folder, max_model_len=100).context_tokens["s"] == 100
+    with pytest.raises(ConfigError, match="256"):
+        load(folder, max_model_len=1000)
+
+
+def test_unknown_dtypes_devices_and_missing_cuda_are_config_errors(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", tiny_config("llama"))
+    with pytest.raises(ConfigError, match="float32"):
+        load(folder, dtype="int3")
+    with pytest.raises(ConfigError, match="cuda"):
+        load_models([Service(name="s", model="m")], {"s": folder}, device="mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="CUDA"):
+            load_models([Service(name="s", model="m")], {"s": folder}, device="cuda:0")
