@@ -4,9 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig
-from transformers import OPTConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.execute.loading import ModelSet, load_models
@@ -15,12 +23,17 @@ from shoal.kvcache import BlockPool, plan_layout
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 VOCAB = 199
-COMMON = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+COMMON = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def tiny_config(kind: str) -> PretrainedConfig:
     """A model of ``kind`` so small that it is made in milliseconds, with a shape of its own."""
-    decoder = dict(hidden_size=48, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=256)
+    decoder = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 256,
+    }
     if kind == "llama":
         return LlamaConfig(**COMMON, **decoder, num_attention_heads=6, num_key_value_heads=2)
     if kind == "qwen3":
@@ -53,7 +66,9 @@ def tiny_config(kind: str) -> PretrainedConfig:
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt")
 
 
-def make_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+def make_model(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Path:
     """Save a random model of ``config``; its weights are large enough that attention matters."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from execute_builders import COMMON, make_model, tiny_config
-from transformers import AutoModelForCausalLM, BloomConfig, GptOssConfig, Llama4TextConfig, Qwen3NextConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    Qwen3NextConfig,
+    T5Config,
+)
 
 from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute import loading
@@ -25,7 +32,8 @@ def refusal(folder: Path) -> str:
 
 def test_qwen3_next_is_refused_for_its_linear_attention(tmp_path: Path) -> None:
     config = Qwen3NextConfig(
-        **COMMON, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        **COMMON, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
         num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=2,
         num_experts_per_tok=1, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
         linear_value_head_dim=8,

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.fuse import fuse
 from shoal.execute.interface import ATTENTION_NAME
 from shoal.execute.prepack import can_prepack, prepack
 from shoal.execute.probe import RecordingStep, packed_logits, probe, refuse_by_config
@@ -149,6 +150,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     if device.type == "cpu" and can_prepack(dtype):
         prepack(module)
+    fuse(module)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,

@@ -14,10 +14,33 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] -> [..., out_features]; past the module hooks, which nobody sets here."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return result
+
+
+GATE_ACTIVATIONS = (("swish", ""), ("gelu", "tanh"), ("gelu", "none"))
+
+
+class PackedGatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)) with activation and product done inside the matrix products.
+
+    activation: oneDNN's name and algorithm, one of GATE_ACTIVATIONS.
+    """
+
+    def __init__(
+        self, gate: PackedLinear, up: PackedLinear, down: PackedLinear, activation: tuple[str, str]
+    ) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = gate, up, down
+        self.activation, self.algorithm = activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden] -> [..., hidden]."""
+        linear = torch.ops.mkldnn._linear_pointwise
+        gated = linear(x, self.gate.packed, self.gate.bias, self.activation, [], self.algorithm)
+        return self.down(linear.binary(x, gated, self.up.packed, self.up.bias, "mul"))
 
 
 def can_prepack(dtype: torch.dtype) -> bool:

@@ -1,0 +1,91 @@
+"""Replacing parts of a model by fewer, larger operations that compute the same.
+
+A part is recognised by its shape (a norm with one weight; gate, up and down projections) and replaced
+only where the replacement is seen to give the same output on random input, so an architecture that
+means something else by the same names keeps its own code.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shoal.execute.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Largest relative difference (norm over norm) between a part and its replacement."""
+
+
+class FusedRMSNorm(nn.Module):
+    """Root-mean-square norm in one operation."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        super().__init__()
+        self.scale = weight
+        self.eps = eps
+        self.size = tuple(weight.shape)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> [..., size]; past the module hooks, which nobody sets here."""
+        return F.rms_norm(x, self.size, self.scale, self.eps)
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module) -> int:
+    """Replace norms, and gated MLPs of prepacked layers, in ``model``; returns how many."""
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if "RMSNorm" in type(child).__name__ or isinstance(getattr(child, "gate_proj", None), PackedLinear)
+    ]
+    replaced = 0
+    for parent, name, child in found:
+        for candidate, features, dtype in (*_norms(child), *_gated_mlps(child)):
+            if _same(child, candidate, features, dtype):
+                setattr(parent, name, candidate)
+                replaced += 1
+                break
+    return replaced
+
+
+Candidate = tuple[nn.Module, int, torch.dtype]
+"""A replacement, the size of its input's last dimension, and its dtype."""
+
+
+def _norms(module: Any) -> list[Candidate]:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 1 or not isinstance(eps, float):
+        return []
+    weight = weight.detach()
+    return [(FusedRMSNorm(w, eps), len(weight), weight.dtype) for w in (weight, weight + 1)]
+
+
+def _gated_mlps(module: Any) -> list[Candidate]:
+    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    gate, up, down = parts
+    if not (
+        isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
+    ):
+        return []
+    return [
+        (PackedGatedMLP(gate, up, down, activation), gate.in_features, torch.bfloat16)
+        for activation in GATE_ACTIVATIONS
+    ]
+
+
+def _same(original: Callable[..., Any], candidate: nn.Module, features: int, dtype: torch.dtype) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    device = next((p.device for p in getattr(original, "parameters", list)()), torch.device("cpu"))
+    x = torch.randn((3, features), generator=generator).to(device, dtype)
+    try:
+        theirs, ours = original(x), candidate(x)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    if not isinstance(theirs, torch.Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+        return False
+    difference = (theirs.float() - ours.float()).norm() / theirs.float().norm().clamp_min(1e-30)
+    return bool(difference <= TOLERANCE[dtype])

@@ -1,0 +1,55 @@
+"""Sampling parameters refuse what has no meaning and name the parameter."""
+
+import math
+
+import pytest
+
+from shoal.core import InvalidRequest, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("stop", ("",)),
+        ("stop", tuple("abcdefghijklmnopq")),
+        ("stop_token_ids", (-1,)),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("seed", 2**63),
+        ("n", 0),
+        ("n", 10**9),
+    ],
+)
+def test_a_value_without_meaning_is_refused_by_name(param: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{param: value})
+    assert caught.value.param == param
+    assert param in str(caught.value)
+
+
+def test_min_tokens_must_not_exceed_max_tokens() -> None:
+    assert SamplingParams(min_tokens=5, max_tokens=5).min_tokens == 5
+    with pytest.raises(InvalidRequest, match="max_tokens=4"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_greedy_and_penalised_say_what_they_mean() -> None:
+    assert SamplingParams(temperature=0.0).greedy
+    assert SamplingParams(top_k=1).greedy
+    assert not SamplingParams().greedy
+    assert not SamplingParams().penalised
+    for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert SamplingParams(**{penalty: 0.5}).penalised

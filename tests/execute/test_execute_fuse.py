@@ -1,0 +1,58 @@
+"""Prepacked and fused parts compute what they replace, and replace nothing else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from execute_builders import make_model, make_prompt, tiny_config
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from shoal.execute.fuse import FusedRMSNorm, fuse
+from shoal.execute.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
+
+needs_packing = pytest.mark.skipif(
+    not can_prepack(torch.bfloat16), reason="this CPU has no bf16 kernels for prepacked weights"
+)
+
+
+def parts(model: nn.Module, kind: type) -> int:
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+@needs_packing
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@torch.inference_mode()
+def test_a_packed_and_fused_model_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert prepack(packed) == parts(packed, PackedLinear) > 0
+    fuse(packed)
+    assert parts(packed, FusedRMSNorm) >= 2 * len(packed.model.layers) + 1
+    assert parts(packed, PackedGatedMLP) == len(packed.model.layers)
+    ids = torch.tensor([make_prompt(20)])
+    theirs, ours = plain(ids).logits.float(), packed(ids).logits.float()
+    assert (theirs - ours).norm() / theirs.norm() < 0.05
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_norms_are_fused_in_float32_too(kind: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(make_model(tmp_path / kind, tiny_config(kind)))
+    fuse(model)
+    assert parts(model, FusedRMSNorm) >= 2 * len(model.model.layers) + 1
+
+
+def test_a_norm_that_means_something_else_keeps_its_code() -> None:
+    class OddRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+            self.eps = 1e-6
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + self.eps) * self.weight
+
+    model = nn.Sequential(OddRMSNorm())
+    assert fuse(model) == 0
+    assert type(model[0]) is OddRMSNorm
