@@ -56,3 +56,21 @@ def test_a_norm_that_means_something_else_keeps_its_code() -> None:
     model = nn.Sequential(OddRMSNorm())
     assert fuse(model) == 0
     assert type(model[0]) is OddRMSNorm
+
+
+def test_a_norm_that_scales_by_one_plus_weight_keeps_small_weights_in_bfloat16() -> None:
+    class PlusOneRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((16,), 0.0017, dtype=torch.bfloat16))
+            self.eps = 1e-6
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+            return (y * (1.0 + self.weight.float())).type_as(x)
+
+    model = nn.Sequential(PlusOneRMSNorm())
+    original = model[0]
+    assert fuse(model) == 1
+    x = torch.randn(50, 16, generator=torch.Generator().manual_seed(1), dtype=torch.bfloat16)
+    assert torch.equal(model(x), original(x))

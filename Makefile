@@ -1,0 +1,51 @@
+# make demo and make test need nothing but Python >= 3.11 and make; the first run installs into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv install demo test test-slow lint format types check clean
+
+help:
+	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
+	@echo "make test       run the tests, without the slow ones"
+	@echo "make test-slow  run the slow tests"
+	@echo "make lint       ruff and import-linter"
+	@echo "make types      mypy --strict"
+	@echo "make check      lint, types and all tests"
+	@echo "make install    only set up .venv (PYTHON=python3.12 chooses the interpreter)"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Shoal needs Python 3.11 or newer; try make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+venv install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/shoal demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: lint types test test-slow
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

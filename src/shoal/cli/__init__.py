@@ -1,0 +1,17 @@
+"""The command line: ``shoal serve | generate | chat | models | demo | version``.
+
+Here belong commands, their help, what they print, and the demo. What they do is done by the rooms
+below. Importing this package, and ``shoal --help``, must stay quick: a command imports what it needs
+when it runs, and torch is imported only where an engine is built.
+"""
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; ``arguments`` default to the process's own."""
+    from shoal.cli.app import run
+
+    raise SystemExit(run(arguments))

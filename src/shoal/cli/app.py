@@ -1,0 +1,82 @@
+"""The commands put together, and the way every command ends."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import shoal
+from shoal.cli.chat import chat
+from shoal.cli.demo import demo
+from shoal.cli.generate import generate
+from shoal.cli.models import models
+from shoal.cli.serve import serve
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported, ShoalError
+
+MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
+_MISUSES = (ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported)
+
+app = typer.Typer(
+    name="shoal",
+    help="Serve many LLMs on few devices: one KV-cache pool, one stream of iterations, one scheduler.",
+    epilog="Start with:  **shoal demo**  or  **shoal serve smollm2 gemma3-270m**",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(chat)
+app.command()(demo)
+app.add_typer(models, name="models")
+
+
+@app.command()
+def version() -> None:
+    """Print Shoal's version."""
+    typer.echo(f"shoal {shoal.__version__}")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    asked: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code.
+
+    0: done. 1: it failed while running. 2: it was asked for something impossible. 130: interrupted.
+    """
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ShoalError as error:
+        _print_error(error)
+        return MISUSE if isinstance(error, _MISUSES) else FAILURE
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILURE
+    return code if isinstance(code, int) else FAILURE if code else 0
+
+
+def _print_error(error: ShoalError) -> None:
+    line = Text("error: ", style="bold red").append(str(error), style="red")
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line)

@@ -1,0 +1,56 @@
+"""What the demo asks: questions for a chat model and beginnings for a base model."""
+
+from dataclasses import dataclass
+
+CHAT, COMPLETE = "chat", "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """One request of the demo. ``chat`` prompts go to /v1/chat/completions, others to /v1/completions."""
+
+    service: str
+    text: str
+    max_tokens: int
+    chat: bool
+
+
+_QUESTIONS = (
+    "Explain in three sentences why the sky is blue.",
+    "What is the difference between a list and a tuple in Python?",
+    "Write a short poem about a lighthouse in winter.",
+    "Give me a simple recipe for pancakes.",
+    "Name five animals that live in the sea and say one thing about each.",
+    "How does a bicycle stay upright?",
+    "I have a job interview tomorrow. What should I prepare?",
+    "Summarise the story of Romeo and Juliet for a child.",
+    "What causes the seasons on Earth?",
+    "Suggest three names for a small bakery and explain each.",
+    "Why do cats purr?",
+    "Explain what a hash table is to somebody who has never programmed.",
+)
+_BEGINNINGS = (
+    "The capital of France is",
+    "Once upon a time, in a village at the edge of a great forest,",
+    "The three most important inventions of the nineteenth century were",
+    "Water boils at one hundred degrees Celsius because",
+    "Dear Sir or Madam, I am writing to you about",
+    "def fibonacci(n):\n    ",
+    "The recipe begins with two onions, which you should",
+    "In the year 2150, the first city on Mars",
+    "A good teacher is somebody who",
+    "The quick brown fox jumps over the lazy dog. This sentence is famous because",
+    "The main difference between whales and fish is that",
+    "She opened the old letter with trembling hands and read:",
+)
+
+
+def demo_prompts(count: int, max_tokens: int = 96) -> list[DemoPrompt]:
+    """``count`` prompts, alternating between the two services, with lengths around ``max_tokens``."""
+    prompts = []
+    for index in range(count):
+        texts, service = (_QUESTIONS, CHAT) if index % 2 == 0 else (_BEGINNINGS, COMPLETE)
+        text = texts[index // 2 % len(texts)]
+        limit = max(1, max_tokens * (2 + index % 5) // 4)
+        prompts.append(DemoPrompt(service, text, limit, chat=service == CHAT))
+    return prompts

@@ -1,0 +1,72 @@
+"""The demo's course: a server, a burst of prompts, a report."""
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.cli.demo_client import Burst, run_burst
+from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts
+from shoal.cli.demo_report import DemoReport, report_table, summarise
+from shoal.cli.demo_server import ServerProcess, free_port
+from shoal.cli.demo_view import BurstView
+from shoal.cli.progress import Waiting
+from shoal.models import resolve_model
+
+MODELS = {CHAT: "smollm2", COMPLETE: "gemma3-270m"}
+_START_S = 300.0
+
+
+def run_demo(requests: int, max_tokens: int, flags: Sequence[str], json_path: Path | None) -> bool:
+    """The whole demo with ``flags`` for its server; whether every request finished."""
+    console = Console()
+    with Waiting() as waiting:
+        for model in MODELS.values():
+            resolve_model(model, waiting.advance)
+    services = [f"--service={name}={model}" for name, model in MODELS.items()]
+    with _stoppable(), ServerProcess([*services, *flags], free_port()) as server:
+        with Waiting() as waiting:
+            server.wait_ready(_START_S, lambda _: waiting.say("starting the engine and loading both models"))
+        console.print(f"[bold]{' and '.join(MODELS.values())}[/] share one engine at {server.url}")
+        burst = send(server.url, demo_prompts(requests, max_tokens), console)
+    report = summarise(burst)
+    conclude(report, console, json_path)
+    return report.succeeded
+
+
+def send(url: str, prompts: list[DemoPrompt], console: Console) -> Burst:
+    """Send the prompts to the server at ``url`` and show the answers as they come."""
+    with BurstView(console, prompts) as view:
+        return asyncio.run(run_burst(url, prompts, view.changed))
+
+
+def conclude(report: DemoReport, console: Console, json_path: Path | None) -> None:
+    """Print the table, and what failed; write the JSON where it is wanted."""
+    console.print()
+    console.print(report_table(report))
+    for failure in report.failures:
+        console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
+    if json_path is not None:
+        json_path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that the server is stopped then too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

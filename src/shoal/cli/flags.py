@@ -1,0 +1,74 @@
+"""Gives a command the flags that the configuration knows, without writing them out again."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.config import Flag, flag_settings
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="YAML file; flags go over what it says."),
+]
+
+_PANEL = "Configuration (each flag is a key of the file)"
+
+
+def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any], Any]:
+    """Add ``flags`` and ``--service`` to a command, which receives them as one ``settings`` Table.
+
+    models: also take positional MODEL arguments, each a service of its own.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        plain = inspect.signature(command, eval_str=True)
+
+        @functools.wraps(command)
+        def wrapped(**arguments: Any) -> None:
+            values = {flag.name: arguments.pop(flag.argument) for flag in flags}
+            services = arguments.pop("service") or ()
+            names = arguments.pop("models", None) or ()
+            settings = flag_settings(values, services=services, models=names, flags=flags)
+            command(**arguments, settings=settings)
+
+        own = [p for p in plain.parameters.values() if p.name != "settings"]
+        added = [_service_parameter(), *(_parameter(flag) for flag in flags)]
+        parameters = [*([_models_parameter()] if models else []), *own, *added]
+        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        wrapped.__signature__ = plain.replace(parameters=keywords)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in keywords}
+        return wrapped
+
+    return decorate
+
+
+def _models_parameter() -> inspect.Parameter:
+    text = "Models to serve: a name from `shoal models list`, a Hugging Face folder or hub id, a GGUF file."
+    argument = typer.Argument(metavar="[MODEL]...", help=text, show_default=False)
+    return _keyword("models", Annotated[list[str] | None, argument])
+
+
+def _service_parameter() -> inspect.Parameter:
+    option = typer.Option(
+        "--service",
+        metavar="NAME=MODEL[,KEY=VALUE..]",
+        help="A service and its model, e.g. chat=smollm2,dtype=float32,slo.ttft=2s; may be repeated.",
+        rich_help_panel=_PANEL,
+    )
+    return _keyword("service", Annotated[list[str] | None, option])
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    if flag.switch:
+        switch = typer.Option(f"--{flag.name}/--no-{flag.name}", help=flag.help, rich_help_panel=_PANEL)
+        return _keyword(flag.argument, Annotated[bool | None, switch])
+    option = typer.Option(f"--{flag.name}", metavar=flag.metavar, help=flag.help, rich_help_panel=_PANEL)
+    return _keyword(flag.argument, Annotated[str | None, option])
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,0 +1,132 @@
+"""``shoal generate``: prompts in, completions out, in this process."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.prompts import PromptLine, collect_prompts
+from shoal.cli.sampling import (
+    Choices,
+    IgnoreEos,
+    MaxTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+)
+from shoal.config import ENGINE_FLAGS
+from shoal.config.nodes import Table
+from shoal.core import ConfigError, SamplingParams
+
+if TYPE_CHECKING:
+    from shoal.engine.batch import RequestOutput
+
+
+@with_flags(ENGINE_FLAGS)
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", show_default=False)] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model, or a service of the configuration.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file", "-f", help="Prompts: one a line, or JSON lines in *.jsonl; - is standard input."
+        ),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the chat template.")] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="PATH", help="Also write the results as JSON.")
+    ] = None,
+    config: ConfigFile = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    n: Choices = 1,
+    ignore_eos: IgnoreEos = False,
+    *,
+    settings: Table,
+) -> None:
+    """Complete prompts with a model loaded in this process.
+
+    **Examples:**
+
+    `shoal generate --model gemma3-270m "The capital of France is" --max-tokens 16 --temperature 0`
+
+    `shoal generate --model smollm2 --chat "Why is the sky blue?" "Why is grass green?"`
+
+    `shoal generate --model smollm2 --file prompts.jsonl --json results.json`
+    """
+    from shoal.cli.selection import select_service
+
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        n=n,
+        ignore_eos=ignore_eos,
+    )
+    lines = collect_prompts(prompts or (), file, sampling)
+    if chat and any(not isinstance(line.prompt, str) for line in lines):
+        raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
+    options = select_service(model, file=config, settings=settings).engine_options()
+    from shoal.engine.offline import Shoal
+
+    with Shoal(
+        options.services,
+        kv_cache=options.kv_cache,
+        scheduler=options.scheduler,
+        device=options.device,
+        threads=options.threads,
+        attention=options.attention,
+    ) as shoal:
+        wanted = [line.sampling for line in lines]
+        if chat:
+            outputs = shoal.chat([[{"role": "user", "content": line.prompt}] for line in lines], wanted)
+        else:
+            outputs = shoal.generate([line.prompt for line in lines], wanted)
+    _print(lines, outputs)
+    if json_path is not None:
+        results = [_as_json(line, output) for line, output in zip(lines, outputs, strict=True)]
+        json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _print(lines: list[PromptLine], outputs: "list[RequestOutput]") -> None:
+    alone = len(lines) == 1 and len(outputs[0].outputs) == 1
+    for number, (line, output) in enumerate(zip(lines, outputs, strict=True), 1):
+        for completion in output.outputs:
+            if not alone:
+                choice = f".{completion.choice + 1}" if len(output.outputs) > 1 else ""
+                typer.secho(f"[{number}{choice}] {line.prompt!r:.70}", dim=True)
+            typer.echo(completion.text if completion.error is None else f"failed: {completion.error}")
+
+
+def _as_json(line: PromptLine, output: "RequestOutput") -> dict[str, Any]:
+    completions = []
+    for completion in output.outputs:
+        values = asdict(completion)
+        record = completion.record
+        values["record"] = record and {
+            "ttft_s": record.ttft_s,
+            "tpot_s": record.tpot_s,
+            "e2e_s": record.e2e_s,
+        }
+        completions.append(values)
+    return {"prompt": line.prompt, "outputs": completions}

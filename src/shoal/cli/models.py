@@ -1,0 +1,56 @@
+"""``shoal models``: what is at hand, and fetching it beforehand."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+models = typer.Typer(
+    help="List the models that Shoal knows by name, and fetch them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@models.command("list")
+def list_models() -> None:
+    """Show the models known by name, and which of them are in the cache already.
+
+    Any decoder-only Hugging Face folder, hub id or GGUF file can be served besides.
+    """
+    from shoal.models import cache_dir
+    from shoal.models import list_models as all_models
+
+    table = Table()
+    for heading in ("name", "cached", "size", "chat", "licence", "description"):
+        table.add_column(heading, justify="right" if heading == "size" else "left")
+    for model in all_models():
+        size = f"{model.size_bytes / 1e6:.0f} MB" if model.size_bytes else "-"
+        table.add_row(
+            model.name,
+            "yes" if model.cached else "no",
+            size,
+            "yes" if model.chat else "no",
+            model.licence,
+            model.description,
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"cache: {cache_dir()}", soft_wrap=True, highlight=False)
+
+
+@models.command()
+def pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, as in `shoal models list`.")],
+) -> None:
+    """Fetch and convert a model, so that `shoal serve` starts at once and without a network.
+
+    **Example:** `shoal models pull smollm2`
+    """
+    from shoal.cli.progress import Waiting
+    from shoal.models import pull_model
+
+    with Waiting() as waiting:
+        folder = pull_model(name, waiting.advance)
+    typer.echo(f"{name} is at {folder}")

@@ -1,0 +1,90 @@
+"""Prompts from arguments, files and standard input."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from shoal.core import ConfigError, SamplingParams
+
+_TUPLES = ("stop", "stop_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One prompt, as text or token ids, and how it wants to be sampled."""
+
+    prompt: str | list[int]
+    sampling: SamplingParams
+
+
+def collect_prompts(arguments: Sequence[str], file: str | None, sampling: SamplingParams) -> list[PromptLine]:
+    """Prompts from the command line, then from ``file``; from standard input where there is neither.
+
+    A file named ``*.jsonl`` holds one JSON value a line: a string, a list of token ids, or an object
+    with ``prompt`` and any sampling parameter. Any other file, and standard input (also ``-``), holds one
+    prompt a line. Raises ConfigError with the line of what is wrong.
+    """
+    lines = [PromptLine(text, sampling) for text in arguments]
+    if file is None and not lines and not sys.stdin.isatty():
+        file = "-"
+    if file is not None:
+        lines += _read(file, sampling)
+    if not lines:
+        raise ConfigError(
+            'no prompt: give one as an argument, as in `shoal generate --model smollm2 "Hello"`, '
+            "or prompts with --file or on standard input"
+        )
+    return lines
+
+
+def _read(file: str, sampling: SamplingParams) -> list[PromptLine]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the prompts in {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the prompts in {file}: not UTF-8 text") from error
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not file.endswith(".jsonl"):
+        return [PromptLine(line, sampling) for _, line in lines]
+    return [_parse(line, f"{file}, line {number}", sampling) for number, line in lines]
+
+
+def _parse(line: str, where: str, sampling: SamplingParams) -> PromptLine:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not valid JSON: {error}") from error
+    if isinstance(value, dict):
+        return PromptLine(_prompt(value.get("prompt"), where), _override(sampling, value, where))
+    return PromptLine(_prompt(value, where), sampling)
+
+
+def _prompt(value: Any, where: str) -> str | list[int]:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise ConfigError(
+        f"{where}: expected a text, a list of token ids or an object with such a 'prompt', got {value!r:.60}"
+    )
+
+
+def _override(sampling: SamplingParams, value: dict[str, Any], where: str) -> SamplingParams:
+    known = [field.name for field in fields(SamplingParams)]
+    changes = {key: item for key, item in value.items() if key != "prompt"}
+    for key in changes:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"possible here: prompt, {', '.join(known)}"
+            raise ConfigError(f"{where}: {key}: unknown key, {hint}")
+        if key in _TUPLES:
+            changes[key] = (changes[key],) if isinstance(changes[key], str) else tuple(changes[key])
+    try:
+        return replace(sampling, **changes)
+    except TypeError as error:
+        raise ConfigError(f"{where}: a sampling parameter has the wrong type: {error}") from error

@@ -1,0 +1,35 @@
+"""Sampling parameters as flags, shared by ``generate`` and ``chat``."""
+
+from typing import Annotated
+
+import typer
+
+_PANEL = "Sampling"
+
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Most output tokens; as many as fit if left out.", rich_help_panel=_PANEL)
+]
+Temperature = Annotated[
+    float, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_PANEL)
+]
+TopP = Annotated[
+    float, typer.Option(help="Sample from the smallest nucleus this likely.", rich_help_panel=_PANEL)
+]
+TopK = Annotated[
+    int, typer.Option(help="Sample from the k likeliest tokens; 0: all.", rich_help_panel=_PANEL)
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        help="Leave out tokens less likely than this share of the likeliest.", rich_help_panel=_PANEL
+    ),
+]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: repeat less.", rich_help_panel=_PANEL)]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", rich_help_panel=_PANEL)]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="Text that ends an output; may be repeated.", rich_help_panel=_PANEL)
+]
+Choices = Annotated[int, typer.Option("--n", help="Outputs for each prompt.", rich_help_panel=_PANEL)]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.", rich_help_panel=_PANEL)
+]

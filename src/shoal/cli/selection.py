@@ -1,0 +1,34 @@
+"""Which one service a command works with, from a model's name, a file and flags."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from shoal.config import Config, load_config
+from shoal.config.nodes import Listing, Scalar, Table
+from shoal.core import ConfigError, Service
+from shoal.serve.options import ServerOptions
+
+
+def select_service(
+    model: str | None, *, file: Path | None, settings: Table, flag: str = "--model"
+) -> Config[ServerOptions]:
+    """The configuration with one service: the one called ``model``, or ``model`` itself as a service.
+
+    Without ``model`` the configuration must have exactly one service. flag: how ``model`` is written,
+    for the error.
+    """
+    named = file is not None or "services" in settings.entries
+    if model is not None and not named:
+        entry = Listing((Scalar(model, flag),), flag)
+        settings = Table({**settings.entries, "services": entry}, settings.where, settings.key_places)
+    if model is None and not named:
+        raise ConfigError(f"no model: name one with {flag}, for example smollm2 (see `shoal models list`)")
+    config = load_config(ServerOptions, file=file, flags=settings)
+    if model is None and len(config.services) > 1:
+        names = ", ".join(service.name for service in config.services)
+        raise ConfigError(f"several services are configured; choose one with {flag}: {names}")
+    service = next(
+        (service for service in config.services if model in (None, service.name)),
+        Service(name=str(model), model=str(model)),
+    )
+    return replace(config, services=(service,))

@@ -1,0 +1,135 @@
+"""Two ways to have a conversation answered: by a server, or by an engine of our own."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+import httpx
+
+from shoal.cli.demo_client import chunk_text, error_message, stream_chunks
+from shoal.core import EngineDied, InvalidRequest, QueueFull, SamplingParams
+from shoal.engine import EngineHandle, EngineOptions
+from shoal.models import Progress, Tokenizer, resolve_model
+
+Message = dict[str, str]
+
+
+class Talk(Protocol):
+    """Answers conversations."""
+
+    @property
+    def name(self) -> str:
+        """Who answers, for people."""
+
+    def reply(self, messages: Sequence[Message], sampling: SamplingParams) -> AsyncIterator[str]:
+        """The answer in pieces; raises InvalidRequest or QueueFull for this one, EngineDied for good."""
+
+    async def close(self) -> None:
+        """Release what was opened."""
+
+
+class ServerTalk:
+    """A running server, over HTTP."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    @classmethod
+    async def open(cls, url: str, model: str | None) -> "ServerTalk":
+        """Connect to the server at ``url``; without ``model``, to its first service."""
+        base = url.rstrip("/").removesuffix("/v1")
+        client = httpx.AsyncClient(base_url=base, timeout=httpx.Timeout(300.0, connect=10.0))
+        try:
+            response = await client.get("/v1/models")
+            if response.status_code != httpx.codes.OK:
+                raise EngineDied(f"{url} answered with status {response.status_code}: is it a Shoal server?")
+            names = [card["id"] for card in response.json()["data"]]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            await client.aclose()
+            reason = str(error) or type(error).__name__
+            raise EngineDied(
+                f"no server at {url} ({reason}); start one with `shoal serve smollm2`"
+            ) from error
+        except EngineDied:
+            await client.aclose()
+            raise
+        return cls(client, model or names[0])
+
+    @property
+    def name(self) -> str:
+        """The service's name."""
+        return self._model
+
+    async def reply(self, messages: Sequence[Message], sampling: SamplingParams) -> AsyncIterator[str]:
+        """The answer in pieces."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(messages),
+            "stream": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        for name in ("max_tokens", "seed"):
+            if (value := getattr(sampling, name)) is not None:
+                body[name] = value
+        try:
+            async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    raise _refusal(response)
+                async for chunk in stream_chunks(response):
+                    if piece := chunk_text(chunk):
+                        yield piece
+        except (httpx.HTTPError, RuntimeError) as error:
+            raise EngineDied(f"the server broke off: {error or type(error).__name__}") from error
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._client.aclose()
+
+
+class EngineTalk:
+    """An engine of our own."""
+
+    def __init__(self, handle: EngineHandle, service: str, tokenizer: Tokenizer) -> None:
+        self._handle = handle
+        self._service = service
+        self._tokenizer = tokenizer
+
+    @classmethod
+    async def open(
+        cls, options: EngineOptions, fetching: Progress, loading: Callable[[str], None]
+    ) -> "EngineTalk":
+        """Start an engine for the only service of ``options``."""
+        [service] = options.services
+        folder = resolve_model(service.model, fetching)
+        tokenizer = Tokenizer.from_folder(folder, service.chat_template)
+        handle = await EngineHandle.start(options, {service.name: folder}, {service.name: tokenizer}, loading)
+        return cls(handle, service.name, tokenizer)
+
+    @property
+    def name(self) -> str:
+        """The service's name."""
+        return self._service
+
+    async def reply(self, messages: Sequence[Message], sampling: SamplingParams) -> AsyncIterator[str]:
+        """The answer in pieces."""
+        prompt = self._tokenizer.apply_chat_template(messages)
+        stream = await self._handle.submit(self._service, prompt, sampling)
+        async with stream:
+            async for delta in stream:
+                if delta.text:
+                    yield delta.text
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self._handle.close()
+
+
+def _refusal(response: httpx.Response) -> Exception:
+    message = error_message(response)
+    if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        return QueueFull(message, float(response.headers.get("Retry-After", 1)))
+    if response.status_code < 500:
+        return InvalidRequest(message)
+    return EngineDied(message)

@@ -1,0 +1,106 @@
+"""Command-line flags as settings: the same keys as in a file, laid over those of a file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.config.nodes import Listing, Node, Scalar, Table, problem
+from shoal.config.policies import parse_pairs, put
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag and the key that it sets. ``switch`` flags are written --name or --no-name."""
+
+    name: str
+    key: str
+    metavar: str
+    help: str
+    switch: bool = False
+
+    @property
+    def argument(self) -> str:
+        """The flag's name as a Python argument."""
+        return self.name.replace("-", "_")
+
+
+ENGINE_FLAGS = (
+    Flag("device", "devices", "DEVICE", "Device to run on: cpu or cuda:0."),
+    Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of the KV pool shared by all services, e.g. 2GiB."),
+    Flag("block-size", "kv_cache.block_size", "TOKENS", "Tokens per KV block."),
+    Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),
+    Flag("prefix-caching", "kv_cache.prefix_caching", "", "Reuse the KV of shared prefixes.", switch=True),
+    Flag("order", "scheduler.order", "NAME", "Who runs first, e.g. fcfs or fcfs-strict."),
+    Flag(
+        "admission",
+        "scheduler.admission",
+        "NAME[:KEY=VALUE,..]",
+        "When a waiting request may start, e.g. past-future:reserved=5%.",
+    ),
+    Flag("victim", "scheduler.victim", "NAME", "Who is evicted when the pool is full, e.g. newest."),
+    Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
+    Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
+    Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),
+    Flag("threads", "threads", "N", "CPU threads of the engine."),
+    Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
+)
+SERVER_FLAGS = (
+    Flag("host", "server.host", "ADDRESS", "Address to listen on."),
+    Flag("port", "server.port", "PORT", "Port to listen on."),
+    Flag("max-queue", "server.max_queue", "N", "Waiting requests before new ones get status 429."),
+    Flag("drain", "server.drain", "TIME", "Time that running requests get to finish at shutdown, e.g. 30s."),
+    Flag("max-body", "server.max_body", "SIZE", "Largest request body, e.g. 8MiB."),
+    Flag("access-log", "server.access_log", "", "Print a line for each request.", switch=True),
+)
+
+
+def flag_settings(
+    values: Mapping[str, str | bool | None],
+    *,
+    services: Sequence[str] = (),
+    models: Sequence[str] = (),
+    flags: Sequence[Flag] = ENGINE_FLAGS + SERVER_FLAGS,
+) -> Table:
+    """Settings from flags; ``values`` maps flag names to what was given, None where nothing was.
+
+    services: ``name=model[,key=value...]`` each; models: model names, each a service of its own.
+    """
+    entries: dict[str, Node] = {}
+    for flag in flags:
+        value = values.get(flag.name)
+        if value is None:
+            continue
+        text = str(value).lower() if isinstance(value, bool) else value
+        place = f"--{'no-' if value is False else ''}{flag.name}"
+        put(entries, flag.key.split("."), Scalar(text, place), flag.key)
+    written: list[Node] = [Table({"model": Scalar(m, "MODEL")}, "MODEL", {"model": "MODEL"}) for m in models]
+    written += [_service(text) for text in services]
+    if written:
+        entries["services"] = Listing(tuple(written), written[0].where)
+    return Table(entries, "the command line", dict.fromkeys(entries, "the command line"))
+
+
+def overlay(base: Table, over: Table) -> Table:
+    """``base`` with what ``over`` sets; sections are merged, everything else is replaced."""
+    entries: dict[str, Node] = dict(base.entries)
+    for key, value in over.entries.items():
+        held = entries.get(key)
+        both = isinstance(held, Table) and isinstance(value, Table)
+        entries[key] = overlay(held, value) if both else value  # type: ignore[arg-type]
+    return Table(entries, base.where, {**over.key_places, **base.key_places})
+
+
+def _service(text: str) -> Table:
+    where = "--service"
+    head, _, rest = text.partition(",")
+    name, equals, model = head.partition("=")
+    if not equals:
+        name, model = "", head
+    if not model.strip() or (equals and not name.strip()):
+        raise problem(
+            where, "", f"expected NAME=MODEL[,KEY=VALUE...], for example chat=smollm2, got {text!r}"
+        )
+    entries: dict[str, Node] = dict(parse_pairs(rest, where, "services").entries)
+    if equals:
+        put(entries, ["name"], Scalar(name.strip(), where), "services")
+    put(entries, ["model"], Scalar(model.strip(), where), "services")
+    return Table(entries, where, dict.fromkeys(entries, where))

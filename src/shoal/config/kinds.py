@@ -1,0 +1,257 @@
+"""Kinds of values that a key can take: how each is read and how it is called in the documentation."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.config.nodes import Listing, Node, Scalar, Table, describe, problem
+from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
+
+_TRUE = {"true", "yes", "on"}
+_FALSE = {"false", "no", "off"}
+
+
+class Kind(Protocol):
+    """Reads one node as a value; raises ConfigError with place, key path and what is possible."""
+
+    @property
+    def label(self) -> str:
+        """What the documentation calls this kind."""
+
+    def read(self, node: Node, path: str) -> Any:
+        """The value, in the unit that the option's field has."""
+
+    def show(self, value: Any) -> str:
+        """A value as it would be written, for the documentation of defaults."""
+
+
+class ScalarKind:
+    """Base of kinds that are one piece of text."""
+
+    label: str
+    expected: str
+
+    def read(self, node: Node, path: str) -> Any:
+        """The parsed text."""
+        if not isinstance(node, Scalar) or node.text is None:
+            raise problem(node.where, path, f"expected {self.expected}, got {describe(node)}")
+        try:
+            return self.parse(node.text)
+        except ValueError as error:
+            raise problem(node.where, path, str(error)) from None
+
+    def parse(self, text: str) -> Any:
+        """The value that ``text`` means; raises ValueError saying what is possible."""
+        raise NotImplementedError
+
+    def show(self, value: Any) -> str:
+        """The value as text."""
+        return str(value)
+
+
+class Text(ScalarKind):
+    """Any text that is not empty."""
+
+    label = "text"
+    expected = "text"
+
+    def parse(self, text: str) -> str:
+        """The text as written."""
+        if not text.strip():
+            raise ValueError("expected text, got an empty string")
+        return text
+
+
+class Switch(ScalarKind):
+    """Yes or no."""
+
+    label = "true or false"
+    expected = "true or false"
+
+    def parse(self, text: str) -> bool:
+        """True for true, yes, on; False for false, no, off."""
+        word = text.strip().lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError(f"expected true or false, got {text!r}")
+        return word in _TRUE
+
+    def show(self, value: Any) -> str:
+        """``true`` or ``false``."""
+        return str(value).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(ScalarKind):
+    """One of a few words."""
+
+    names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """The words."""
+        return " or ".join(f"`{name}`" for name in self.names)
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        """The words, for an error."""
+        return "one of " + ", ".join(self.names)
+
+    def parse(self, text: str) -> str:
+        """The word, if it is one of them."""
+        if text not in self.names:
+            raise ValueError(f"expected {self.expected}, got {text!r}{hint(text, self.names)}")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(ScalarKind):
+    """A number with a unit and a range; the subclasses of this idea are the instances below."""
+
+    label: str
+    expected: str
+    parser: Callable[[str], float]
+    minimum: float | None = None
+    maximum: float | None = None
+    shower: Callable[[Any], str] = str
+
+    def parse(self, text: str) -> Any:
+        """The number, if it lies in the range."""
+        value = self.parser(text)
+        if self.minimum is not None and value < self.minimum:
+            raise ValueError(f"must be at least {self.shower(self.minimum)}, got {text}")
+        if self.maximum is not None and value > self.maximum:
+            raise ValueError(f"must be at most {self.shower(self.maximum)}, got {text}")
+        return value
+
+    def show(self, value: Any) -> str:
+        """The number in its customary unit."""
+        return self.shower(value)
+
+
+def _parse_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {text!r}") from None
+
+
+def integer(minimum: int | None = None, maximum: int | None = None) -> Bounded:
+    """A whole number within bounds."""
+    return Bounded("whole number", "a whole number", _parse_int, minimum, maximum)
+
+
+def number(minimum: float | None = None, maximum: float | None = None) -> Bounded:
+    """A number, or a percentage, within bounds."""
+    shower = "{:g}".format
+    return Bounded("number or percent", "a number or a percentage", parse_number, minimum, maximum, shower)
+
+
+def size() -> Bounded:
+    """A number of bytes, at least one."""
+    return Bounded("size", "a size such as 2GiB", parse_size, 1, None, format_size)
+
+
+def seconds() -> Bounded:
+    """A time, kept in seconds."""
+    return Bounded("time", "a time such as 200ms", parse_duration, None, None, format_duration)
+
+
+def nanoseconds() -> Bounded:
+    """A time, kept in whole nanoseconds."""
+    return Bounded(
+        "time",
+        "a time such as 200ms",
+        lambda text: round(parse_duration(text) * 1e9),
+        None,
+        None,
+        lambda value: format_duration(value / 1e9),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """Another kind, or ``null``."""
+
+    inner: Kind
+
+    @property
+    def label(self) -> str:
+        """The inner kind's."""
+        return self.inner.label
+
+    def read(self, node: Node, path: str) -> Any:
+        """None for ``null``, else what the inner kind reads."""
+        if isinstance(node, Scalar) and node.text is None:
+            return None
+        return self.inner.read(node, path)
+
+    def show(self, value: Any) -> str:
+        """``null`` or the inner kind's spelling."""
+        return "null" if value is None else self.inner.show(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A list of another kind; a single value may stand without brackets."""
+
+    inner: Kind
+
+    @property
+    def label(self) -> str:
+        """List of the inner kind."""
+        return f"list of {self.inner.label}"
+
+    def read(self, node: Node, path: str) -> tuple[Any, ...]:
+        """The values in order."""
+        items = node.items if isinstance(node, Listing) else (node,)
+        return tuple(self.inner.read(item, f"{path}[{index}]") for index, item in enumerate(items))
+
+    def show(self, value: Any) -> str:
+        """The list in brackets."""
+        return "[" + ", ".join(self.inner.show(item) for item in value) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Jinja source, inline or in a file beside the configuration file."""
+
+    folder: Path
+    label: str = "Jinja text or path"
+
+    def read(self, node: Node, path: str) -> str:
+        """The Jinja source; text without braces is the path of a file that holds it."""
+        text: str = Text().read(node, path)
+        if "{" in text:
+            return text
+        file = (self.folder / Path(text).expanduser()).resolve()
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise problem(
+                node.where,
+                path,
+                f"cannot read the template file {file}: {reason}; "
+                "write Jinja source with braces, or the path of a file that holds it",
+            ) from error
+
+    def show(self, value: Any) -> str:
+        """The source."""
+        return str(value)
+
+
+def hint(word: str, possible: Sequence[str]) -> str:
+    """``, did you mean 'x'?`` where something in ``possible`` is near, else nothing."""
+    near = get_close_matches(word, possible, n=1, cutoff=0.6)
+    return f", did you mean '{near[0]}'?" if near else ""
+
+
+def as_table(node: Node, path: str) -> Table:
+    """The node as keys and values."""
+    if isinstance(node, Table):
+        return node
+    if isinstance(node, Scalar) and node.text is None:
+        return Table({}, node.where, {})
+    raise problem(node.where, path, f"expected keys and values, got {describe(node)}")

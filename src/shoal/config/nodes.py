@@ -1,0 +1,130 @@
+"""Settings as they were written: text in a tree, each piece with the place it came from.
+
+Scalars stay text until the key they belong to says what they mean. So ``name: no`` is a name, a
+flag and a file are read by the same code, and an error can quote what was written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from shoal.core import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value. ``text`` is None where nothing or ``null`` was written."""
+
+    text: str | None
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Several values in order."""
+
+    items: "tuple[Node, ...]"
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Keys and values; ``key_places`` says where each key was written."""
+
+    entries: "Mapping[str, Node]"
+    where: str
+    key_places: Mapping[str, str]
+
+
+Node = Scalar | Listing | Table
+
+
+def problem(where: str, path: str, what: str) -> ConfigError:
+    """The error that ``what`` is wrong with key ``path``, written at ``where``."""
+    return ConfigError(": ".join(part for part in (where, path, what) if part))
+
+
+def describe(node: Node) -> str:
+    """What was written, for an error message."""
+    match node:
+        case Scalar(text=None):
+            return "nothing"
+        case Scalar(text=text):
+            return repr(text)
+        case Listing():
+            return "a list"
+        case Table():
+            return "a mapping"
+
+
+def read_yaml(path: Path) -> Table:
+    """The settings in a YAML file; raises ConfigError with the line of what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: it is not UTF-8 text") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Table:
+    """The settings in YAML ``text``; ``source`` names it in errors."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{source}, line {mark.line + 1}" if mark else source
+        raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{source}: not valid YAML: {error or 'nested too deeply'}") from error
+    if root is None:
+        return Table({}, source, {})
+    node = _Converter(source).convert(root)
+    if not isinstance(node, Table):
+        raise problem(
+            node.where, "", f"expected keys and values at the top of the file, got {describe(node)}"
+        )
+    return node
+
+
+class _Converter:
+    """Turns PyYAML's nodes into ours; every node once, so aliases cost nothing and cannot loop."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._done: dict[int, Node] = {}
+        self._open: set[int] = set()
+
+    def convert(self, node: yaml.Node) -> Node:
+        key = id(node)
+        if key in self._open:
+            raise problem(self._place(node), "", "this alias contains itself")
+        if key not in self._done:
+            self._open.add(key)
+            self._done[key] = self._convert(node)
+            self._open.discard(key)
+        return self._done[key]
+
+    def _convert(self, node: yaml.Node) -> Node:
+        where = self._place(node)
+        if isinstance(node, yaml.ScalarNode):
+            return Scalar(None if node.tag == "tag:yaml.org,2002:null" else node.value, where)
+        if isinstance(node, yaml.SequenceNode):
+            return Listing(tuple(self.convert(item) for item in node.value), where)
+        entries: dict[str, Node] = {}
+        places: dict[str, str] = {}
+        for key_node, value_node in node.value:
+            place = self._place(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise problem(place, "", "expected a plain word as key")
+            if key_node.value in entries:
+                raise problem(place, key_node.value, f"written twice, first at {places[key_node.value]}")
+            entries[key_node.value] = self.convert(value_node)
+            places[key_node.value] = place
+        return Table(entries, where, places)
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._source}, line {node.start_mark.line + 1}"

@@ -1,0 +1,163 @@
+"""Reads an option dataclass from keys and values.
+
+The keys are the dataclass's own fields: a key is the field's name without its unit (``memory_bytes``
+is written ``memory``), and the field's type says what it can be. So a room that adds an option adds
+a key, and nothing here names it a second time.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.config.kinds import (
+    Choice,
+    Kind,
+    Maybe,
+    Several,
+    Switch,
+    Text,
+    as_table,
+    hint,
+    integer,
+    nanoseconds,
+    number,
+    seconds,
+    size,
+)
+from shoal.config.nodes import Node, problem
+from shoal.core import ConfigError, ShoalError
+
+Rules = Mapping[tuple[type, str], Kind]
+"""Kinds for fields whose type alone says too little, by (dataclass, field)."""
+
+_UNITS = {"_bytes": size, "_s": seconds, "_ns": nanoseconds}
+
+
+class UnknownKey(ConfigError):
+    """A key that its section does not have; ``key`` is as it was written."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a section and the dataclass field behind it."""
+
+    name: str
+    field: str
+    kind: Kind
+    default: Any = dataclasses.MISSING
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be written."""
+        return self.default is dataclasses.MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A dataclass as keys and values."""
+
+    cls: type
+    keys: tuple[Key, ...]
+    label: str = "keys and values"
+
+    def read(self, node: Node, path: str) -> Any:
+        """An instance of the dataclass; raises ConfigError for the first thing that is wrong."""
+        return self.build(self.read_fields(node, path), node, path)
+
+    def build(self, fields: dict[str, Any], node: Node, path: str) -> Any:
+        """The dataclass with ``fields``; what it refuses itself is told with its place."""
+        try:
+            return self.cls(**fields)
+        except (ShoalError, ValueError) as error:
+            raise problem(node.where, path, str(error)) from error
+
+    def read_fields(self, node: Node, path: str) -> dict[str, Any]:
+        """The fields that were written, by field name."""
+        table = as_table(node, path)
+        by_name = {key.name: key for key in self.keys}
+        prefix = f"{path}." if path else ""
+        for name in table.entries:
+            if name not in by_name:
+                raise unknown_key(table.key_places[name], prefix + name, name, tuple(by_name))
+        for key in self.keys:
+            if key.required and key.name not in table.entries:
+                raise problem(table.where, prefix + key.name, f"missing; write {key.kind.label}")
+        return {
+            by_name[name].field: by_name[name].kind.read(value, prefix + name)
+            for name, value in table.entries.items()
+        }
+
+    def show(self, value: Any) -> str:
+        """The instance as keys and values, only what differs from the defaults."""
+        shown = [
+            f"{key.name}: {key.kind.show(getattr(value, key.field))}"
+            for key in self.keys
+            if key.required or getattr(value, key.field) != key.default
+        ]
+        return "{" + ", ".join(shown) + "}" if shown else "see its keys"
+
+    def walk(self, path: str = "") -> Iterator[tuple[str, Key]]:
+        """Every key below this section with its full path; sections themselves are left out."""
+        for key in self.keys:
+            full = f"{path}.{key.name}" if path else key.name
+            kind = key.kind.inner if isinstance(key.kind, Maybe | Several) else key.kind
+            if isinstance(kind, Section):
+                yield from kind.walk(full + "[]" if isinstance(key.kind, Several) else full)
+            else:
+                yield full, key
+
+
+def unknown_key(where: str, path: str, name: str, possible: tuple[str, ...]) -> UnknownKey:
+    """The error for a key that is not in ``possible``; names the nearest that is."""
+    near = hint(name, possible) or f"; possible here: {', '.join(possible)}"
+    return UnknownKey(f"{where}: {path}: unknown key{near}", name)
+
+
+def section_of(cls: type, rules: Rules, renamed: Mapping[str, str] | None = None) -> Section:
+    """The section for dataclass ``cls``; ``renamed`` gives keys for fields that are called otherwise."""
+    annotations = typing.get_type_hints(cls)
+    keys = []
+    for field in dataclasses.fields(cls):
+        kind = rules.get((cls, field.name)) or _kind_of(annotations[field.name], field.name, rules)
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        name = (renamed or {}).get(field.name) or key_name(field.name)
+        keys.append(Key(name, field.name, kind, default))
+    return Section(cls, tuple(keys))
+
+
+def key_name(field: str) -> str:
+    """A field's name without its unit."""
+    for suffix in _UNITS:
+        if field.endswith(suffix):
+            return field.removesuffix(suffix)
+    return field
+
+
+def _kind_of(annotation: Any, name: str, rules: Rules) -> Kind:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        inner = [argument for argument in arguments if argument is not type(None)]
+        if len(inner) == 1 and len(arguments) == 2:
+            return Maybe(_kind_of(inner[0], name, rules))
+    if origin is typing.Literal:
+        return Choice(arguments)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return Several(_kind_of(arguments[0], name, rules))
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return section_of(annotation, rules)
+    for suffix, kind in _UNITS.items():
+        if name.endswith(suffix) and annotation in (int, float):
+            return kind()
+    kinds: dict[Any, Kind] = {bool: Switch(), int: integer(), float: number(), str: Text()}
+    if annotation not in kinds:
+        raise TypeError(f"no configuration kind for field {name} of type {annotation}")
+    return kinds[annotation]

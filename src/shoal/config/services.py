@@ -1,0 +1,69 @@
+"""Services as they are written: a model alone is enough."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.config.kinds import Choice, Maybe, Template, integer
+from shoal.config.nodes import Node, Scalar, Table, problem
+from shoal.config.sections import Rules, Section, section_of
+from shoal.core import ConfigError, Service
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSection(Section):
+    """A service; its name may be left out, and with only a model it may be that model's name alone."""
+
+    def read(self, node: Node, path: str) -> Service:
+        """The service, named after its model where no name was written."""
+        if isinstance(node, Scalar) and node.text is not None:
+            node = Table({"model": node}, node.where, {"model": node.where})
+        fields = self.read_fields(node, path)
+        fields["name"] = fields.get("name") or default_name(fields["model"])
+        if not fields["name"].isprintable() or any(c.isspace() or c in "=," for c in fields["name"]):
+            raise problem(
+                node.where, f"{path}.name", f"use no spaces, '=' or ',' in a name, got {fields['name']!r}"
+            )
+        return Service(**fields)
+
+
+def service_section(template_folder: Path) -> Section:
+    """The section for a service; ``template_folder`` is where relative template paths start."""
+    rules: Rules = {
+        (Service, "dtype"): Choice(DTYPES),
+        (Service, "max_model_len"): Maybe(integer(1)),
+        (Service, "chat_template"): Maybe(Template(template_folder)),
+    }
+    plain = section_of(Service, rules)
+    keys = tuple(
+        replace(key, default="the model's name") if key.name == "name" else key for key in plain.keys
+    )
+    return ServiceSection(Service, keys)
+
+
+def default_name(model: str) -> str:
+    """The name of a service for ``model``: an alias or hub id as it is, a path's last part."""
+    is_path = model.startswith((".", "/", "~")) or model.endswith(".gguf") or Path(model).exists()
+    if not is_path:
+        return model
+    return Path(model).expanduser().resolve().name.removesuffix(".gguf").replace(" ", "-")
+
+
+def check_services(services: Sequence[Any]) -> None:
+    """Refuse no services and equal names; raises ConfigError."""
+    if not services:
+        raise ConfigError(
+            "services: name at least one model, as in `shoal serve smollm2`, "
+            "or `services: [{name: chat, model: smollm2}]` in the configuration file"
+        )
+    seen: set[str] = set()
+    for index, service in enumerate(services):
+        if service.name in seen:
+            raise ConfigError(
+                f"services[{index}].name: there is already a service named {service.name!r}; "
+                f"give each its own name, as in --service {service.name}-2={service.model}"
+            )
+        seen.add(service.name)

@@ -1,0 +1,147 @@
+"""The whole configuration: every key, and how a file and flags become option dataclasses."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from shoal.config.flags import overlay
+from shoal.config.kinds import Choice, Maybe, ScalarKind, Several, integer
+from shoal.config.nodes import Node, Table, problem, read_yaml
+from shoal.config.policies import Policy
+from shoal.config.sections import Key, Section, UnknownKey, section_of
+from shoal.config.services import check_services, service_section
+from shoal.core import ConfigError, Service
+from shoal.engine.options import EngineOptions
+from shoal.kvcache import KVCacheOptions
+from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, SchedulerOptions
+
+S = TypeVar("S")
+
+# These need output lengths that are known beforehand, which only workloads have.
+_OFFLINE_ADMISSIONS = ("oracle",)
+_MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Generic[S]):
+    """Everything that a file and flags can say. ``server`` is the HTTP server's own option dataclass.
+
+    devices: where the engine runs; exactly one for now.
+    threads: CPU threads of the engine; None leaves the choice to it.
+    attention: attention backend.
+    max_queue: waiting requests before further ones are turned away; its key is ``server.max_queue``.
+    """
+
+    services: tuple[Service, ...]
+    server: S
+    devices: tuple[str, ...] = ("cpu",)
+    kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    threads: int | None = None
+    attention: str = "auto"
+    max_queue: int = _MAX_QUEUE
+
+    def engine_options(self) -> EngineOptions:
+        """The engine's part."""
+        return EngineOptions(
+            services=self.services,
+            device=self.devices[0],
+            kv_cache=self.kv_cache,
+            scheduler=self.scheduler,
+            threads=self.threads,
+            attention=self.attention,
+            max_queue=self.max_queue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSection(Section):
+    """The server's options and, beside them, the length of the engine's queue."""
+
+    def read(self, node: Node, path: str) -> tuple[Any, dict[str, Any]]:
+        """The server's option dataclass, and what belongs to the configuration itself."""
+        fields = self.read_fields(node, path)
+        rest = {"max_queue": fields.pop("max_queue")} if "max_queue" in fields else {}
+        return self.build(fields, node, path), rest
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSection(Section):
+    """The top of the file."""
+
+    def read(self, node: Node, path: str) -> "Config[Any]":
+        """The whole configuration."""
+        fields = self.read_fields(node, path)
+        fields["server"], rest = fields["server"]
+        return Config(**fields, **rest)
+
+
+class DeviceName(ScalarKind):
+    """``cpu``, ``cuda`` or ``cuda:N``."""
+
+    label = "`cpu` or `cuda:N`"
+    expected = "cpu or cuda:0"
+
+    def parse(self, text: str) -> str:
+        """The device, with its number where it has one."""
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+            raise ValueError(f"expected {self.expected}, got {text!r}")
+        return "cuda:0" if text == "cuda" else text
+
+
+def config_section(server: type[S], template_folder: Path = Path()) -> Section:
+    """Every key there is; ``server`` is the HTTP server's option dataclass."""
+    rules: dict[tuple[type, str], Any] = {
+        (KVCacheOptions, "block_size"): integer(1, 4096),
+        (KVCacheOptions, "layout"): Choice(("merged", "split")),
+        (SchedulerOptions, "order"): Choice(tuple(ORDERS)),
+        (SchedulerOptions, "victim"): Choice(tuple(VICTIMS)),
+        (SchedulerOptions, "admission"): Policy(
+            {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in _OFFLINE_ADMISSIONS}
+        ),
+        (SchedulerOptions, "max_running"): integer(1),
+        (SchedulerOptions, "max_batched_tokens"): integer(1),
+        (SchedulerOptions, "depth"): integer(1, 2),
+        (server, "port"): integer(0, 65_535),
+        (Config, "threads"): Maybe(integer(1)),
+        (Config, "devices"): Several(DeviceName()),
+    }
+    rules[Config, "services"] = Several(service_section(template_folder))
+    plain = section_of(server, rules)
+    queue = Key("max_queue", "max_queue", integer(1), _MAX_QUEUE)
+    rules[Config, "server"] = ServerSection(server, (*plain.keys, queue))
+    keys = section_of(Config, rules).keys
+    return ConfigSection(Config, tuple(key for key in keys if key.field != "max_queue"))
+
+
+def load_config(server: type[S], *, file: Path | None = None, flags: Table | None = None) -> Config[S]:
+    """The configuration in ``file``, with ``flags`` over it; raises ConfigError for the first mistake.
+
+    Relative paths of chat templates start at the file's folder, or where the command runs.
+    """
+    table = read_yaml(file) if file else Table({}, "", {})
+    section = config_section(server, file.parent if file else Path())
+    if flags is not None:
+        table = overlay(table, flags)
+    empty = {name: Table({}, "", {}) for name in ("services", "server") if name not in table.entries}
+    if "services" in empty:
+        check_services(())
+    table = Table({**table.entries, **empty}, table.where, table.key_places)
+    try:
+        config: Config[S] = section.read(table, "")
+    except UnknownKey as error:
+        raise ConfigError(f"{error}{_elsewhere(error.key, section)}") from None
+    check_services(config.services)
+    if len(config.devices) != 1:
+        where = table.entries["devices"].where
+        raise problem(
+            where, "devices", f"write exactly one device, got {len(config.devices)}: {config.devices}"
+        )
+    return config
+
+
+def _elsewhere(key: str, section: Section) -> str:
+    """Where the key ``key`` does exist, if it is not where it was written."""
+    homes = [path for path, known in section.walk() if known.name == key]
+    return f" (there is '{homes[0]}')" if homes else ""

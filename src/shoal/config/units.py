@@ -1,0 +1,76 @@
+"""Sizes, times and fractions as people write them, and back."""
+
+import math
+import re
+
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
+_QUANTITY = re.compile(rf"^{_NUMBER}\s*([A-Za-z]*)$")
+_PERCENT = re.compile(rf"^{_NUMBER}\s*%$")
+_MAX_DURATION_S = 10 * 365 * 86_400
+
+SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``2GiB``, ``512MB``, ``1.5 KiB`` or ``4096``; raises ValueError saying what is possible."""
+    match = _QUANTITY.match(text.strip())
+    factor = SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"expected a size such as 512MB, 2GiB or a number of bytes, got {text!r}")
+    if match[1].isdigit():
+        return int(match[1]) * factor
+    return round(float(match[1]) * factor)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in ``200ms``, ``2s``, ``1.5m`` or plain ``2``; raises ValueError saying what is possible."""
+    match = _QUANTITY.match(text.strip())
+    factor = TIME_UNITS.get(match[2].lower() or "s") if match else None
+    if match is None or factor is None:
+        raise ValueError(f"expected a time such as 200ms, 2s, 1.5m or a number of seconds, got {text!r}")
+    seconds = float(match[1]) * factor
+    if seconds > _MAX_DURATION_S:
+        raise ValueError(f"expected a time of at most ten years, got {text!r}")
+    return seconds
+
+
+def parse_number(text: str) -> float:
+    """A finite number, or a percentage as a fraction of one: ``5%`` is 0.05; raises ValueError."""
+    percent = _PERCENT.match(text.strip())
+    if percent:
+        return float(percent[1]) / 100
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"expected a number such as 0.05 or a percentage such as 5%, got {text!r}")
+    return value
+
+
+def format_size(size: int) -> str:
+    """The shortest exact spelling of ``size`` bytes in binary units, else in bytes: ``2GiB``."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = SIZE_UNITS[unit.lower()]
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as people write them: ``200ms``, ``2s``, ``1.5s``."""
+    if 0 < seconds < 1 and math.isclose(seconds * 1e3, round(seconds * 1e3)):
+        return f"{round(seconds * 1e3)}ms"
+    return f"{seconds:g}s"

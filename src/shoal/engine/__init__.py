@@ -1,0 +1,29 @@
+"""One engine: scheduler, KV pool and executor put together, and every way to reach it.
+
+Here belong the synchronous core, its process and wire protocol, the asynchronous client handle with
+detokenising and stop strings, and the offline interface. Which request runs when is decided in
+``schedule``, how tokens are computed in ``execute``, what HTTP says in ``serve``. Importing this
+package does not import torch.
+"""
+
+from shoal.engine.build import build_engine
+from shoal.engine.core import Engine
+from shoal.engine.handle import EngineHandle
+from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.options import EngineOptions
+from shoal.engine.reader import Delta
+from shoal.engine.stats import EngineStats, ServiceStats
+from shoal.engine.stream import Stream
+
+__all__ = [
+    "Delta",
+    "Engine",
+    "EngineHandle",
+    "EngineInfo",
+    "EngineOptions",
+    "EngineStats",
+    "ServiceInfo",
+    "ServiceStats",
+    "Stream",
+    "build_engine",
+]

@@ -1,0 +1,7 @@
+"""``python -m shoal.engine``: an engine process, started and configured by ``launch``."""
+
+import sys
+
+from shoal.engine.process import main
+
+sys.exit(main())

@@ -1,0 +1,96 @@
+"""From options to a running engine."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shoal.core import ModelUnavailable
+from shoal.engine.core import Engine
+from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.options import EngineOptions
+from shoal.kvcache.layout import plan_layout
+from shoal.kvcache.pool import BlockPool
+from shoal.schedule import Scheduler, ServiceLimits
+
+
+def build_engine(
+    options: EngineOptions,
+    folders: Mapping[str, Path],
+    *,
+    in_process: bool,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Engine, EngineInfo]:
+    """Load the models of ``options`` and put an engine around them.
+
+    folders: where each service's model lies. in_process: whether the caller itself steps the engine,
+    so that all cores are its own. Imports torch. Raises ConfigError, ModelUnavailable or
+    ModelUnsupported.
+    """
+    from shoal.execute.loading import load_models
+    from shoal.execute.torch_executor import TorchExecutor
+
+    missing = [service.name for service in options.services if service.name not in folders]
+    if missing:
+        raise ModelUnavailable(f"no model folder was given for {', '.join(missing)}")
+    threads = options.threads or default_threads(in_process)
+    models = load_models(
+        options.services,
+        folders,
+        device=options.device,
+        threads=threads,
+        attention=options.attention,
+        progress=progress,
+    )
+    cache = options.kv_cache
+    memory_bytes = cache.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
+    layout = plan_layout(
+        models.kv_shapes,
+        memory_bytes=memory_bytes,
+        block_size=cache.block_size,
+        kind=cache.layout,
+    )
+    pool = BlockPool(layout, prefix_caching=cache.prefix_caching)
+    limits = {
+        service.name: ServiceLimits(models.context_tokens[service.name], models.eos_token_ids[service.name])
+        for service in options.services
+    }
+    scheduler = Scheduler(pool, limits, options.scheduler)
+    depth = options.scheduler.depth
+    executor = TorchExecutor(models, layout, depth=depth, unit_ids=pool.unit_ids)
+    engine = Engine(scheduler, pool, executor, depth=depth)
+    info = EngineInfo(
+        services={
+            service.name: describe_service(
+                service.model, scheduler, service.name, limits[service.name], models.vocab_sizes[service.name]
+            )
+            for service in options.services
+        },
+        device=options.device,
+        threads=threads,
+        block_size=layout.block_size,
+        merged_blocks=layout.merged_blocks,
+        kv_bytes=layout.total_bytes,
+        weight_bytes=models.weight_bytes,
+    )
+    return engine, info
+
+
+def describe_service(
+    model: str, scheduler: Scheduler, name: str, limits: ServiceLimits, vocab_size: int
+) -> ServiceInfo:
+    """What clients are told of a service; the scheduler's own rule gives the longest request."""
+    return ServiceInfo(
+        model=model,
+        context_tokens=limits.context_tokens,
+        max_total_tokens=scheduler.ceiling(name, 1) + 1,
+        vocab_size=vocab_size,
+        eos_token_ids=tuple(limits.eos_token_ids),
+    )
+
+
+def default_threads(in_process: bool) -> int:
+    """Every core this process may use, less one where an API process runs beside the engine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if in_process else max(1, cores - 1)

@@ -1,0 +1,31 @@
+"""One call becomes one request for each of its ``n`` choices."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shoal.core import Request, SamplingParams, derive_seed
+
+
+def expand_choices(
+    call_id: str, service: str, prompt: Sequence[int], sampling: SamplingParams, arrival_ns: int
+) -> list[Request]:
+    """The requests of one call, in the order of its choices.
+
+    Their seeds derive from ``sampling.seed``, or from one that is drawn here if it is None, so the
+    choices differ. Their sampling keeps what an engine acts on: ``n`` is 1, and there are no stop
+    strings, because whoever holds the tokenizer watches for those.
+    """
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    single = replace(sampling, n=1, stop=(), seed=seed)
+    return [
+        Request(
+            id=f"{call_id}-{choice}",
+            service=service,
+            prompt=prompt,
+            sampling=single,
+            arrival_ns=arrival_ns,
+            seed=derive_seed(seed, choice),
+        )
+        for choice in range(sampling.n)
+    ]

@@ -1,0 +1,132 @@
+"""The engine's core: a scheduler and an executor, driven one step at a time.
+
+Synchronous and single-threaded. It knows no sockets and no text.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from shoal.core import EngineDied, Idle, Request, StepPlan, StepResult, TokenEvent
+from shoal.engine.stats import EngineStats, StepTotals
+from shoal.execute.protocol import Executor
+from shoal.kvcache.pool import BlockPool
+from shoal.schedule.scheduler import Scheduler
+
+
+class Engine:
+    """Runs requests: asks the scheduler for plans, the executor for tokens, and passes on events.
+
+    depth: plans in flight at most; with 2 the next plan is made while the executor computes.
+    clock: nanoseconds; the same that arrival times are taken from.
+
+    An error of the executor is raised from ``step`` and ends the engine: which KV the plans in flight
+    have written is then unknown, and it might be published to the prefix index.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        executor: Executor,
+        *,
+        depth: int = 1,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._executor = executor
+        self._depth = depth
+        self._clock = clock
+        self._in_flight: deque[StepPlan] = deque()
+        self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
+        self._idle: Idle | None = None
+        self._times = StepTotals()
+        self._broken: str | None = None
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises InvalidRequest if it can never be served, EngineDied after an error."""
+        self._require_sound()
+        self._scheduler.submit(request, self._clock())
+        self._idle = None
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; its last event comes with this or the next step. Unknown ids are ignored."""
+        event = self._scheduler.cancel(request_id, self._clock())
+        if event is not None:
+            self._ended.append(event)
+        self._idle = None
+
+    def step(self) -> list[TokenEvent]:
+        """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""
+        self._require_sound()
+        try:
+            self._fill_pipeline()
+            if self._in_flight:
+                plan = self._in_flight.popleft()
+                self._ended += self._update(plan, self._executor.collect())
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        events, self._ended = self._ended, []
+        return events
+
+    @property
+    def unfinished(self) -> int:
+        """Requests whose last event has not been returned by ``step``."""
+        return self._scheduler.unfinished + sum(event.finish is not None for event in self._ended)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are unfinished, or a plan in flight still holds the blocks of ended ones."""
+        return self.unfinished > 0 or bool(self._in_flight)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
+        return self._idle is not None and not self._in_flight and not self._ended
+
+    @property
+    def idle_until_ns(self) -> int | None:
+        """While the engine waits: when to step again although nothing was submitted; None is never."""
+        return self._idle.until_ns if self._idle is not None else None
+
+    def now_ns(self) -> int:
+        """The engine's clock."""
+        return self._clock()
+
+    def add_reply_time(self, duration_ns: int) -> None:
+        """Count time that the engine's owner spent on handing its events on."""
+        self._times.reply_ns += duration_ns
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and the queues and the memory of now."""
+        return EngineStats.collect(
+            self._scheduler.stats(), self._pool.usage(), self._times, self._pool.block_size
+        )
+
+    def close(self) -> None:
+        """Release the executor."""
+        self._executor.close()
+
+    def _require_sound(self) -> None:
+        if self._broken is not None:
+            raise EngineDied(f"the engine ended with an earlier error ({self._broken}); build a new one")
+
+    def _fill_pipeline(self) -> None:
+        self._idle = None
+        while len(self._in_flight) < self._depth:
+            started = self._clock()
+            plan = self._scheduler.schedule(started)
+            self._times.schedule_ns += self._clock() - started
+            if isinstance(plan, Idle):
+                self._idle = plan
+                return
+            self._executor.submit(plan)
+            self._in_flight.append(plan)
+
+    def _update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        started = self._clock()
+        events = self._scheduler.update(plan, result, started)
+        self._times.add(result, self._clock() - started)
+        return events

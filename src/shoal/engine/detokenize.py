@@ -1,0 +1,158 @@
+"""Tokens into text, one token at a time: whole characters only, and nothing past a stop string."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+
+# An unfinished UTF-8 character is at most 3 bytes, so at most 3 tokens that have text.
+_UNFINISHED_TOKENS = 3
+# How many tokens may wait for the rest of a character before the bytes are taken to be wrong.
+_MAX_WAITING = 16
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that turns tokens into text."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``tokens``."""
+
+
+class IncrementalDecoder:
+    """Text of a growing token sequence; what it has returned adds up to the decode of the whole.
+
+    Decoders treat a token differently at the start of a text (some strip a leading space), and one
+    character may be spread over several tokens. So a short window is decoded instead of single
+    tokens: ``_tokens[:_read]`` is text that was returned already, the rest waits. The window is
+    bounded, hence the cost of a token too. ``context`` is what the text continues (the end of a prompt).
+    """
+
+    def __init__(self, decoder: Decoder, context: Sequence[int] = ()) -> None:
+        self._decoder = decoder
+        self._tokens = list(context)
+        self._read_text = self._decode(self._tokens)
+        if self._read_text.endswith(REPLACEMENT):
+            # Half a character: what completes it cannot be told from what follows it.
+            self._tokens, self._read_text = [], ""
+        self._read = len(self._tokens)
+
+    def push(self, token: int) -> str:
+        """Text that ``token`` completes; empty while a character is unfinished."""
+        self._tokens.append(token)
+        text = self._decode(self._tokens)
+        waiting = len(self._tokens) - self._read
+        if not text.endswith(REPLACEMENT):
+            return self._take(len(self._tokens), text, keep_window=waiting < _MAX_WAITING)
+        if waiting < _MAX_WAITING:
+            return ""
+        end = self._last_boundary(text)
+        return self._take(end, self._decode(self._tokens[:end]), keep_window=False)
+
+    def finish(self) -> str:
+        """The text still waiting, an unfinished character as U+FFFD."""
+        return self._take(len(self._tokens), self._decode(self._tokens), keep_window=False)
+
+    def _take(self, end: int, text: str, keep_window: bool) -> str:
+        """Return the text of the waiting tokens up to ``end``; ``text`` is that of the window up to there."""
+        new = text[len(self._read_text) :]
+        if not new and keep_window:
+            # Special tokens have no text: the window must keep some that do.
+            return ""
+        if new:
+            del self._tokens[: self._read]
+            self._read = end - self._read
+        else:
+            del self._tokens[self._read : end]
+        self._read_text = self._decode(self._tokens[: self._read])
+        return new
+
+    def _last_boundary(self, text: str) -> int:
+        """Where to cut waiting tokens whose bytes are no UTF-8: not within a character."""
+        for end in range(len(self._tokens) - _UNFINISHED_TOKENS, self._read, -1):
+            if text.startswith(self._decode(self._tokens[:end])):
+                return end
+        return len(self._tokens)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._decoder.decode(tokens, skip_special_tokens=True) if tokens else ""
+
+
+class StopStrings:
+    """Cuts a text at the first stop string to be completed, however the text is split.
+
+    Text that may be the beginning of a stop string is held back until that is known.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        """What can be shown of the text so far; sets ``found`` when a stop string is complete."""
+        if not self._stops:
+            return text
+        text = self._held + text
+        starts = ((text.find(stop), stop) for stop in self._stops)
+        matches = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        if matches:
+            _, start, self.found = min(matches)
+            self._held = ""
+            return text[:start]
+        held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def release(self) -> str:
+        """The text held back, now that it begins no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``, but not all of it."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+class IncrementalDetokenizer:
+    """Text of one output, as it may be shown: whole characters, and cut before a stop string.
+
+    Stop strings count only in text of tokens after the first ``min_tokens``. Special tokens have no
+    text. After ``stop_reason`` is set, further tokens give no text.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        context: Sequence[int] = (),
+    ) -> None:
+        self._text = IncrementalDecoder(decoder, context)
+        self._stops = StopStrings(stop)
+        self._exempt = min_tokens
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """Text to show after one more output token; it may be empty."""
+        if self._stops.found is not None:
+            return ""
+        text = self._text.push(token)
+        if self._exempt > 0:
+            self._exempt -= 1
+            return text
+        return self._stops.push(text)
+
+    def finish(self) -> str:
+        """What remains to be shown once the output has ended; it may complete a stop string."""
+        if self._stops.found is not None:
+            return ""
+        text = self._stops.push(self._text.finish())
+        return text + self._stops.release()

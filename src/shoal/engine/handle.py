@@ -1,0 +1,285 @@
+"""The asynchronous client of an engine process."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from shoal.core import (
+    EngineDied,
+    InvalidRequest,
+    QueueFull,
+    Request,
+    RequestRecord,
+    SamplingParams,
+    TokenEvent,
+)
+from shoal.engine import wire
+from shoal.engine.choices import expand_choices
+from shoal.engine.detokenize import Decoder
+from shoal.engine.info import EngineInfo
+from shoal.engine.launch import EngineProcess
+from shoal.engine.options import EngineOptions
+from shoal.engine.reader import ChoiceReader, Delta
+from shoal.engine.stats import EngineStats
+from shoal.engine.stream import Stream
+from shoal.engine.validation import check_request
+
+BUILDER = "shoal.engine.build:build_engine"
+
+_log = logging.getLogger(__name__)
+# First tokens remembered to tell how fast the queue moves.
+_RATE_WINDOW = 64
+_LONGEST_RETRY_S = 60.0
+
+
+class _Call:
+    """A stream and those of its choices that the engine still works on."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.open: dict[str, ChoiceReader] = {}
+
+
+class EngineHandle:
+    """Submits requests to an engine process and streams back what it makes of them.
+
+    Text is made here: detokenising, stop strings and times as a client sees them. If the process
+    ends, every unfinished stream raises EngineDied.
+    """
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        info: EngineInfo,
+        decoders: Mapping[str, Decoder],
+        max_queue: int,
+        on_record: Callable[[RequestRecord], None] | None,
+    ) -> None:
+        self.info = info
+        self._process = process
+        self._decoders = decoders
+        self._max_queue = max_queue
+        self._on_record = on_record
+        self._ids = itertools.count(1)
+        self._calls: dict[str, _Call] = {}  # by request id: one entry for each unfinished choice
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._waiting = 0  # choices that have no token yet
+        self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
+        self._refusal: str | None = None  # why nothing new is taken
+        self._closed = False
+        self._emptied = asyncio.Event()
+        self._receiver = asyncio.create_task(self._receive(), name="engine-receiver")
+
+    @classmethod
+    async def start(
+        cls,
+        options: EngineOptions,
+        folders: Mapping[str, Path],
+        tokenizers: Mapping[str, Decoder],
+        progress: Callable[[str], None] | None = None,
+        on_record: Callable[[RequestRecord], None] | None = None,
+        builder: str = BUILDER,
+    ) -> Self:
+        """Start an engine process and wait until its models are loaded.
+
+        folders, tokenizers: by service name. on_record is called for each request that finished by
+        itself. builder: "module:function" that builds the engine in its process. Raises ConfigError,
+        ModelUnavailable or ModelUnsupported as loading does, EngineDied if the process ends.
+        """
+        process = await EngineProcess.start(options, folders, builder)
+        try:
+            info = await process.wait_ready(progress)
+        except BaseException:
+            await process.kill()
+            raise
+        return cls(process, info, tokenizers, options.max_queue, on_record)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine takes requests."""
+        return self._refusal is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        return self._process.pid
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that have not ended."""
+        return len(self._calls)
+
+    @property
+    def waiting(self) -> int:
+        """Choices that wait for their first token."""
+        return self._waiting
+
+    async def submit(self, service: str, prompt: Sequence[int], sampling: SamplingParams) -> Stream:
+        """Send a call to the engine and return its stream.
+
+        Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
+        """
+        if self._refusal is not None:
+            raise EngineDied(self._refusal)
+        check_request(self.info, service, prompt, sampling)
+        if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
+            raise QueueFull(
+                f"{self._waiting} requests wait already and at most {self._max_queue} may "
+                f"(max_queue); {sampling.n} more do not fit now",
+                self._retry_after_s(self._waiting + sampling.n - self._max_queue),
+            )
+        tokens = list(prompt)
+        requests = expand_choices(f"call-{next(self._ids)}", service, tokens, sampling, time.monotonic_ns())
+        return self._open(requests, tokens, sampling)
+
+    async def generate(
+        self, service: str, prompt: Sequence[int], sampling: SamplingParams
+    ) -> AsyncIterator[Delta]:
+        """The deltas of a call; errors as ``submit`` are raised when the first is asked for."""
+        async with await self.submit(service, prompt, sampling) as stream:
+            async for delta in stream:
+                yield delta
+
+    async def stats(self) -> EngineStats:
+        """What the engine counts; EngineDied if it has ended."""
+        if self._receiver.done():
+            raise EngineDied(self._refusal or "the engine has ended")
+        key = next(self._ids)
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._asked[key] = answer
+        self._process.send(wire.AskStats(key))
+        try:
+            return await answer
+        finally:
+            self._asked.pop(key, None)
+
+    async def close(self, drain_s: float = 0) -> None:
+        """Take nothing new, let unfinished streams go on for ``drain_s`` seconds, end the process.
+
+        Streams unfinished by then raise EngineDied. Closing twice does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._refusal is None:
+            self._refusal = "the engine is shutting down and takes no new requests"
+        if self._calls and drain_s > 0 and not self._receiver.done():
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), drain_s)
+        self._fail_all(EngineDied("the engine was shut down before the request finished"))
+        self._receiver.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._receiver
+        await self._process.stop()
+
+    def _open(self, requests: list[Request], prompt: list[int], sampling: SamplingParams) -> Stream:
+        service = requests[0].service
+        stream = Stream(requests[0].id.rpartition("-")[0], len(prompt), lambda: self._abandon(call))
+        call = _Call(stream)
+        for choice, request in enumerate(requests):
+            call.open[request.id] = ChoiceReader(request, choice, sampling, self._decoders[service])
+            self._calls[request.id] = call
+            self._waiting += 1
+            self._process.send(wire.Submit.from_request(request, prompt))
+        return stream
+
+    async def _receive(self) -> None:
+        reason = "the engine process ended"
+        try:
+            while (message := await self._process.receive()) is not None:
+                if isinstance(message, wire.Failed):
+                    reason = str(wire.failure_to_error(message, "running"))
+                else:
+                    self._take(message)
+            reason = f"{reason} ({self._process.describe_end()})"
+        except Exception as error:
+            _log.exception("the engine's messages can no longer be read")
+            reason = f"the engine's messages can no longer be read: {error}"
+        self._refusal = reason
+        self._fail_all(EngineDied(reason))
+
+    def _take(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Stepped():
+                now_ns = time.monotonic_ns()
+                for event in message.events:
+                    self._deliver(event.to_event(), now_ns)
+            case wire.Refused():
+                call = self._calls.get(message.request_id)
+                if call is not None:
+                    self._abandon(call)
+                    call.stream.end(InvalidRequest(message.message, message.param, message.code))
+            case wire.Stats():
+                answer = self._asked.get(message.key)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.stats)
+
+    def _deliver(self, event: TokenEvent, now_ns: int) -> None:
+        call = self._calls.get(event.request_id)
+        if call is None:
+            # Cancelled here meanwhile: the client has had its end.
+            return
+        reader = call.open[event.request_id]
+        waited = not reader.started
+        delta = reader.read(event, now_ns)
+        if waited and reader.started:
+            self._waiting -= 1
+            self._first_tokens_ns.append(now_ns)
+        call.stream.push(delta)
+        if delta.finish is None:
+            return
+        self._forget(call, reader)
+        if event.finish is None:
+            self._process.send(wire.Cancel([event.request_id]))
+        if not call.open:
+            call.stream.end()
+        self._report(reader)
+
+    def _report(self, reader: ChoiceReader) -> None:
+        record = reader.record()
+        if record is None or self._on_record is None:
+            return
+        try:
+            self._on_record(record)
+        except Exception:
+            _log.exception("on_record failed for request %s", record.request_id)
+
+    def _abandon(self, call: _Call) -> None:
+        """Cancel the open choices of a call, without a word to its stream."""
+        ids = list(call.open)
+        for reader in list(call.open.values()):
+            self._forget(call, reader)
+        if ids:
+            self._process.send(wire.Cancel(ids))
+
+    def _forget(self, call: _Call, reader: ChoiceReader) -> None:
+        del call.open[reader.request_id]
+        del self._calls[reader.request_id]
+        if not reader.started:
+            self._waiting -= 1
+        if not self._calls:
+            self._emptied.set()
+
+    def _fail_all(self, error: EngineDied) -> None:
+        for call in list(self._calls.values()):
+            for reader in list(call.open.values()):
+                self._forget(call, reader)
+            call.stream.end(error)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _retry_after_s(self, excess: int) -> float:
+        """When ``excess`` more requests will have left the queue, at the rate of late."""
+        times = self._first_tokens_ns
+        if len(times) < 2:
+            return 1.0
+        rate = len(times) / max(1e-3, (time.monotonic_ns() - times[0]) / 1e9)
+        return min(_LONGEST_RETRY_S, max(1.0, excess / rate))

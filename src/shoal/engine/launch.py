@@ -1,0 +1,152 @@
+"""Starts an engine process and connects to it."""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from shoal.core import EngineDied
+from shoal.engine import wire
+from shoal.engine.info import EngineInfo
+from shoal.engine.options import EngineOptions
+from shoal.engine.process import ProcessConfig
+
+# Socket paths are limited to 107 bytes on Linux and 103 on macOS.
+_MAX_IPC_PATH = 100
+_EXIT_PATIENCE_S = 5.0
+# How long to look for the last words of a process that has ended.
+_LAST_WORDS_S = 0.1
+
+
+class _Channel:
+    """One end of a pair of sockets that only this user can reach."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self._context = zmq.asyncio.Context()
+        self.socket = self._context.socket(zmq.PAIR)
+        self.socket.set_hwm(0)
+        path = self._folder / "engine"
+        if zmq.has("ipc") and len(os.fsencode(path)) <= _MAX_IPC_PATH:
+            self.endpoint = f"ipc://{path}"
+            self.socket.bind(self.endpoint)
+        else:
+            port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+            self.endpoint = f"tcp://127.0.0.1:{port}"
+
+    def forget_path(self) -> None:
+        """Remove the socket's folder; a connection that stands does not need it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self._context.term()
+        self.forget_path()
+
+
+class EngineProcess:
+    """A running engine process and its socket; knows nothing of what the messages mean."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: _Channel) -> None:
+        self._process = process
+        self._channel = channel
+        self._ending = asyncio.ensure_future(process.wait())
+        self._receiving: asyncio.Future[bytes] | None = None
+
+    @classmethod
+    async def start(
+        cls, options: EngineOptions, folders: Mapping[str, Path], builder: str
+    ) -> "EngineProcess":
+        """Start the process; it then sends Loading messages and at last Ready or Failed."""
+        channel = _Channel()
+        try:
+            config = ProcessConfig(
+                endpoint=channel.endpoint, options=options, folders=dict(folders), builder=builder
+            )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "shoal.engine",
+                stdin=asyncio.subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps(config))
+        except BaseException:
+            channel.close()
+            raise
+        return cls(process, channel)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def wait_ready(self, progress: Callable[[str], None] | None) -> EngineInfo:
+        """Wait until the engine is loaded; raises what ended it instead, if that happens."""
+        while True:
+            match await self.receive():
+                case wire.Ready() as ready:
+                    self._channel.forget_path()
+                    return ready.info
+                case wire.Loading() as loading:
+                    if progress is not None:
+                        progress(loading.what)
+                case wire.Failed() as failed:
+                    raise wire.failure_to_error(failed, "loading")
+                case None:
+                    raise EngineDied(f"the engine process ended while loading ({self.describe_end()})")
+
+    async def receive(self) -> wire.FromEngine | None:
+        """The next message; None when the process has ended and nothing is left to read."""
+        if self._receiving is None:
+            self._receiving = asyncio.ensure_future(self._channel.socket.recv())
+        if not self._receiving.done():
+            await asyncio.wait((self._receiving, self._ending), return_when=asyncio.FIRST_COMPLETED)
+        if not self._receiving.done():
+            await asyncio.wait((self._receiving,), timeout=_LAST_WORDS_S)
+        if not self._receiving.done():
+            return None
+        frame = self._receiving.result()
+        self._receiving = None
+        return wire.decode_from_engine(frame)
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Hand over a message; never waits, and does nothing once the process has ended."""
+        if self._process.returncode is None:
+            self._channel.socket.send(wire.encode(message))
+
+    def describe_end(self) -> str:
+        """How the process ended, for a message."""
+        code = self._process.returncode
+        if code is None:
+            return "it still runs"
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    async def stop(self) -> None:
+        """End the process, kindly if it listens, and release the socket."""
+        try:
+            self.send(wire.Shutdown())
+            await asyncio.wait((self._ending,), timeout=_EXIT_PATIENCE_S)
+        finally:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process at once and release the socket."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        await self._ending
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._receiving is not None:
+            self._receiving.cancel()
+        self._channel.close()

@@ -1,0 +1,203 @@
+"""The offline interface: models in this process, prompts in, completions out."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from shoal.core import ConfigError, InvalidRequest, SamplingParams, Service
+from shoal.engine.batch import Batch, RequestOutput
+from shoal.engine.build import build_engine
+from shoal.engine.options import EngineOptions
+from shoal.engine.progress import LoadProgress
+from shoal.engine.stats import EngineStats
+from shoal.engine.validation import check_request, find_service
+from shoal.kvcache.options import KVCacheOptions
+from shoal.models import Tokenizer, resolve_model
+from shoal.schedule.options import SchedulerOptions
+
+PromptInput = str | Sequence[int]
+Message = Mapping[str, Any]
+
+T = TypeVar("T", str, SamplingParams)
+
+
+class Shoal:
+    """Several models in this process, sharing one KV pool and one stream of iterations.
+
+    >>> with Shoal("smollm2") as shoal:
+    ...     [output] = shoal.generate("The capital of France is", SamplingParams(max_tokens=8))
+    ...     print(output.text)
+
+    services: Service values, or models by name, path or hub id, which then are services of that name.
+    threads: CPU threads; None takes every core. progress: show loading on the terminal.
+    Raises ConfigError, ModelUnavailable or ModelUnsupported.
+    """
+
+    def __init__(
+        self,
+        services: str | Service | Sequence[str | Service],
+        *,
+        kv_cache: KVCacheOptions | None = None,
+        scheduler: SchedulerOptions | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        attention: str = "auto",
+        progress: bool = True,
+    ) -> None:
+        named = [services] if isinstance(services, str | Service) else services
+        self.options = EngineOptions(
+            services=tuple(Service(name=s, model=s) if isinstance(s, str) else s for s in named),
+            kv_cache=kv_cache or KVCacheOptions(),
+            scheduler=scheduler or SchedulerOptions(),
+            device=device,
+            threads=threads,
+            attention=attention,
+        )
+        with LoadProgress(shown=progress) as loading:
+            folders = {s.name: resolve_model(s.model, loading.fetching) for s in self.options.services}
+            self.tokenizers = {
+                s.name: Tokenizer.from_folder(folders[s.name], s.chat_template) for s in self.options.services
+            }
+            self._engine, self.info = build_engine(
+                self.options, folders, in_process=True, progress=loading.doing
+            )
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        service: str | Sequence[str] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; one output each, in their order, with ``n`` completions inside.
+
+        prompts: one text or token-id list, or many. sampling, service: one for all, or one for each;
+        service may be left out where there is only one. progress: a bar on standard error, if that is
+        a terminal. Raises InvalidRequest before anything runs if one of the prompts cannot be served.
+        Ctrl-C cancels everything and raises KeyboardInterrupt.
+        """
+        many = _as_many(prompts)
+        names = self._services_of(service, len(many))
+        encoded = [
+            self.tokenizers[name].encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for name, prompt in zip(names, many, strict=True)
+        ]
+        return self._run(many, encoded, names, sampling, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        service: str | Sequence[str] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations: one list of ``{"role": ..., "content": ...}``, or many.
+
+        Everything else is as in ``generate``. Raises InvalidRequest for a model without chat template.
+        """
+        conversations = _as_conversations(messages)
+        names = self._services_of(service, len(conversations))
+        encoded = [
+            self.tokenizers[name].apply_chat_template(conversation)
+            for name, conversation in zip(names, conversations, strict=True)
+        ]
+        return self._run(encoded, encoded, names, sampling, progress)
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and the memory of now."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """Release the models; closing twice does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[PromptInput],
+        encoded: Sequence[Sequence[int]],
+        names: Sequence[str],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        wanted = _one_each(sampling or SamplingParams(), len(encoded), "sampling")
+        for name, tokens, params in zip(names, encoded, wanted, strict=True):
+            check_request(self.info, name, tokens, params)
+        with self._lock:
+            if self._closed:
+                raise ConfigError("this Shoal is closed; make a new one to generate")
+            batch = Batch(self._engine, progress=progress)
+            try:
+                for prompt, name, tokens, params in zip(prompts, names, encoded, wanted, strict=True):
+                    batch.add(prompt, name, tokens, params, self.tokenizers[name])
+            except BaseException:
+                batch.cancel()
+                raise
+            return batch.run()
+
+    def _services_of(self, service: str | Sequence[str] | None, count: int) -> Sequence[str]:
+        if service is None:
+            if len(self.info.services) > 1:
+                names = ", ".join(sorted(self.info.services))
+                raise InvalidRequest(f"several services run here; pass service= one of {names}", "service")
+            service = next(iter(self.info.services))
+        names_of_prompts = _one_each(service, count, "service")
+        for name in names_of_prompts:
+            find_service(self.info, name)
+        return names_of_prompts
+
+
+def _as_many(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    """A list of prompts, from one or many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    single = [int(token) for token in prompts if isinstance(token, Integral)]
+    if single and len(single) == len(prompts):
+        return [single]
+    many = [prompt for prompt in prompts if isinstance(prompt, Sequence)]
+    if len(many) != len(prompts):
+        raise InvalidRequest(
+            "prompts must be texts or lists of token ids, one or many, but not a mixture", "prompts"
+        )
+    return many
+
+
+def _as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    """A list of conversations, from one or many."""
+    single = [message for message in messages if isinstance(message, Mapping)]
+    if single and len(single) == len(messages):
+        return [single]
+    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
+    if len(many) != len(messages):
+        raise InvalidRequest("messages must be one conversation or many, but not a mixture", "messages")
+    return many
+
+
+def _one_each(value: T | Sequence[T], count: int, name: str) -> Sequence[T]:
+    """``value`` repeated, or its values if there is one for each of ``count`` prompts."""
+    if isinstance(value, str | SamplingParams):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequest(
+            f"{name} has {len(value)} values for {count} prompts; pass one, or one for each", name
+        )
+    return value

@@ -1,0 +1,39 @@
+"""What an engine is built from."""
+
+from dataclasses import dataclass, field
+
+from shoal.core import ConfigError, Service
+from shoal.kvcache.options import KVCacheOptions
+from shoal.schedule.options import SchedulerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """One engine: the services it runs, on which device, with which memory and policy.
+
+    device: "cpu", "cuda" or "cuda:N". threads: CPU threads of the engine; None takes every core
+    offline and all but one behind HTTP. attention: name of an attention backend, "auto" picks the
+    fastest that fits. max_queue: requests that may wait for their first token before further ones
+    are turned away (served engines only; offline queues have no limit).
+    """
+
+    services: tuple[Service, ...]
+    device: str = "cpu"
+    kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    threads: int | None = None
+    attention: str = "auto"
+    max_queue: int = 1024
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built; raises ConfigError."""
+        if not self.services:
+            raise ConfigError("an engine needs at least one service; name a model, such as smollm2")
+        names = [service.name for service in self.services]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"service names must differ, but {', '.join(twice)} is used more than once")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        if self.max_queue < 1:
+            raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")

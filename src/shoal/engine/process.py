@@ -1,0 +1,160 @@
+"""The engine process: ``python -m shoal.engine``, started by ``launch``.
+
+It reads its configuration from standard input, which stays open for as long as its parent lives:
+end of file there ends this process, so none is left behind. Between steps it takes messages without
+waiting; idle, it waits for one.
+"""
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import zmq
+
+from shoal.core import InvalidRequest, TokenEvent
+from shoal.engine import wire
+from shoal.engine.core import Engine
+from shoal.engine.info import EngineInfo
+from shoal.engine.options import EngineOptions
+
+Builder = Callable[..., tuple[Engine, EngineInfo]]
+
+_LINGER_MS = 2000
+_PARENT_CHECK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """What an engine process is told at its start.
+
+    endpoint: ZeroMQ address to connect to. builder: "module:function" with the signature of
+    ``build_engine``.
+    """
+
+    endpoint: str
+    options: EngineOptions
+    folders: Mapping[str, Path]
+    builder: str
+
+
+class EngineServer:
+    """Carries messages between a socket and an engine, one step at a time."""
+
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+        self._engine = engine
+        self._socket = socket
+        self._running = True
+
+    def run(self) -> None:
+        """Serve until told to shut down; an engine's error is raised."""
+        while self._running:
+            self._take_messages()
+            if not self._running:
+                return
+            events = self._engine.step()
+            if events:
+                self._send_events(events)
+            elif self._engine.waits:
+                self._socket.poll(self._idle_timeout_ms())
+
+    def _take_messages(self) -> None:
+        while self._running:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(wire.decode_to_engine(frame))
+
+    def _handle(self, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Submit():
+                try:
+                    self._engine.submit(message.to_request())
+                except InvalidRequest as error:
+                    self._send(wire.Refused(message.id, str(error), error.param, error.code))
+            case wire.Cancel():
+                for request_id in message.ids:
+                    self._engine.cancel(request_id)
+            case wire.AskStats():
+                self._send(wire.Stats(message.key, self._engine.stats()))
+            case wire.Shutdown():
+                self._running = False
+
+    def _send_events(self, events: list[TokenEvent]) -> None:
+        started = time.monotonic_ns()
+        self._send(wire.Stepped([wire.Event.from_event(event) for event in events]))
+        self._engine.add_reply_time(time.monotonic_ns() - started)
+
+    def _send(self, message: wire.FromEngine) -> None:
+        self._socket.send(wire.encode(message))
+
+    def _idle_timeout_ms(self) -> int | None:
+        until_ns = self._engine.idle_until_ns
+        if until_ns is None:
+            return None
+        return max(0, (until_ns - self._engine.now_ns()) // 1_000_000 + 1)
+
+
+def serve(config: ProcessConfig, socket: "zmq.Socket[bytes]") -> bool:
+    """Build the engine and serve it; returns whether it ended because it was told to."""
+
+    def report(what: str) -> None:
+        socket.send(wire.encode(wire.Loading(what)))
+
+    try:
+        build = _find_builder(config.builder)
+        engine, info = build(config.options, config.folders, in_process=False, progress=report)
+        socket.send(wire.encode(wire.Ready(info)))
+        try:
+            EngineServer(engine, socket).run()
+        finally:
+            engine.close()
+    except Exception as error:
+        if not wire.is_actionable(error):
+            traceback.print_exc()
+        socket.send(wire.encode(wire.describe_failure(error)))
+        return False
+    return True
+
+
+def _find_builder(name: str) -> Builder:
+    module, _, function = name.partition(":")
+    return cast(Builder, getattr(importlib.import_module(module), function))
+
+
+def _end_with_parent() -> None:
+    """Exit at once when the parent is gone: its end of standard input closes with it."""
+    parent = os.getppid()
+    stdin = sys.stdin.fileno()
+    while os.getppid() == parent:
+        readable, _, _ = select.select([stdin], [], [], _PARENT_CHECK_S)
+        if readable and not os.read(stdin, 1):
+            break
+    os._exit(1)
+
+
+def main() -> int:
+    """Run one engine until its parent shuts it down or is gone; returns the exit status."""
+    # A terminal and some supervisors signal the whole group; the parent decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    config: ProcessConfig = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.connect(config.endpoint)
+    ended = serve(config, socket)
+    socket.close(linger=_LINGER_MS)
+    context.term()
+    return 0 if ended else 1

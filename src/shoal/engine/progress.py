@@ -1,0 +1,94 @@
+"""What a person sees on the terminal while models load and prompts run offline."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+
+class _Display:
+    """A rich progress display on standard error; silent where that is no terminal."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+def _off(shown: bool) -> bool:
+    return not (shown and sys.stderr.isatty())
+
+
+class LoadProgress(_Display):
+    """One line that says what is being fetched or loaded, gone when it is done."""
+
+    def __init__(self, *, shown: bool) -> None:
+        super().__init__(
+            Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                disable=_off(shown),
+            )
+        )
+        self._task = self._progress.add_task("starting", total=None)
+
+    def doing(self, what: str) -> None:
+        """Say what is being done now."""
+        self._progress.update(self._task, description=what)
+
+    def fetching(self, what: str, done: int, total: int | None) -> None:
+        """Say how far a download or conversion is; ``done`` and ``total`` in its own units."""
+        self.doing(f"{what} {100 * done // total}%" if total else what)
+
+
+class TokenProgress(_Display):
+    """A bar over finished outputs, with output tokens per second."""
+
+    def __init__(self, outputs: int, *, shown: bool) -> None:
+        super().__init__(
+            Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[tokens]} tokens"),
+                TextColumn("{task.fields[rate]:.0f} tokens/s"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                disable=_off(shown),
+            )
+        )
+        self._tokens = 0
+        self._task = self._progress.add_task("generating", total=outputs, tokens=0, rate=0.0)
+
+    def advance(self, outputs: int, tokens: int) -> None:
+        """Count further finished outputs and output tokens."""
+        self._tokens += tokens
+        elapsed = self._progress.tasks[0].elapsed or 0.0
+        self._progress.update(
+            self._task,
+            advance=outputs,
+            tokens=self._tokens,
+            rate=self._tokens / elapsed if elapsed > 0 else 0.0,
+        )

@@ -1,0 +1,106 @@
+"""From an engine's events to what a client reads: text, stop strings, times of one choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.core import FinishReason, Request, RequestRecord, SamplingParams, TokenEvent, TokenLogprobs
+from shoal.engine.detokenize import Decoder, IncrementalDetokenizer
+
+# Decoders look at no more than the last few tokens to know how a text continues.
+_CONTEXT_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is new in one choice of a call.
+
+    tokens, logprobs: the new tokens; the text of the latest may come with a later delta. An
+    end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
+    of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
+    FinishReason.ERROR. cached_tokens: prompt tokens that were found in the prefix cache.
+    """
+
+    choice: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+class ChoiceReader:
+    """Follows one request of a call and turns its events into deltas."""
+
+    def __init__(self, request: Request, choice: int, sampling: SamplingParams, decoder: Decoder) -> None:
+        context = request.prompt[-_CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
+        self.request_id = request.id
+        self.choice = choice
+        self.output_tokens = 0
+        self.cached_tokens = 0
+        self.finish: FinishReason | None = None
+        self._request = request
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._detokenizer = IncrementalDetokenizer(decoder, sampling.stop, sampling.min_tokens, context)
+        self._first_token_ns: int | None = None
+        self._finish_ns = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether a token has come."""
+        return self.output_tokens > 0
+
+    def read(self, event: TokenEvent, now_ns: int) -> Delta:
+        """The delta for one event of this request.
+
+        Where a stop string is completed the choice is finished although the engine's request is not:
+        the caller must then cancel that one.
+        """
+        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        text, used = self._read_tokens(event)
+        tokens = event.tokens[:used]
+        if tokens and self._first_token_ns is None:
+            self._first_token_ns = now_ns
+        self.output_tokens += used
+        if event.finish is not None:
+            text += self._detokenizer.finish()
+        stop_reason: str | int | None = self._detokenizer.stop_reason
+        self.finish = FinishReason.STOP if stop_reason is not None else event.finish
+        if stop_reason is None and event.stop_token in self._stop_token_ids:
+            stop_reason = event.stop_token
+        self._finish_ns = now_ns
+        return Delta(
+            choice=self.choice,
+            text=text,
+            tokens=tokens,
+            logprobs=None if event.logprobs is None else event.logprobs[:used],
+            finish=self.finish,
+            stop_reason=stop_reason,
+            cached_tokens=self.cached_tokens,
+            error=event.error,
+        )
+
+    def _read_tokens(self, event: TokenEvent) -> tuple[str, int]:
+        """The event's text, and how many of its tokens belong to the output."""
+        shown = event.tokens if event.stop_token is None else event.tokens[:-1]
+        pieces = []
+        for used, token in enumerate(shown, start=1):
+            pieces.append(self._detokenizer.push(token))
+            if self._detokenizer.stop_reason is not None:
+                return "".join(pieces), used
+        return "".join(pieces), len(event.tokens)
+
+    def record(self) -> RequestRecord | None:
+        """Times of the finished choice; None if it was cancelled, failed, or is not finished."""
+        if self.finish not in (FinishReason.STOP, FinishReason.LENGTH) or self._first_token_ns is None:
+            return None
+        return RequestRecord(
+            request_id=self.request_id,
+            service=self._request.service,
+            arrival_ns=self._request.arrival_ns,
+            first_token_ns=self._first_token_ns,
+            finish_ns=self._finish_ns,
+            prompt_tokens=len(self._request.prompt),
+            output_tokens=self.output_tokens,
+        )

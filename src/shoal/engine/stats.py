@@ -1,0 +1,112 @@
+"""What an engine counts, as plain values that travel over the wire and into metrics."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+from shoal.core import StepResult
+from shoal.kvcache import PoolUsage
+from shoal.schedule.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStats:
+    """One service. Counters since the start: finished, cancelled, evictions and all ``*_tokens``.
+
+    waiting, running: requests now. recomputed_tokens: computed again after evictions. cached_tokens:
+    prompt tokens found in the prefix index. live, cached and free blocks lie in the merged blocks that
+    the service holds: in use, kept for their prefix, and unused but out of other services' reach.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    evictions: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    live_blocks: int = 0
+    cached_blocks: int = 0
+    free_blocks: int = 0
+    merged_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """The KV pool now.
+
+    live_bytes: of blocks in use; cached_bytes: of blocks kept for their prefix. padding_bytes: what
+    live blocks take beyond their KV. external_bytes: of free blocks that only the service holding
+    their merged block can use.
+    """
+
+    total_bytes: int
+    live_bytes: int
+    cached_bytes: int
+    padding_bytes: int
+    external_bytes: int
+    merged_blocks: int
+    free_merged_blocks: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTotals:
+    """Where the time of all steps went, in nanoseconds since the start.
+
+    schedule, update: the scheduler's halves of a step. prepare, forward, sample: the executor's parts.
+    reply: handing events on, with detokenising where that is done in the same process.
+    """
+
+    count: int = 0
+    schedule_ns: int = 0
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    update_ns: int = 0
+    reply_ns: int = 0
+
+    def add(self, result: StepResult, update_ns: int) -> None:
+        """Count one executed step."""
+        self.count += 1
+        self.prepare_ns += result.timings.prepare_ns
+        self.forward_ns += result.timings.forward_ns
+        self.sample_ns += result.timings.sample_ns
+        self.update_ns += update_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Everything an engine counts."""
+
+    services: Mapping[str, ServiceStats]
+    pool: PoolStats
+    steps: StepTotals
+
+    @classmethod
+    def collect(cls, scheduler: SchedulerStats, usage: PoolUsage, steps: StepTotals, block_size: int) -> Self:
+        """A snapshot of the scheduler's counters, the pool and the step times."""
+        services = {
+            name: ServiceStats(
+                **asdict(counted),
+                live_blocks=usage.services[name].live_blocks,
+                cached_blocks=usage.services[name].cached_blocks,
+                free_blocks=usage.services[name].free_blocks,
+                merged_blocks=usage.services[name].merged_blocks,
+            )
+            for name, counted in scheduler.services.items()
+        }
+        pool = PoolStats(
+            total_bytes=usage.total_bytes,
+            live_bytes=usage.live_bytes,
+            cached_bytes=sum(used.cached_blocks * used.block_bytes for used in usage.services.values()),
+            padding_bytes=sum(
+                used.live_blocks * (used.block_bytes - block_size * used.token_bytes)
+                for used in usage.services.values()
+            ),
+            external_bytes=usage.external_bytes(),
+            merged_blocks=usage.capacity,
+            free_merged_blocks=usage.free_merged,
+        )
+        return cls(services=services, pool=pool, steps=replace(steps))

@@ -1,0 +1,120 @@
+"""The past: output lengths of finished requests, and what they say about unfinished ones.
+
+Past-Future scheduler (Gong et al., section 3.2): a request that has generated d tokens is predicted from
+the recent lengths greater than d.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.core import ConfigError
+from shoal.forecast.draws import Seeds, derive_seeds, uniforms
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+COLD_STARTS = ("kaplan-meier", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthDistribution:
+    """A distribution of output lengths; mass that ``cumulative`` leaves over lies at a request's maximum.
+
+    lengths: ascending, may repeat. cumulative: P(length <= lengths[i]) up to and including entry i.
+    """
+
+    lengths: IntArray
+    cumulative: FloatArray
+
+    def _mass_until(self, tokens: IntArray) -> FloatArray:
+        """P(length <= tokens)."""
+        mass: FloatArray = np.concatenate(([0.0], self.cumulative))
+        return mass[self.lengths.searchsorted(tokens, side="right")]
+
+    def draw(self, seeds: Seeds, generated: IntArray, ceilings: IntArray, samples: int) -> IntArray:
+        """Predicted output lengths [samples, n] of requests that have generated ``generated`` tokens.
+
+        Each is drawn from the lengths greater than that, capped by the request's ceiling, and is the
+        ceiling where no length is greater. A draw depends on (seed, generated, sample) only.
+        """
+        keys = derive_seeds(derive_seeds(seeds, generated), np.arange(samples)[:, None])
+        past = self._mass_until(generated)
+        targets = past + uniforms(keys) * (1.0 - past)
+        lengths = np.append(self.lengths, np.iinfo(np.int64).max)
+        picked = lengths[self.cumulative.searchsorted(targets, side="right")]
+        capped: IntArray = np.minimum(picked, ceilings)
+        return capped
+
+    def mean_beyond(self, generated: IntArray, ceilings: IntArray) -> FloatArray:
+        """Expected output length [n] of requests that have generated ``generated`` tokens, each capped."""
+        mass = np.diff(self.cumulative, prepend=0.0)
+        weighted = np.concatenate(([0.0], np.cumsum(mass * self.lengths)))
+        low = self.lengths.searchsorted(generated, side="right")
+        high = self.lengths.searchsorted(ceilings, side="right")
+        left = 1.0 - self._mass_until(generated)
+        beyond = 1.0 - self._mass_until(ceilings)
+        known = left > 0
+        mean = np.asarray(ceilings, dtype=np.float64)
+        total = weighted[np.maximum(high, low)] - weighted[low] + beyond * ceilings
+        return np.where(known, np.divide(total, left, out=mean.copy(), where=known), mean)
+
+
+class LengthHistory:
+    """Output lengths of one service's last ``window`` finished requests; its only writer is ``record``.
+
+    maximum: longest output that the service allows.
+    cold_start: what is believed until the window is full for the first time. "max": it starts full of
+        ``maximum`` (as the paper), each finished request replacing one. "kaplan-meier": finished requests
+        are events and running ones censored observations of Kaplan and Meier's estimator (1958), so that the
+        short ones, which finish first, do not pass for all there are; what mass it leaves over lies at
+        the maximum. A full window is used as it is: in steady state it is an unbiased sample already.
+    """
+
+    def __init__(self, maximum: int, window: int = 1000, cold_start: str = "kaplan-meier") -> None:
+        if window < 1:
+            raise ConfigError(f"a length history's window must be at least 1 request, got {window}")
+        if cold_start not in COLD_STARTS:
+            raise ConfigError(
+                f"cold_start {cold_start!r} is not known; possible are {', '.join(COLD_STARTS)}"
+            )
+        self.maximum = maximum
+        self.window = window
+        filled = cold_start == "max"
+        self._recent: deque[int] = deque([maximum] * window if filled else (), maxlen=window)
+        self._sorted: IntArray = np.array(self._recent, dtype=np.int64)
+
+    @property
+    def censors(self) -> bool:
+        """Whether running requests count as observations now."""
+        return len(self._recent) < self.window
+
+    def record(self, length: int) -> None:
+        """One more request finished with ``length`` output tokens (never a cancelled or failed one)."""
+        if length < 1:
+            raise ValueError(f"a finished request has at least 1 output token, got {length}")
+        if len(self._recent) == self.window:
+            self._sorted = np.delete(self._sorted, self._sorted.searchsorted(self._recent[0]))
+        self._recent.append(length)
+        self._sorted = np.insert(self._sorted, self._sorted.searchsorted(length), length)
+
+    def distribution(self, generated: IntArray) -> LengthDistribution:
+        """What is believed now, where running requests have generated ``generated`` tokens."""
+        if self.censors:
+            return kaplan_meier(self._sorted, generated)
+        return LengthDistribution(self._sorted, np.arange(1, self.window + 1) / self.window)
+
+
+def kaplan_meier(finished: IntArray, running: IntArray) -> LengthDistribution:
+    """Kaplan and Meier's product-limit estimate (1958) of the distribution of lengths.
+
+    finished: lengths seen in full, ascending. running: lengths of which only "more than this" is known.
+    """
+    lengths, events = np.unique(finished, return_counts=True)
+    ended_before = np.concatenate(([0], np.cumsum(events)[:-1])).astype(np.int64)[: len(lengths)]
+    censored_before = np.sort(running).searchsorted(lengths, side="left")
+    at_risk = len(finished) + len(running) - ended_before - censored_before
+    survival = np.cumprod(1.0 - events / at_risk).astype(np.float64)
+    return LengthDistribution(lengths, 1.0 - survival)

@@ -1,0 +1,32 @@
+"""The KV pool: block extents of several models in one buffer, their allocator and prefix index.
+
+Here belong sizes, offsets, ids, reference counts and hashes: numbers only. Tensors over the buffer
+belong to the executor; who gets blocks, who waits and who is evicted from the running group belongs to
+the scheduler; a request's block table is the scheduler's too.
+"""
+
+from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
+from shoal.kvcache.options import KVCacheOptions
+from shoal.kvcache.pool import BlockPool
+from shoal.kvcache.prefix import PrefixIndex, hash_blocks, hash_next, hash_synthetic
+from shoal.kvcache.shape import KVShape, LayerShape
+from shoal.kvcache.store import IntegrityError
+from shoal.kvcache.usage import PoolUsage, ServiceUsage
+
+__all__ = [
+    "BlockPool",
+    "IntegrityError",
+    "KVCacheOptions",
+    "KVShape",
+    "LayerExtent",
+    "LayerShape",
+    "PoolLayout",
+    "PoolUsage",
+    "PrefixIndex",
+    "ServiceLayout",
+    "ServiceUsage",
+    "hash_blocks",
+    "hash_next",
+    "hash_synthetic",
+    "plan_layout",
+]

@@ -1,0 +1,235 @@
+"""How the blocks of several models are laid out in one flat buffer.
+
+The merged layout is SeaLLM's unified KV cache (section on the cache of its local engine): the buffer
+is a slab of equal merged blocks, and a merged block is cut into sub-blocks of one model at a time.
+
+    |<------------ merged block 0 ------------>|<------------ merged block 1 ------------>| ...
+    | A 0     | A 1     | A 2     | A 3     |  | as seen by model A, 4 blocks: stride_A
+    | B 0       | B 1       | B 2       |      | as seen by model B, 3 blocks: stride_B
+
+The split layout is the baseline (MuxServe, ICML 2024): the buffer is a slab of units, each holding
+keys and values of ``block_size`` tokens of one KV head of one layer, and a block is scattered over as
+many units as its model has pairs of layer and KV head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core.errors import ConfigError
+from shoal.kvcache.shape import KVShape
+
+ALIGNMENT = 256
+"""Every stride is a multiple of this many bytes, so that any kernel can address a block."""
+
+LARGEST_MERGED = 32
+"""A merged block is at most this many times the largest model's block."""
+
+STRANDED_PER_DOUBLING = 0.04
+"""Share of a full pool that is stranded, for every doubling of the sub-blocks in a merged block: about what
+``benchmarks/kvcache_pool.py --sweep`` measures with 4 to 80 sub-blocks, nearly regardless of pool size."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerExtent:
+    """Where one layer's KV lies.
+
+    Merged layout: byte offsets inside a sub-block, of keys ``[block_size, kv_heads, key_dim]`` and of
+    values ``[block_size, kv_heads, value_dim]``, the values right behind the keys.
+    Split layout: byte offsets inside each unit, of keys ``[block_size, key_dim]`` and of values
+    ``[block_size, value_dim]`` of one KV head; ``first_unit`` is the column of head 0 of this layer
+    among the units of a block, head h lies in column ``first_unit + h``.
+    """
+
+    key_offset: int
+    value_offset: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    first_unit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLayout:
+    """How one service sees the buffer.
+
+    stride_bytes: distance between neighbouring sub-blocks (merged), or between units (split).
+    blocks_per_merged: sub-blocks in one merged block (split: 1).
+    units_per_block: merged blocks that one block takes up (merged: 1; split: the units of a block).
+    """
+
+    service: str
+    shape: KVShape
+    stride_bytes: int
+    blocks_per_merged: int
+    layers: tuple[LayerExtent, ...]
+    units_per_block: int = 1
+
+    @property
+    def held_block_bytes(self) -> int:
+        """Bytes that one block takes from the pool, padding included."""
+        return self.stride_bytes * self.units_per_block
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """The whole buffer: ``merged_blocks`` blocks of ``merged_bytes``, and every service's view of them.
+
+    kind: "merged": block ``id`` of a service starts at byte ``id * stride_bytes``. "split": the pool's
+    ``unit_ids`` names a block's units, and a unit (here a merged block of size one) starts at byte
+    ``unit * merged_bytes``.
+    """
+
+    kind: str
+    block_size: int
+    merged_bytes: int
+    merged_blocks: int
+    services: Mapping[str, ServiceLayout]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the buffer must have."""
+        return self.merged_bytes * self.merged_blocks
+
+    def padding(self, service: str) -> float:
+        """The share of a block's bytes that never holds KV, in [0, 1)."""
+        view = self.services[service]
+        return 1 - view.shape.block_bytes(self.block_size) / view.held_block_bytes
+
+
+def plan_layout(
+    shapes: Mapping[str, KVShape], *, memory_bytes: int, block_size: int, kind: str = "merged"
+) -> PoolLayout:
+    """Lay out the blocks of ``shapes`` (by service name) in at most ``memory_bytes``.
+
+    A function of its arguments alone: ranks that share a pool layout pass the same (the smallest)
+    ``memory_bytes``.
+
+    Raises:
+        ConfigError: not even one merged block (or one block of every service) fits, or an argument
+            makes no sense.
+    """
+    if kind not in ("merged", "split"):
+        raise ConfigError(f"kv_cache layout {kind!r} is not known; possible are merged, split")
+    if block_size < 1:
+        raise ConfigError(f"kv_cache block_size must be at least 1 token, got {block_size}")
+    if not shapes:
+        raise ConfigError("a KV pool needs at least one service")
+    plan = _plan_merged if kind == "merged" else _plan_split
+    return plan(shapes, memory_bytes, block_size)
+
+
+def _plan_merged(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: int) -> PoolLayout:
+    block_bytes = {name: shape.block_bytes(block_size) for name, shape in shapes.items()}
+    largest = max(block_bytes, key=lambda name: block_bytes[name])
+    _require_memory(_aligned(block_bytes[largest]), memory_bytes, f"one block of service {largest!r}")
+    merged_bytes, blocks_per_merged = choose_merged_bytes(block_bytes, memory_bytes)
+    services = {
+        name: ServiceLayout(
+            service=name,
+            shape=shape,
+            stride_bytes=merged_bytes // blocks_per_merged[name],
+            blocks_per_merged=blocks_per_merged[name],
+            layers=_merged_extents(shape, block_size),
+        )
+        for name, shape in shapes.items()
+    }
+    return PoolLayout("merged", block_size, merged_bytes, memory_bytes // merged_bytes, services)
+
+
+def _plan_split(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: int) -> PoolLayout:
+    unit_bytes = _aligned(
+        max(
+            block_size * (layer.key_dim + layer.value_dim) * shape.itemsize
+            for shape in shapes.values()
+            for layer in shape.layers
+        )
+    )
+    services = {
+        name: ServiceLayout(
+            service=name,
+            shape=shape,
+            stride_bytes=unit_bytes,
+            blocks_per_merged=1,
+            layers=_split_extents(shape, block_size),
+            units_per_block=sum(layer.kv_heads for layer in shape.layers),
+        )
+        for name, shape in shapes.items()
+    }
+    largest = max(services.values(), key=lambda view: view.held_block_bytes)
+    _require_memory(largest.held_block_bytes, memory_bytes, f"one block of service {largest.service!r}")
+    return PoolLayout("split", block_size, unit_bytes, memory_bytes // unit_bytes, services)
+
+
+def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tuple[int, dict[str, int]]:
+    """The size of a merged block that wastes least, and how many blocks of each service it holds.
+
+    Every multiple of 256 bytes from the largest block up to ``LARGEST_MERGED`` times that (and the
+    memory) is tried. For a size B, service s has the largest n_s that divides B into strides that are
+    multiples of 256 bytes and hold its block. Two wastes are weighed against each other, as shares of
+    what a service uses, and averaged over services:
+
+    - padding, 1 - n_s block_s / B, which larger sizes can make smaller;
+    - stranding, sub-blocks that are free but inside a merged block that their service still holds:
+      ``STRANDED_PER_DOUBLING`` log2 n_s, and, which matters in small pools, half of what one merged block
+      holds beyond one sub-block, where every service uses an equal share of the pool.
+
+    Of equal sizes the smallest wins.
+    """
+    smallest = max(_aligned(size) for size in block_bytes.values()) // ALIGNMENT
+    limit = min(memory_bytes // ALIGNMENT, LARGEST_MERGED * smallest)
+    sizes = np.arange(limit + 1)
+    sizes[0] = 1
+    share = np.minimum(sizes * ALIGNMENT * len(block_bytes) / memory_bytes, 1)
+    waste = np.zeros(limit + 1)
+    counts = {}
+    for name, size in block_bytes.items():
+        counts[name] = _most_blocks(_aligned(size) // ALIGNMENT, limit)
+        count = np.maximum(counts[name], 1)
+        stranded = STRANDED_PER_DOUBLING * np.log2(count) + 0.5 * share * (1 - 1 / count)
+        waste += 1 - count * (size / ALIGNMENT) / sizes * (1 - stranded)
+    best = smallest + int(np.argmin(waste[smallest:]))
+    return best * ALIGNMENT, {name: int(count[best]) for name, count in counts.items()}
+
+
+def _most_blocks(block: int, limit: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """For each size up to ``limit``: the largest divisor n with size / n >= block, or 0."""
+    most = np.zeros(limit + 1, dtype=np.int64)
+    for count in range(1, limit // block + 1):
+        most[count * block :: count] = count
+    return most
+
+
+def _merged_extents(shape: KVShape, block_size: int) -> tuple[LayerExtent, ...]:
+    extents = []
+    offset = 0
+    for layer in shape.layers:
+        value_offset = offset + block_size * layer.kv_heads * layer.key_dim * shape.itemsize
+        extents.append(LayerExtent(offset, value_offset, layer.kv_heads, layer.key_dim, layer.value_dim))
+        offset = value_offset + block_size * layer.kv_heads * layer.value_dim * shape.itemsize
+    return tuple(extents)
+
+
+def _split_extents(shape: KVShape, block_size: int) -> tuple[LayerExtent, ...]:
+    extents = []
+    first_unit = 0
+    for layer in shape.layers:
+        value_offset = block_size * layer.key_dim * shape.itemsize
+        extents.append(
+            LayerExtent(0, value_offset, layer.kv_heads, layer.key_dim, layer.value_dim, first_unit)
+        )
+        first_unit += layer.kv_heads
+    return tuple(extents)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _require_memory(needed: int, given: int, what: str) -> None:
+    if given < needed:
+        raise ConfigError(
+            f"kv_cache memory of {given} bytes does not hold {what}, which takes {needed} bytes; "
+            f"give kv_cache at least that much memory or a smaller block_size"
+        )

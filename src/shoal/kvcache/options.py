@@ -1,0 +1,21 @@
+"""What a user can choose about the KV pool."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheOptions:
+    """Options of one device group's KV pool.
+
+    memory_bytes: size of the pool; None lets the engine decide (2 GiB on a CPU, what is left after
+        weights and activations on CUDA).
+    block_size: tokens per block.
+    layout: "merged" (one slab of equal merged blocks for all models) or "split" (one block per layer
+        and KV head, the baseline).
+    prefix_caching: keep the KV of finished requests for later ones that start with the same tokens.
+    """
+
+    memory_bytes: int | None = None
+    block_size: int = 16
+    layout: str = "merged"
+    prefix_caching: bool = True

@@ -1,0 +1,244 @@
+"""The pool of KV blocks that the services of one device group share."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from shoal.kvcache.layout import PoolLayout
+from shoal.kvcache.merged import MergedStore
+from shoal.kvcache.prefix import PrefixIndex
+from shoal.kvcache.split import SplitStore, Units
+from shoal.kvcache.store import BlockStore, IntegrityError, require
+from shoal.kvcache.usage import PoolUsage, ServiceUsage
+
+
+class _Books:
+    """One service's reference counts (by block id), prefix index, and number of live blocks."""
+
+    def __init__(self, number: int, name: str, blocks: int, index: PrefixIndex) -> None:
+        self.number = number
+        self.name = name
+        # A list: reading and writing single entries is several times as fast as in a NumPy array.
+        self.references = [0] * blocks
+        self.index = index
+        self.live = 0
+
+
+class BlockPool:
+    """Allocates blocks by number, counts references, and keeps finished prefixes for reuse.
+
+    A block is free, live (somebody refers to it) or cached (published, nobody refers to it). Blocks of
+    different services are different things even where their numbers are equal. The pool holds no
+    tensors; block numbers become addresses through ``layout`` (and ``unit_ids`` in the split layout).
+
+    Methods raise KeyError for a service that the layout does not have.
+    """
+
+    def __init__(self, layout: PoolLayout, prefix_caching: bool = True) -> None:
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.capacity = layout.merged_blocks
+        self._prefix_caching = prefix_caching
+        indexes = [PrefixIndex() for _ in layout.services]
+        self._books = {
+            name: _Books(number, name, self.max_blocks(name), indexes[number])
+            for number, name in enumerate(layout.services)
+        }
+        self._split = SplitStore(layout, indexes) if layout.kind == "split" else None
+        self._store: BlockStore = self._split or MergedStore(layout, indexes)
+        self._tick = 0
+
+    def allocate(self, service: str, count: int) -> list[int] | None:
+        """``count`` blocks with one reference each, or None, and nothing changes, where they do not fit.
+
+        Takes free memory first; then evicts cached blocks, coldest first: single ones of this service, whole
+        merged blocks of others (as cold as their most recently used block).
+        """
+        books = self._books[service]
+        store = self._store
+        number = books.number
+        if store.available(number) < count:
+            if store.attainable(number) < count:
+                return None
+            while store.available(number) < count:
+                store.evict_coldest(number)
+        blocks = store.take(number, count)
+        references = books.references
+        for block in blocks:
+            references[block] = 1
+        books.live += count
+        return blocks
+
+    def can_allocate(self, service: str, count: int) -> bool:
+        """Whether ``allocate`` would succeed now."""
+        return self._store.attainable(self._books[service].number) >= count
+
+    def free(self, service: str, blocks: Sequence[int]) -> None:
+        """Take one reference from each block of a table, in its order.
+
+        Blocks without references become free; published ones stay cached, the last of the table being
+        the first to be evicted, since a prefix is of no use without its beginning.
+
+        Raises:
+            IntegrityError: a block has no reference.
+        """
+        books = self._books[service]
+        references = books.references
+        published = books.index.hash_of
+        unused = []
+        for block in reversed(blocks):
+            left = references[block] - 1
+            if left < 0:
+                raise IntegrityError(f"{service}: block {block} is freed but has no reference")
+            references[block] = left
+            if left:
+                continue
+            if block in published:
+                self._retire(books, block)
+            else:
+                unused.append(block)
+        if unused:
+            books.live -= len(unused)
+            self._store.release(books.number, unused)
+
+    def _retire(self, books: _Books, block: int) -> None:
+        self._tick += 1
+        books.live -= 1
+        books.index.retire(block, self._tick)
+        self._store.park(books.number, block, self._tick)
+
+    def share(self, service: str, blocks: Sequence[int]) -> None:
+        """Add one reference to each of these live blocks: a fork of their table.
+
+        Raises:
+            IntegrityError: a block has no reference; then nothing changes.
+        """
+        references = self._books[service].references
+        for block in blocks:
+            require(references[block] > 0, f"{service}: block {block} is shared but has no reference")
+        for block in blocks:
+            references[block] += 1
+
+    def is_shared(self, service: str, block: int) -> bool:
+        """Whether writing needs a copy first: others refer to the block, or may find it by its hash."""
+        books = self._books[service]
+        return books.references[block] > 1 or block in books.index.hash_of
+
+    def match_prefix(self, service: str, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest leading run of ``hashes`` that is at hand, with a reference on each."""
+        books = self._books[service]
+        blocks = books.index.longest_run(hashes)
+        for block in blocks:
+            if books.references[block] == 0:
+                books.index.revive(block)
+                self._store.unpark(books.number, block)
+                books.live += 1
+            books.references[block] += 1
+        return blocks
+
+    def publish(self, service: str, block: int, block_hash: bytes) -> None:
+        """A live block's content is final and may serve other requests under this hash.
+
+        A hash that another block has already stays with that block. Without prefix caching nothing happens.
+
+        Raises:
+            IntegrityError: the block has no reference, or was published under another hash.
+        """
+        if not self._prefix_caching:
+            return
+        books = self._books[service]
+        require(books.references[block] > 0, f"{service}: block {block} is published but has no reference")
+        known = books.index.hash_of.get(block)
+        if known is None:
+            books.index.publish(block, block_hash)
+        else:
+            require(known == block_hash, f"{service}: block {block} is published under another hash")
+
+    def merged_demand(self, service: str, blocks: int) -> int:
+        """Merged blocks (split: units) that so many blocks take up when packed."""
+        view = self.layout.services[service]
+        return -(-blocks // view.blocks_per_merged) * view.units_per_block
+
+    def max_blocks(self, service: str) -> int:
+        """Blocks that the service could hold if it had the whole pool."""
+        view = self.layout.services[service]
+        return self.capacity * view.blocks_per_merged // view.units_per_block
+
+    def live_blocks(self, service: str) -> int:
+        """Blocks with references."""
+        return self._books[service].live
+
+    def take_dirty(self) -> tuple[int, ...]:
+        """Merged blocks (split: units) to zero before they are used, since the last call; asked once.
+
+        They were last taken for another dtype, so that their old bits may read as NaN. The buffer itself
+        starts zeroed. Ask after the allocations of a step and before its forward pass: a later answer
+        would wipe what the step wrote.
+        """
+        return self._store.take_dirty()
+
+    def unit_ids(self, service: str, blocks: Sequence[int]) -> Units:
+        """Split layout: the units of each block, int32 ``[len(blocks), units_per_block]``, a copy.
+
+        Columns go by layer and then KV head (``LayerExtent.first_unit + head``); a unit starts at byte
+        ``unit * layout.merged_bytes``. Valid while the blocks are live.
+
+        Raises:
+            ValueError: the pool has the merged layout, where a block's number is its address.
+        """
+        if self._split is None:
+            raise ValueError("unit_ids is for the split layout; in the merged one use id * stride_bytes")
+        return self._split.unit_ids(self._books[service].number, blocks)
+
+    def usage(self) -> PoolUsage:
+        """A snapshot of what the memory is used for."""
+        services = {}
+        for name, books in self._books.items():
+            view = self.layout.services[name]
+            services[name] = ServiceUsage(
+                live_blocks=books.live,
+                cached_blocks=len(books.index.cached),
+                free_blocks=self._store.free_held(books.number),
+                merged_blocks=self._store.held_merged(books.number),
+                block_bytes=view.held_block_bytes,
+                token_bytes=view.shape.token_bytes(),
+            )
+        return PoolUsage(
+            capacity=self.capacity,
+            free_merged=self._store.free_merged,
+            services=services,
+            total_bytes=self.layout.total_bytes,
+            live_bytes=sum(used.live_blocks * used.block_bytes for used in services.values()),
+        )
+
+    def check_integrity(self, tables: Mapping[str, Iterable[Sequence[int]]] | None = None) -> None:
+        """Recompute the books from first principles: free + live + cached = total, everywhere.
+
+        tables: all block tables in use, by service; where given, reference counts are compared with them.
+
+        Raises:
+            IntegrityError: naming what is off.
+        """
+        live = []
+        for name, books in self._books.items():
+            counts = books.references
+            if tables is not None:
+                expected = Counter(block for table in tables.get(name, ()) for block in table)
+                actual = {block: count for block, count in enumerate(counts) if count}
+                require(actual == expected, f"{name}: references are {actual}, the tables say {expected}")
+            require(min(counts, default=0) >= 0, f"{name}: a reference count is negative")
+            live.append([block for block, count in enumerate(counts) if count])
+            require(books.live == len(live[-1]), f"{name}: {len(live[-1])} live blocks, not {books.live}")
+            self._check_index(books)
+        self._store.check(live)
+
+    def _check_index(self, books: _Books) -> None:
+        index = books.index
+        inverse = {block: block_hash for block_hash, block in index.block_of.items()}
+        require(inverse == index.hash_of, f"{books.name}: hashes and published blocks do not match")
+        idle = {block for block in index.hash_of if books.references[block] == 0}
+        require(
+            idle == index.cached.keys(), f"{books.name}: cached blocks are {set(index.cached)}, not {idle}"
+        )
+        ticks = list(index.cached.values())
+        ordered = ticks == sorted(set(ticks)) and (not ticks or ticks[-1] <= self._tick)
+        require(ordered, f"{books.name}: cached blocks are not in the order of their last use")

@@ -1,0 +1,88 @@
+"""Which finished blocks hold which tokens: hashes chained over a prompt, and the index over them.
+
+A block's hash covers its own tokens and, through its parent's hash, everything before them. So equal
+hashes mean equal prefixes, and the KV of a block may serve every request that starts the same way.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+HASH_BYTES = 16
+
+
+def hash_blocks(tokens: Sequence[int], block_size: int, parent: bytes = b"") -> list[bytes]:
+    """Chained hashes of the full blocks of ``tokens``; ``parent`` is the hash of the block before them."""
+    data = memoryview(array("q", tokens).tobytes())
+    step = 8 * block_size
+    hashes = []
+    for start in range(0, len(data) - step + 1, step):
+        digest = blake2b(parent, digest_size=HASH_BYTES)
+        digest.update(data[start : start + step])
+        parent = digest.digest()
+        hashes.append(parent)
+    return hashes
+
+
+def hash_next(parent: bytes, block_tokens: Sequence[int]) -> bytes:
+    """The hash of one more full block behind the block with hash ``parent`` (b"" for the first)."""
+    return hash_blocks(block_tokens, len(block_tokens), parent)[0]
+
+
+def hash_synthetic(block_hashes: Sequence[int]) -> list[bytes]:
+    """Block hashes of a prompt without tokens; equal numbers stand for equal prefixes already."""
+    return [
+        blake2b(str(number).encode(), digest_size=HASH_BYTES, person=b"synthetic").digest()
+        for number in block_hashes
+    ]
+
+
+class PrefixIndex:
+    """The published blocks of one service, and the order in which idle ones may be forgotten.
+
+    A published block is either referenced or *cached*: kept although nobody refers to it. Cached blocks
+    are ordered by the tick at which they lost their last reference.
+
+    block_of: block by hash. hash_of: hash by block. cached: tick by cached block, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.block_of: dict[bytes, int] = {}
+        self.hash_of: dict[int, bytes] = {}
+        self.cached: OrderedDict[int, int] = OrderedDict()
+
+    def publish(self, block: int, block_hash: bytes) -> bool:
+        """Enter a referenced block; False, and nothing changes, where the hash has a block already."""
+        if block_hash in self.block_of:
+            return False
+        self.block_of[block_hash] = block
+        self.hash_of[block] = block_hash
+        return True
+
+    def longest_run(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest leading run of ``hashes`` that is published."""
+        blocks = []
+        for block_hash in hashes:
+            block = self.block_of.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def retire(self, block: int, tick: int) -> None:
+        """A published block lost its last reference; it is the most recently used cached one now."""
+        self.cached[block] = tick
+
+    def revive(self, block: int) -> None:
+        """A cached block is referenced again."""
+        del self.cached[block]
+
+    def oldest(self) -> tuple[int, int] | None:
+        """The least recently used cached block and its tick."""
+        return next(iter(self.cached.items()), None)
+
+    def forget(self, block: int) -> None:
+        """Evict a cached block: its content can no longer be found."""
+        del self.cached[block]
+        del self.block_of[self.hash_of.pop(block)]

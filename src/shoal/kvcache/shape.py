@@ -1,0 +1,54 @@
+"""The shape of a model's KV: how many bytes its tokens and blocks take."""
+
+from dataclasses import dataclass
+
+from shoal.core.errors import ConfigError
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """KV of one attention layer: heads that are stored, and the width of each key and value."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that hold nothing; raises ConfigError."""
+        if min(self.kv_heads, self.key_dim, self.value_dim) < 1:
+            raise ConfigError(f"a layer's kv_heads, key_dim and value_dim must be at least 1, got {self}")
+
+    @property
+    def elements(self) -> int:
+        """Key and value elements of one token."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """KV of one model: an element type ("float32", "bfloat16" or "float16") and its layers in order."""
+
+    dtype: str
+    layers: tuple[LayerShape, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse unknown element types and models without layers; raises ConfigError."""
+        if self.dtype not in ITEM_BYTES:
+            raise ConfigError(f"KV dtype {self.dtype!r} is not known; possible are {', '.join(ITEM_BYTES)}")
+        if not self.layers:
+            raise ConfigError("a KV shape needs at least one layer")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return self.itemsize * sum(layer.elements for layer in self.layers)
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block of ``block_size`` tokens, without padding."""
+        return block_size * self.token_bytes()

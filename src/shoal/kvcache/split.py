@@ -1,0 +1,124 @@
+"""The split layout's books: every block is scattered over units of one layer and one KV head."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.kvcache.layout import PoolLayout
+from shoal.kvcache.prefix import PrefixIndex
+from shoal.kvcache.store import DtypeLog, require
+
+Units = npt.NDArray[np.int32]
+
+
+class SplitStore:
+    """Hands out blocks that are rows of a service's table, each row naming the units of the block.
+
+    Any unit serves any service, so nothing is stranded; the price is a table with layers x KV heads
+    entries for every block, and as many scattered reads.
+    """
+
+    def __init__(self, layout: PoolLayout, indexes: Sequence[PrefixIndex]) -> None:
+        views = list(layout.services.values())
+        self._layout = layout
+        self._indexes = indexes
+        self._units_per_block = [view.units_per_block for view in views]
+        rows = [layout.merged_blocks // per_block for per_block in self._units_per_block]
+        self._free_units: Units = np.arange(layout.merged_blocks - 1, -1, -1, dtype=np.int32)
+        self._free_count = layout.merged_blocks
+        self._tables: list[Units] = [
+            np.zeros((row, per_block), dtype=np.int32)
+            for row, per_block in zip(rows, self._units_per_block, strict=True)
+        ]
+        self._free_rows = [list(range(row - 1, -1, -1)) for row in rows]
+        self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
+
+    @property
+    def free_merged(self) -> int:
+        """Units that no service holds."""
+        return self._free_count
+
+    def held_merged(self, service: int) -> int:
+        """Units that a service holds."""
+        used = len(self._tables[service]) - len(self._free_rows[service])
+        return used * self._units_per_block[service]
+
+    def free_held(self, service: int) -> int:
+        """Free blocks in held units: there are none."""
+        return 0
+
+    def unit_ids(self, service: int, blocks: Sequence[int]) -> Units:
+        """Units of the given blocks, [blocks, units per block]; a copy."""
+        return self._tables[service][np.asarray(blocks, dtype=np.int64)]
+
+    def available(self, service: int) -> int:
+        """Blocks that ``take`` can give now."""
+        return self._free_count // self._units_per_block[service]
+
+    def attainable(self, service: int) -> int:
+        """Blocks to be had if every cached block of every service went."""
+        cached = sum(
+            len(index.cached) * per_block
+            for index, per_block in zip(self._indexes, self._units_per_block, strict=True)
+        )
+        return (self._free_count + cached) // self._units_per_block[service]
+
+    def take(self, service: int, count: int) -> list[int]:
+        """Make ``count`` (at most ``available``) free blocks live."""
+        if not count:
+            return []
+        free_rows = self._free_rows[service]
+        rows = free_rows[-count:]
+        del free_rows[-count:]
+        rows.reverse()
+        per_block = self._units_per_block[service]
+        top = self._free_count
+        self._free_count = top - count * per_block
+        units = self._free_units[self._free_count : top]
+        self._tables[service][rows] = units.reshape(count, per_block)
+        if self._dtypes.mixed:
+            self._dtypes.taken(service, units.tolist())
+        return rows
+
+    def release(self, service: int, blocks: Sequence[int]) -> None:
+        """Live blocks become free."""
+        units = self._tables[service][np.asarray(blocks, dtype=np.int64)].ravel()
+        self._free_units[self._free_count : self._free_count + len(units)] = units
+        self._free_count += len(units)
+        self._free_rows[service] += blocks
+
+    def park(self, service: int, block: int, tick: int) -> None:
+        """A live block becomes cached; its units stay where they are."""
+
+    def unpark(self, service: int, block: int) -> None:
+        """A cached block becomes live; its units stay where they are."""
+
+    def evict_coldest(self, service: int) -> None:
+        """Evict the coldest cached block of any service; its units suit everybody."""
+        _, owner, block = min(
+            (oldest[1], owner, oldest[0])
+            for owner, index in enumerate(self._indexes)
+            if (oldest := index.oldest()) is not None
+        )
+        self._indexes[owner].forget(block)
+        self.release(owner, (block,))
+
+    def take_dirty(self) -> tuple[int, ...]:
+        """Units last written with another dtype, since the last call."""
+        return self._dtypes.take_dirty()
+
+    def check(self, live: Sequence[Sequence[int]]) -> None:
+        """Compare the books with each service's live blocks; raises IntegrityError."""
+        claims = np.zeros(self._layout.merged_blocks, dtype=np.int64)
+        np.add.at(claims, self._free_units[: self._free_count], 1)
+        for name, index, table, free_rows, blocks in zip(
+            self._layout.services, self._indexes, self._tables, self._free_rows, live, strict=True
+        ):
+            used = [*blocks, *index.cached]
+            every = sorted([*used, *free_rows])
+            require(every == list(range(len(table))), f"{name}: a block is lost or in two states at once")
+            if used:
+                np.add.at(claims, table[used], 1)
+        wrong = np.flatnonzero(claims != 1).tolist()
+        require(not wrong, f"units {wrong} are lost or belong to two blocks, which would overlap in bytes")

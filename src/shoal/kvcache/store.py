@@ -1,0 +1,89 @@
+"""What the pool asks of a layout's bookkeeping, and what goes wrong when books do not balance."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class IntegrityError(AssertionError):
+    """The pool's books contradict themselves, or somebody freed or shared a block that is not theirs."""
+
+
+def require(holds: bool, problem: str) -> None:
+    """Raise IntegrityError with ``problem`` unless ``holds``."""
+    if not holds:
+        raise IntegrityError(problem)
+
+
+class BlockStore(Protocol):
+    """Owner of the pool's memory: which merged blocks or units belong to which service's blocks.
+
+    Services go by number, in the layout's order. A block is free, live (the pool counts references), or
+    cached (in its service's prefix index without references).
+    """
+
+    @property
+    def free_merged(self) -> int:
+        """Merged blocks (split: units) that no service holds."""
+
+    def available(self, service: int) -> int:
+        """Blocks that ``take`` can give now."""
+
+    def attainable(self, service: int) -> int:
+        """Blocks that ``take`` could give after evicting all cached blocks that may be evicted for it."""
+
+    def take(self, service: int, count: int) -> list[int]:
+        """Make ``count`` (at most ``available``) free blocks live."""
+
+    def release(self, service: int, blocks: Sequence[int]) -> None:
+        """Live blocks become free."""
+
+    def park(self, service: int, block: int, tick: int) -> None:
+        """A live block becomes cached; ticks grow from call to call."""
+
+    def unpark(self, service: int, block: int) -> None:
+        """A cached block becomes live."""
+
+    def evict_coldest(self, service: int) -> None:
+        """Forget the cached blocks that are missed least, so that ``service`` has more available."""
+
+    def take_dirty(self) -> tuple[int, ...]:
+        """Merged blocks (split: units) last written with another dtype, since the last call."""
+
+    def held_merged(self, service: int) -> int:
+        """Merged blocks (split: units) that a service holds."""
+
+    def free_held(self, service: int) -> int:
+        """Free blocks inside merged blocks that a service holds."""
+
+    def check(self, live: Sequence[Sequence[int]]) -> None:
+        """Compare the books with each service's live blocks; raises IntegrityError."""
+
+
+class DtypeLog:
+    """Which dtype each merged block was last taken for, and which have changed since somebody asked.
+
+    Fresh memory is taken to be zero, so that a first use never counts as a change.
+    """
+
+    def __init__(self, size: int, dtypes: Sequence[str]) -> None:
+        self.mixed = len(set(dtypes)) > 1
+        self._dtypes = list(dtypes)
+        self._last: list[str | None] = [None] * (size if self.mixed else 0)
+        self._dirty: dict[int, None] = {}
+
+    def taken(self, service: int, merged: Sequence[int]) -> None:
+        """Note that ``service`` takes these merged blocks."""
+        if not self.mixed:
+            return
+        dtype = self._dtypes[service]
+        for one in merged:
+            if self._last[one] != dtype:
+                if self._last[one] is not None:
+                    self._dirty[one] = None
+                self._last[one] = dtype
+
+    def take_dirty(self) -> tuple[int, ...]:
+        """The merged blocks whose dtype changed, once."""
+        dirty = tuple(self._dirty)
+        self._dirty.clear()
+        return dirty

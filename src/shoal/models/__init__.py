@@ -1,0 +1,28 @@
+"""From a model's name to files, tokens and numbers; no tensors.
+
+Here belong the aliases and how they are fetched and converted, the finding of a model's folder, the
+tokenizer with its chat template, and the facts of an architecture that others need without loading
+it (context length, KV shape of each layer). Weights as tensors and the forward pass do not: they
+live in ``execute``. Importing this package imports neither torch nor transformers; where these are
+needed (a conversion), a subprocess uses them.
+"""
+
+from shoal.models.cache import cache_dir
+from shoal.models.facts import LayerFacts, ModelFacts, read_facts
+from shoal.models.listing import ModelInfo, list_models
+from shoal.models.progress import Progress
+from shoal.models.resolve import pull_model, resolve_model
+from shoal.models.tokenizer import Tokenizer
+
+__all__ = [
+    "LayerFacts",
+    "ModelFacts",
+    "ModelInfo",
+    "Progress",
+    "Tokenizer",
+    "cache_dir",
+    "list_models",
+    "pull_model",
+    "read_facts",
+    "resolve_model",
+]

@@ -1,0 +1,95 @@
+"""Conversions into Hugging Face folders, run in a subprocess and kept in the cache.
+
+The subprocess (``python -m shoal.models.convert``) imports torch and transformers; the calling
+process never does.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from shoal.core import ModelUnsupported
+from shoal.models.cache import build_once, cache_dir
+from shoal.models.progress import Progress
+
+REVISION = 1
+"""Counts up when a conversion's result changes; part of every cache key."""
+
+SOURCE_FILE = "shoal-source.json"
+"""Says, inside a converted folder, what it was converted from."""
+
+_NOT_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".md")
+
+
+def convert_gguf(gguf_file: Path, folder: Path, progress: Progress) -> None:
+    """Write a Hugging Face folder with the GGUF file's model, dense and in bfloat16, to ``folder``.
+
+    Raises ModelUnsupported where transformers cannot read this GGUF file.
+    """
+    _run("gguf", gguf_file, folder, progress)
+
+
+def converted_gguf(gguf_file: Path, progress: Progress) -> Path:
+    """Cached Hugging Face folder for a user's GGUF file; converted anew when the file changes."""
+    file = gguf_file.resolve()
+
+    def build(folder: Path) -> None:
+        convert_gguf(file, folder, progress)
+        (folder / SOURCE_FILE).write_text(json.dumps({"gguf": str(file)}))
+
+    target = cache_dir() / "converted" / f"{file.stem}-{_fingerprint(file, [file])}"
+    return build_once(target, build, progress)
+
+
+def tokenizer_folder(folder: Path, progress: Progress) -> Path:
+    """Folder that holds ``tokenizer.json`` for the model in ``folder``.
+
+    Where the model has none (only ``vocab.json``, ``tokenizer.model`` or the like), the tokenizer
+    is converted into the cache; the weights stay where they are. Raises ModelUnsupported where
+    transformers finds no tokenizer in the folder.
+    """
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    source = folder.resolve()
+    files = sorted(f for f in source.iterdir() if f.is_file() and f.suffix not in _NOT_TOKENIZER)
+    target = cache_dir() / "tokenizers" / f"{source.name}-{_fingerprint(source, files)}"
+    return build_once(target, lambda built: _run("tokenizer", source, built, progress), progress)
+
+
+def _fingerprint(source: Path, files: Iterable[Path]) -> str:
+    stats = ((file.name, file.stat()) for file in files)
+    identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(json.dumps([REVISION, str(source), identity]).encode()).hexdigest()[:16]
+
+
+def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
+    # A local conversion has no business with the network.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    command = [sys.executable, "-m", "shoal.models.convert", kind, str(source), str(folder)]
+    child = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    error: str | None = None
+    try:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for line in child.stdout:
+            try:
+                report = json.loads(line)
+            except ValueError:  # a library printed something
+                continue
+            error = report.get("error", error)
+            if "what" in report:
+                progress(f"{report['what']} ({source.name})", report["done"], report["total"])
+        if child.wait() != 0 or error is not None:
+            last = child.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+            reason = error or " ".join(last) or f"exit status {child.returncode}"
+            raise ModelUnsupported(f"could not convert the {kind} of {source}: {reason}")
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()

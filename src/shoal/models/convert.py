@@ -1,0 +1,98 @@
+"""The subprocess of a conversion: ``python -m shoal.models.convert gguf|tokenizer SOURCE FOLDER``.
+
+The only module of this package that needs torch and transformers; nobody imports it. It reports
+on standard output, one JSON object a line: ``{"what", "done", "total"}`` or ``{"error"}``.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_STEPS = 4
+
+
+def main(arguments: list[str]) -> int:
+    """Convert as the arguments say; the exit status is 0 where that worked."""
+    kind, source, folder = arguments[0], Path(arguments[1]), Path(arguments[2])
+    # Progress bars would fill a pipe that nobody empties before the end.
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        try:
+            if kind == "gguf":
+                _convert_gguf(source, folder)
+            else:
+                _convert_tokenizer(source, folder)
+        except Exception as problem:  # whatever it is, the parent tells it to the user
+            _send({"error": f"{type(problem).__name__}: {problem}"})
+            return 1
+    return 0
+
+
+def _send(report: dict[str, Any]) -> None:
+    print(json.dumps(report), flush=True)
+
+
+def _step(what: str, done: int) -> None:
+    _send({"what": what, "done": done, "total": _STEPS})
+
+
+def _convert_gguf(source: Path, folder: Path) -> None:
+    _step("starting the conversion", 0)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _step("converting the tokenizer", 1)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.save_pretrained(folder)
+    _restore_pre_tokenizer(source, folder / "tokenizer.json")
+    _step("converting the weights", 2)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.bfloat16, **_dequantize()
+    )
+    _step("saving the weights", 3)
+    model.save_pretrained(folder)
+    _step("converted", _STEPS)
+
+
+def _dequantize() -> dict[str, Any]:
+    """Ask for dense weights; transformers without GgufConfig gives nothing else."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _restore_pre_tokenizer(source: Path, tokenizer_file: Path) -> None:
+    """Split text before BPE as the model was trained, where transformers' conversion does not.
+
+    SmolLM's tokenizer takes every digit alone before it looks for words, so the blanks before a
+    number stay together; the converted tokenizer would give one of them to the number.
+    """
+    from gguf import GGUFReader
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    field = GGUFReader(source).fields.get("tokenizer.ggml.pre")
+    if field is None or field.contents() != "smollm":
+        return
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.save(str(tokenizer_file))
+
+
+def _convert_tokenizer(source: Path, folder: Path) -> None:
+    _step("converting the tokenizer", 1)
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError("transformers has no fast tokenizer for this model")
+    _step("converted", _STEPS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""What a config.json says about a model that others need without loading it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.core import ModelUnavailable, ModelUnsupported
+from shoal.models.folder_config import eos_from_configs, read_json, text_config
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What one layer stores per token: ``kv_heads`` keys and values of these dimensions."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Sizes of a model.
+
+    architecture: class name as config.json has it. context_tokens: longest sequence; with
+    dynamic or longrope scaling the length before scaling. layers: KV shape, first layer first.
+    """
+
+    architecture: str
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    layers: tuple[LayerFacts, ...]
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """Facts of the model in ``folder``.
+
+    Raises ModelUnavailable where it has no config.json, ModelUnsupported where that leaves out a
+    size (it then relies on defaults that only the model's code knows).
+    """
+    config = read_json(folder / "config.json")
+    if not config:
+        raise ModelUnavailable(f"{folder} has no config.json, so it is no model folder")
+    text = text_config(config)
+    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    try:
+        return ModelFacts(
+            architecture=str(architectures[0]),
+            context_tokens=_context_tokens(text),
+            vocab_size=_size(text, "vocab_size"),
+            eos_token_ids=eos_from_configs(folder),
+            layers=(_layer(text),) * _size(text, *_LAYERS),
+        )
+    except KeyError as missing:
+        raise ModelUnsupported(f"{folder / 'config.json'} does not say {missing.args[0]}") from None
+
+
+def _size(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise KeyError(" or ".join(names))
+
+
+def _layer(config: Mapping[str, Any]) -> LayerFacts:
+    heads = _size(config, *_HEADS)
+    if isinstance(config.get("kv_lora_rank"), int):  # latent attention, stored expanded
+        key_dim = _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+        return LayerFacts(heads, key_dim, _size(config, "v_head_dim"))
+    given = config.get("head_dim")
+    head_dim = given if isinstance(given, int) else _size(config, *_HIDDEN) // heads
+    return LayerFacts(_kv_heads(config, heads), head_dim, head_dim)
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    # Falcon and GPTBigCode say with a flag that all query heads share one KV head.
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        return 1
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    return heads
+
+
+def _context_tokens(config: Mapping[str, Any]) -> int:
+    longest = _size(config, *_CONTEXT)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) not in {"dynamic", "longrope", "su"}:
+        return longest
+    original = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    return min(longest, original) if isinstance(original, int) else longest

@@ -1,0 +1,60 @@
+"""What can be served by name, and what of it lies in the cache."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.models.cache import cache_dir, folder_bytes
+from shoal.models.catalog import BUNDLED, BundledModel
+from shoal.models.conversion import SOURCE_FILE
+from shoal.models.pull import bundled_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """One model that Shoal knows by name or has converted.
+
+    name: alias, or path of the GGUF file. path: its folder where it is cached. size_bytes: on disk
+    where it is cached, else what a pull downloads. chat: has a chat template.
+    """
+
+    name: str
+    cached: bool
+    path: Path | None
+    size_bytes: int
+    licence: str
+    description: str
+    chat: bool
+
+
+def list_models() -> list[ModelInfo]:
+    """Every alias, then every GGUF file of the user's that was converted into the cache."""
+    converted = sorted((cache_dir() / "converted").glob(f"*/{SOURCE_FILE}"))
+    return [_bundled(model) for model in BUNDLED.values()] + [_converted(file) for file in converted]
+
+
+def _bundled(model: BundledModel) -> ModelInfo:
+    folder = bundled_folder(model)
+    cached = folder.is_dir()
+    return ModelInfo(
+        name=model.name,
+        cached=cached,
+        path=folder if cached else None,
+        size_bytes=folder_bytes(folder) if cached else model.download_bytes,
+        licence=model.licence,
+        description=model.description,
+        chat=model.chat,
+    )
+
+
+def _converted(source_file: Path) -> ModelInfo:
+    folder = source_file.parent
+    return ModelInfo(
+        name=json.loads(source_file.read_text())["gguf"],
+        cached=True,
+        path=folder,
+        size_bytes=folder_bytes(folder),
+        licence="unknown",
+        description="converted from GGUF",
+        chat=(folder / "chat_template.jinja").is_file(),
+    )

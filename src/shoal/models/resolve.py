@@ -1,0 +1,77 @@
+"""From what a user calls a model to the folder with its files."""
+
+import difflib
+from pathlib import Path
+
+from shoal.core import ModelUnavailable
+from shoal.models import hub
+from shoal.models.catalog import BUNDLED
+from shoal.models.conversion import converted_gguf, tokenizer_folder
+from shoal.models.progress import Progress, silent
+from shoal.models.pull import pull_bundled
+
+
+def resolve_model(name: str, progress: Progress | None = None) -> Path:
+    """Folder with config.json and safetensors of the model ``name``; pulls or converts on first use.
+
+    Tried in this order: a folder with config.json or a ``.gguf`` file that exists; an alias; an id
+    ``owner/model`` on the hub. A folder without tokenizer.json is returned as it is, its converted
+    tokenizer being in the cache, where ``Tokenizer.from_folder`` finds it. Raises ModelUnavailable
+    where the model cannot be found or fetched, ModelUnsupported where it cannot be converted.
+    """
+    report = progress or silent
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelUnavailable(
+                f"{name} is a file, but neither a folder nor a .gguf file: name its folder"
+            )
+        return converted_gguf(path, report)
+    if (path / "config.json").is_file():
+        return _checked(path, report)
+    if name in BUNDLED:
+        return pull_bundled(BUNDLED[name], report)
+    if path.is_dir():
+        raise ModelUnavailable(f"the folder {name} has no config.json, so it is no model{_gguf_inside(path)}")
+    if _looks_like_hub_id(name):
+        return _checked(hub.snapshot(name, report, hint=_hint(name)), report)
+    raise ModelUnavailable(f"there is no model {name!r}. {_hint(name)}")
+
+
+def pull_model(name: str, progress: Progress | None = None) -> Path:
+    """Fetch and convert the alias or hub id ``name`` unless that is done; returns its folder.
+
+    Raises as ``resolve_model`` does.
+    """
+    if name in BUNDLED:
+        return pull_bundled(BUNDLED[name], progress or silent)
+    return resolve_model(name, progress)
+
+
+def _checked(folder: Path, progress: Progress) -> Path:
+    if not any(folder.glob("*.safetensors")):
+        raise ModelUnavailable(
+            f"{folder} holds no *.safetensors weights; other formats are not read: save the model with"
+            " save_pretrained, or name a .gguf file"
+        )
+    tokenizer_folder(folder, progress)
+    return folder
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    owner, slash, model = name.partition("/")
+    return bool(owner and slash and model) and "/" not in model and owner not in {".", "..", "~"}
+
+
+def _gguf_inside(folder: Path) -> str:
+    files = sorted(folder.glob("*.gguf"))
+    return f"; name the file {files[0]}" if files else ""
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), BUNDLED, n=1, cutoff=0.4)
+    nearest = f"Did you mean the alias {close[0]!r}? " if close else ""
+    return (
+        f"{nearest}A model is an alias ({', '.join(BUNDLED)}), a folder, a .gguf file,"
+        " or an id owner/model on the hub"
+    )

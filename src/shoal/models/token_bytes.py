@@ -1,0 +1,64 @@
+"""The bytes that one token stands for.
+
+Two alphabets are in use. Byte-level BPE (Radford et al., GPT-2, 2019) writes every byte as one
+printable character. SentencePiece-style vocabularies (Kudo and Richardson, 2018) write text with
+``▁`` for a blank, and bytes that no piece covers as ``<0xE2>``.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenAlphabet(Enum):
+    """How a vocabulary writes bytes."""
+
+    BYTE_LEVEL = "byte-level"
+    PIECES = "pieces"
+    PLAIN = "plain"
+
+
+def alphabet_of(decoder: Mapping[str, Any] | None) -> TokenAlphabet:
+    """The alphabet, told from the ``decoder`` entry of a tokenizer.json."""
+    kinds = set(_kinds(decoder or {}))
+    if "ByteLevel" in kinds:
+        return TokenAlphabet.BYTE_LEVEL
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return TokenAlphabet.PIECES
+    return TokenAlphabet.PLAIN
+
+
+def _kinds(decoder: Mapping[str, Any]) -> list[str]:
+    inner = decoder.get("decoders", [])
+    return [decoder.get("type", ""), *(kind for each in inner for kind in _kinds(each))]
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    # Printable Latin-1 stands for itself; the other bytes take the characters from U+0100 on.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    if all(character in _BYTE_OF for character in piece):
+        return bytes(_BYTE_OF[character] for character in piece)
+    return piece.encode()  # an added token, which is written as it is
+
+
+def _pieces(piece: str) -> bytes:
+    byte = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
+
+
+BYTES_OF_PIECE: Mapping[TokenAlphabet, Callable[[str], bytes]] = {
+    TokenAlphabet.BYTE_LEVEL: _byte_level,
+    TokenAlphabet.PIECES: _pieces,
+    TokenAlphabet.PLAIN: str.encode,
+}

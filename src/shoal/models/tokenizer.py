@@ -1,0 +1,152 @@
+"""Text to tokens and back, and conversations to prompts, without torch or transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
+from shoal.models.chat_template import ChatTemplate
+from shoal.models.conversion import tokenizer_folder
+from shoal.models.folder_config import eos_from_configs, read_json
+from shoal.models.progress import silent
+from shoal.models.token_bytes import BYTES_OF_PIECE, alphabet_of
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template; immutable, and safe to share between threads.
+
+    vocab_size: entries of the vocabulary, added tokens included (a model's embedding may have
+    more rows). eos_token_ids: tokens that end the model's output. bos_token_id: None where the
+    model has none.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str],
+        eos_token_ids: tuple[int, ...],
+        prepend_bos: bool = False,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self._backend = backend
+        # The pickled state is the decoder's JSON; parsing the whole file again would take a second.
+        decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else None
+        self._bytes_of = BYTES_OF_PIECE[alphabet_of(decoder)]
+        self._template = template
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids = eos_token_ids or _ids(backend, special_tokens.get("eos_token"))
+        self.bos_token_id = next(iter(_ids(backend, special_tokens.get("bos_token"))), None)
+        written = backend.encode("", add_special_tokens=True).ids
+        self._prepend_bos = prepend_bos and self.bos_token_id is not None and self.bos_token_id not in written
+
+    @classmethod
+    def from_folder(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
+        """The tokenizer of the model in ``folder`` (as ``resolve_model`` returns it).
+
+        chat_template: Jinja source that replaces the model's own. Raises ConfigError where that is
+        not valid Jinja, ModelUnavailable or ModelUnsupported where the folder has no usable tokenizer.
+        """
+        files = tokenizer_folder(folder, silent)
+        description = files / "tokenizer.json"
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(description))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelUnavailable(f"{description} cannot be read: {error}") from error
+        # Padding and truncation are settings of the training run that saved the file.
+        backend.no_padding()
+        backend.no_truncation()
+        config = read_json(files / "tokenizer_config.json")
+        special_tokens = _special_tokens(config, read_json(files / "special_tokens_map.json"))
+        source = chat_template or _own_template(files, config) or _own_template(folder, config)
+        template = ChatTemplate(source, special_tokens) if source else None
+        if chat_template and template:
+            _check_at_start(template)
+        return cls(
+            backend,
+            special_tokens=special_tokens,
+            eos_token_ids=eos_from_configs(folder),
+            prepend_bos=config.get("add_bos_token") is True,
+            template=template,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be laid out."""
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
+            return [self.bos_token_id, *ids]
+        return ids
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``tokens``; bytes that are no UTF-8 (yet) show as U+FFFD, unknown ids as nothing."""
+        text: str = self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that ``token`` adds to a text; empty for an id outside the vocabulary."""
+        piece = self._backend.id_to_token(token) if 0 <= token < 2**32 else None
+        return self._bytes_of(piece) if piece is not None else b""
+
+    def token_text(self, token: int) -> str:
+        """``token_bytes`` as text; incomplete characters show as U+FFFD."""
+        return self.token_bytes(token).decode(errors="replace")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant is to speak.
+
+        Raises InvalidRequest where the messages are malformed, the template refuses them, or there
+        is no template (naming ``chat_template``).
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template, so it cannot chat: use completions, or set"
+                " chat_template on its service",
+                param="chat_template",
+                code="no_chat_template",
+            )
+        # The template writes every special token itself.
+        return self.encode(self._template.render(messages), add_special_tokens=False)
+
+
+def _check_at_start(template: ChatTemplate) -> None:
+    try:
+        template.compile()
+    except InvalidRequest as error:
+        raise ConfigError(f"chat_template: {error}") from error
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str | None) -> tuple[int, ...]:
+    token = backend.token_to_id(text) if text is not None else None
+    return () if token is None else (token,)
+
+
+def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for config in configs:
+        for name in _SPECIAL:
+            value = config.get(name)
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str):
+                found.setdefault(name, text)
+    return found
+
+
+def _own_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):  # several, by name
+        by_name = {entry.get("name"): entry.get("template") for entry in template}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None

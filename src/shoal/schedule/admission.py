@@ -1,0 +1,186 @@
+"""Admissions: is there memory for one more request?
+
+One family over the question "which output lengths do I believe": the largest possible (conservative),
+none beyond what is there (aggressive), those of the recent past (past-future), the true ones (oracle).
+Memory is counted in merged blocks. Past-Future scheduler: Gong et al., sections 3.1 to 3.3.
+
+No admission sees fragmentation: with several services, blocks that are free inside another service's
+merged blocks count as free.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.core import ConfigError
+from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
+from shoal.schedule.crowd import Crowd, IntArray
+from shoal.schedule.lookup import lookup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission(ABC):
+    """Decides from numbers alone; holds knobs, no state.
+
+    admit_every: admission is tried at every so many steps (and whenever nothing runs).
+    """
+
+    admit_every: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        if self.admit_every < 1:
+            raise ConfigError(f"admission admit_every must be at least 1 step, got {self.admit_every}")
+
+    def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
+        """Whether the requests in ``crowds`` (one of each service) fit in ``capacity`` merged blocks."""
+        limit = self.limit(capacity)
+        # No belief takes less than what is known already, so that most refusals need no forecast.
+        if sum(crowd.footprint for crowd in crowds) > limit:
+            return False
+        return self.demand(crowds) <= limit
+
+    @abstractmethod
+    def limit(self, capacity: int) -> float:
+        """How many of ``capacity`` merged blocks may be asked for."""
+
+    @abstractmethod
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """Merged blocks that these requests are believed to need at once; never below what is known."""
+
+    def new_history(self, maximum: int) -> LengthHistory:
+        """The memory of past output lengths to keep for a service whose longest output is ``maximum``."""
+        return LengthHistory(maximum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conservative(Admission):
+    """Every request takes its ceiling, and none leaves before another: prompt + most output, summed up.
+
+    overcommit: share of the capacity that this sum may reach, 1.5 for 150%.
+    """
+
+    overcommit: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        Admission.__post_init__(self)
+        _require(self.overcommit > 0, "overcommit", "must be above 0", self.overcommit)
+
+    def limit(self, capacity: int) -> float:
+        """The overcommitted capacity."""
+        return self.overcommit * capacity
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """The sum of ceilings."""
+        return sum(int(crowd.remember("ceilings", _ceilings)[0]) for crowd in crowds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggressive(Admission):
+    """No request grows: tokens held and the newcomer's are all that counts.
+
+    watermark: share of the capacity that they may reach.
+    """
+
+    watermark: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        Admission.__post_init__(self)
+        _require(0 < self.watermark <= 1, "watermark", "must be in (0, 1]", self.watermark)
+
+    def limit(self, capacity: int) -> float:
+        """The capacity up to the watermark."""
+        return self.watermark * capacity
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """What is known already."""
+        return sum(crowd.footprint for crowd in crowds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastFuture(Admission):
+    """Output lengths drawn from those of the recent past; memory as their peak, M*.
+
+    reserved: share of the capacity kept back for forecasts that were too low.
+    window: how many finished requests of a service are remembered.
+    cold_start: "kaplan-meier" or "max"; what is believed before as many have finished (``LengthHistory``).
+    draws: "mean" of M* over 10 draws, or "max" over min(5, 200 // requests + 1), as LightLLM does.
+    """
+
+    reserved: float = 0.05
+    window: int = 1000
+    cold_start: str = "kaplan-meier"
+    draws: str = "mean"
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        Admission.__post_init__(self)
+        _require(0 <= self.reserved < 1, "reserved", "must be in [0, 1)", self.reserved)
+        _require(self.window >= 1, "window", "must be at least 1", self.window)
+        _require(
+            self.cold_start in COLD_STARTS, "cold_start", f"can be {', '.join(COLD_STARTS)}", self.cold_start
+        )
+        _require(self.draws in ("mean", "max"), "draws", "can be mean, max", self.draws)
+
+    def limit(self, capacity: int) -> float:
+        """The capacity without the reserve."""
+        return (1 - self.reserved) * capacity
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """The safe M* of all services, mean or largest of several draws."""
+        requests = sum(len(crowd) for crowd in crowds)
+        samples = 10 if self.draws == "mean" else min(5, 200 // max(requests, 1) + 1)
+
+        def peak(crowd: Crowd) -> IntArray:
+            members = crowd.members
+            lengths = crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, samples)
+            return crowd.demand.peak(crowd.remaining(lengths))
+
+        peaks = safe_peak([crowd.remember(samples, peak) for crowd in crowds])
+        return float(peaks.mean() if self.draws == "mean" else peaks.max())
+
+    def new_history(self, maximum: int) -> LengthHistory:
+        """A window as asked for."""
+        return LengthHistory(maximum, self.window, self.cold_start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle(Admission):
+    """The true output lengths (``Request.true_output_tokens``; the ceiling where unknown), as M*."""
+
+    def limit(self, capacity: int) -> float:
+        """All of it."""
+        return capacity
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """The safe M* of all services."""
+        return int(safe_peak([crowd.remember("truth", _true_peak) for crowd in crowds])[0])
+
+
+def _ceilings(crowd: Crowd) -> IntArray:
+    return crowd.demand.total(crowd.remaining(crowd.members.ceilings)[None, :])
+
+
+def _true_peak(crowd: Crowd) -> IntArray:
+    return crowd.demand.peak(crowd.remaining(crowd.members.truths)[None, :])
+
+
+def _require(holds: bool, knob: str, rule: str, value: object) -> None:
+    if not holds:
+        raise ConfigError(f"admission {knob} {rule}, got {value!r}")
+
+
+ADMISSIONS: Mapping[str, type[Admission]] = {
+    "conservative": Conservative,
+    "aggressive": Aggressive,
+    "past-future": PastFuture,
+    "oracle": Oracle,
+}
+"""Admissions by name."""
+
+
+def admission_class(name: str) -> type[Admission]:
+    """The admission called ``name``; raises ConfigError with the possible names."""
+    return lookup("admission policy", ADMISSIONS, name)

@@ -1,0 +1,35 @@
+"""Plans as text: schedule logs that people read and tests compare."""
+
+from shoal.core import StepPlan
+
+
+def describe(plan: StepPlan) -> str:
+    """One line: number, service, each sequence and its tokens (``*``: one is sampled), then the changes.
+
+    ``3 chat: 0+1* 4+7 | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 | zero 3``
+    """
+    sampled = set(plan.sampled)
+    rows = " ".join(
+        f"{sequence}+{count}{'*' if row in sampled else ''}"
+        for row, (sequence, count) in enumerate(zip(plan.sequences, plan.new_tokens, strict=True))
+    )
+    parts = [f"{plan.number} {plan.service}: {rows}"]
+    if plan.joined:
+        joined = (
+            f"{one.sequence}({one.computed} of {len(one.tokens)} cached: {_ids(one.blocks)})"
+            for one in plan.joined
+        )
+        parts.append("joined " + " ".join(joined))
+    if plan.left:
+        parts.append("left " + " ".join(map(str, plan.left)))
+    if plan.grown:
+        parts.append("grown " + " ".join(f"{sequence}({_ids(blocks)})" for sequence, blocks in plan.grown))
+    if plan.copies:
+        parts.append("copy " + " ".join(f"{copy.source}>{copy.target}" for copy in plan.copies))
+    if plan.zero:
+        parts.append("zero " + _ids(plan.zero))
+    return " | ".join(parts)
+
+
+def _ids(blocks: tuple[int, ...]) -> str:
+    return ",".join(map(str, blocks))

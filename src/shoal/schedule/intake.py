@@ -1,0 +1,58 @@
+"""Which requests can be served at all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.core import InvalidRequest, Request
+from shoal.kvcache import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What a service's model allows: its context in tokens, and the tokens that end an output."""
+
+    context_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def longest_total(pool: BlockPool, service: str, limits: ServiceLimits) -> int:
+    """Most tokens, prompt and output, that one request of a service can have."""
+    return min(limits.context_tokens, pool.max_blocks(service) * pool.block_size)
+
+
+def check_request(request: Request, services: Mapping[str, ServiceLimits], pool: BlockPool) -> int:
+    """The request's ceiling: the most output tokens that its prompt leaves room for.
+
+    Raises:
+        InvalidRequest: it can never be served as asked.
+    """
+    limits = services.get(request.service)
+    if limits is None:
+        raise InvalidRequest(
+            f"model {request.service!r} is not served here; possible are {', '.join(sorted(services))}",
+            param="model",
+            code="model_not_found",
+        )
+    length = len(request.prompt)
+    if length == 0:
+        raise InvalidRequest("the prompt is empty; it needs at least one token", param="prompt")
+    total = longest_total(pool, request.service, limits)
+    why = f"model {request.service!r} has room for {total} tokens, prompt and output together"
+    if total < limits.context_tokens:
+        why += f" (its context is {limits.context_tokens}, but the KV cache holds no more)"
+    if length + 1 > total:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens, but {why}; at most {total - 1} leave room for an answer",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    ceiling = total - length
+    for name in ("max_tokens", "min_tokens"):
+        asked = getattr(request.sampling, name)
+        if asked is not None and asked > ceiling:
+            raise InvalidRequest(
+                f"{name} is {asked}, but {why}; with this prompt of {length} it can be at most {ceiling}",
+                param=name,
+                code="context_length_exceeded",
+            )
+    return ceiling

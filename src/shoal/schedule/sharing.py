@@ -1,0 +1,60 @@
+"""Which blocks several running requests of one service hold together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.forecast import SharedBlocks
+
+
+class SharedPrefixes:
+    """Counts the holders of every block that can be found by its hash.
+
+    Blocks form a tree: who holds one also holds those before it. So along a table the number of holders
+    never rises, and neighbours with equal numbers have the same holders.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """One more request holds these."""
+        holders = self._holders
+        for block in blocks:
+            holders[block] = holders.get(block, 0) + 1
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """One request less holds these."""
+        holders = self._holders
+        for block in blocks:
+            left = holders[block] - 1
+            if left:
+                holders[block] = left
+            else:
+                del holders[block]
+
+    def sets(self, tables: Sequence[tuple[Sequence[int], int]]) -> SharedBlocks | None:
+        """Blocks held by at least two of the requests, given each one's table and its shareable length."""
+        holders = self._holders
+        lengths: dict[int, int] = {}
+        members: dict[int, list[int]] = {}
+        for row, (table, shareable) in enumerate(tables):
+            at = 0
+            while at < shareable and holders[table[at]] > 1:
+                first = table[at]
+                if first not in lengths:
+                    end = at + 1
+                    while end < shareable and holders[table[end]] == holders[first]:
+                        end += 1
+                    lengths[first] = end - at
+                    members[first] = []
+                members[first].append(row)
+                at += lengths[first]
+        if not members:
+            return None
+        sizes = [len(rows) for rows in members.values()]
+        return SharedBlocks(
+            counts=np.array([lengths[first] for first in members]),
+            members=np.array([row for rows in members.values() for row in rows]),
+            starts=np.cumsum([0, *sizes[:-1]]),
+        )

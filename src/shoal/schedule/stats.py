@@ -1,0 +1,45 @@
+"""Counts of what a scheduler did."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals of one service; only the scheduler writes them."""
+
+    finished: int = 0
+    cancelled: int = 0
+    evictions: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStats:
+    """One service so far.
+
+    waiting, running: requests now. finished, cancelled: requests ended. evictions: how often KV was dropped;
+    recomputed_tokens: tokens computed again because of it. cached_tokens: prompt tokens found in the
+    prefix index at first admissions, of prompt_tokens admitted. output_tokens: tokens delivered.
+    """
+
+    waiting: int
+    running: int
+    finished: int
+    cancelled: int
+    evictions: int
+    recomputed_tokens: int
+    cached_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """All services by name, and how many plans were made."""
+
+    services: Mapping[str, ServiceStats]
+    steps: int

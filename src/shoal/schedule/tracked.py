@@ -1,0 +1,101 @@
+"""One request on its way through the scheduler."""
+
+from dataclasses import dataclass, field
+
+from shoal.core import Request, SyntheticPrompt, derive_seed
+from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """The state of one unfinished request. Only the scheduler writes it; policies read.
+
+    There is no phase: of ``expected`` tokens, ``scheduled`` have been given to some plan, and the
+    difference is what a step may compute next. ``computed`` of them have their KV in place.
+
+        |<- computed ->|<- in flight ->|<- missing ->|
+        0          computed        scheduled      expected
+
+    number: place in the order of submission. ceiling: most output tokens. stops: tokens that end it.
+    seed: keys its forecasts. tokens: prompt and output (empty for a synthetic prompt, of which only lengths
+    matter). generated: output tokens known. expected: tokens known plus those that plans in flight will
+    sample. sequence: its number among running requests, None while it waits. blocks: its block table.
+    hashes: of its leading full blocks. published: leading blocks that were offered to the prefix index;
+    shareable: those of them that others can find there. in_flight: plans in flight it is part of.
+    cached_tokens: prompt tokens found in the prefix index at its first admission. lost: tokens whose KV an
+    eviction dropped. charged_ns: durations of the steps it took part in. refused_at: admissions so far when
+    it was first turned away at the head of its queue (None: not since it last ran).
+    refused_epoch: the scheduler's state in which it was last turned away.
+    """
+
+    request: Request
+    number: int
+    ceiling: int
+    stops: frozenset[int]
+    prompt_tokens: int
+    last_token: int
+    seed: int
+    tokens: list[int]
+    hashes: list[bytes]
+    expected: int
+    generated: int = 0
+    scheduled: int = 0
+    computed: int = 0
+    sequence: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    published: int = 0
+    shareable: int = 0
+    in_flight: int = 0
+    admitted: bool = False
+    cancelled: bool = False
+    ended: bool = False
+    evictions: int = 0
+    cached_tokens: int = 0
+    lost: int = 0
+    charged_ns: int = 0
+    refused_at: int | None = None
+    refused_epoch: int = -1
+
+    @property
+    def service(self) -> str:
+        """The service it asks."""
+        return self.request.service
+
+    @property
+    def known(self) -> int:
+        """Tokens known: prompt and output."""
+        return self.prompt_tokens + self.generated
+
+    def hash_known(self, block_size: int, until: int) -> None:
+        """Extend ``hashes`` to the first ``until`` full blocks, as far as tokens are known."""
+        while len(self.hashes) < until and (len(self.hashes) + 1) * block_size <= len(self.tokens):
+            start = len(self.hashes) * block_size
+            parent = self.hashes[-1] if self.hashes else b""
+            self.hashes.append(hash_next(parent, self.tokens[start : start + block_size]))
+
+
+def track(request: Request, number: int, ceiling: int, eos: tuple[int, ...], block_size: int) -> Tracked:
+    """A new request's state; hashes its prompt, the only time that this happens."""
+    prompt = request.prompt
+    length = len(prompt)
+    limit = ceiling if request.sampling.max_tokens is None else request.sampling.max_tokens
+    longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
+    if isinstance(prompt, SyntheticPrompt):
+        tokens: list[int] = []
+        hashes = hash_synthetic(prompt.block_hashes[: length // block_size])
+    else:
+        tokens = list(prompt)
+        hashes = hash_blocks(tokens, block_size)
+    stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
+    return Tracked(
+        request=request,
+        number=number,
+        ceiling=limit,
+        stops=frozenset(stops),
+        prompt_tokens=length,
+        last_token=length + longest,
+        seed=derive_seed(0, number),
+        tokens=tokens,
+        hashes=hashes,
+        expected=length,
+    )

@@ -1,0 +1,234 @@
+"""The HTTP application: OpenAI's endpoints and those for operators."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from fastapi import FastAPI, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+import shoal
+from shoal.core import EngineDied, InvalidRequest, SamplingParams, Service
+from shoal.core.sampling import MAX_CHOICES
+from shoal.serve.answer import Answer
+from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.bodies import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerationBody
+from shoal.serve.errors import MODEL_NOT_FOUND, ShuttingDown, install_error_handlers
+from shoal.serve.formats import ChatFormat, CompletionFormat
+from shoal.serve.generation import Call
+from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
+from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.metrics import ServerMetrics
+from shoal.serve.openapi import document, fails, returns, streams, takes
+from shoal.serve.options import ServerOptions
+from shoal.serve.parse import parse_body
+from shoal.serve.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Version,
+    encode,
+)
+
+# Text longer than this is tokenised in a thread: it would hold up every stream.
+_LONG_TEXT = 2048
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_GENERATION_ERRORS = fails(400, 404, 413, 415, 429, 500, 503)
+Result = TypeVar("Result")
+
+
+class Api:
+    """What the endpoints do. tokenizers: by service name."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizers: Mapping[str, TextCodec],
+        services: Sequence[Service],
+        options: ServerOptions,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._backend = backend
+        self._tokenizers = tokenizers
+        self._options = options
+        self._lifecycle = lifecycle
+        self._metrics = ServerMetrics([service.name for service in services])
+        created = int(time.time())
+        self._cards = {
+            service.name: ModelCard(
+                service.name, created, backend.info.services[service.name].max_total_tokens
+            )
+            for service in services
+        }
+
+    def _card(self, model: str, param: str | None) -> ModelCard:
+        card = self._cards.get(model)
+        if card is None:
+            raise InvalidRequest(
+                f"model {model!r} is not served here; available: {', '.join(self._cards)}",
+                param=param,
+                code=MODEL_NOT_FOUND,
+            )
+        return card
+
+    async def models(self) -> Response:
+        """The services, in the order of the configuration."""
+        return _json(ModelList(list(self._cards.values())))
+
+    async def model(self, request: Request) -> Response:
+        """One service."""
+        return _json(self._card(request.path_params["model_id"], None))
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or several prompts."""
+        arrival_ns = time.monotonic_ns()
+        body = await parse_body(request, CompletionBody, self._options.max_body_bytes)
+        card = self._card(body.model, "model")
+        prompts = body.prompts()
+        _check_choices(len(prompts), body.n or 1)
+        tokens = [
+            await self._encode(body.model, prompt, body.add_special_tokens is not False)
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in prompts
+        ]
+        room = card.max_model_len - max(map(len, tokens))
+        default = max(1, min(room, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
+        return self._answer(body, "cmpl", tokens, body.sampling(default), arrival_ns)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a chat."""
+        arrival_ns = time.monotonic_ns()
+        body = await parse_body(request, ChatBody, self._options.max_body_bytes)
+        self._card(body.model, "model")
+        messages = [message.for_template() for message in body.messages]
+        tokenizer = self._tokenizers[body.model]
+        length = sum(len(message["content"]) for message in messages)
+        tokens = await _off_loop_if(length > _LONG_TEXT, lambda: tokenizer.apply_chat_template(messages))
+        return self._answer(body, "chatcmpl", [tokens], body.sampling(), arrival_ns)
+
+    async def _encode(self, model: str, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer = self._tokenizers[model]
+        return await _off_loop_if(len(text) > _LONG_TEXT, lambda: tokenizer.encode(text, add_special_tokens))
+
+    def _answer(
+        self,
+        body: GenerationBody,
+        prefix: str,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        arrival_ns: int,
+    ) -> Response:
+        call = Call(
+            id=f"{prefix}-{secrets.token_hex(12)}",
+            service=body.model,
+            prompts=prompts,
+            sampling=sampling,
+            arrival_ns=arrival_ns,
+        )
+        top = sampling.logprobs
+        logprobs = None if top is None else LogprobFormatter(self._tokenizers[body.model], top)
+        kind = ChatFormat if prefix == "chatcmpl" else CompletionFormat
+        format = kind(call.id, body.model, logprobs, body.wants_usage)
+        return Answer(call, format, bool(body.stream), self._backend, self._metrics, self._lifecycle)
+
+    async def health(self) -> Response:
+        """Whether requests are taken."""
+        if self._lifecycle.draining:
+            raise ShuttingDown("the server is shutting down and takes no new requests")
+        if not self._backend.alive:
+            raise EngineDied("the engine has ended; restart the server")
+        return _json(Health())
+
+    async def metrics(self) -> Response:
+        """Prometheus metrics; without those of the engine where it has ended."""
+        try:
+            stats = await self._backend.stats()
+        except EngineDied:
+            stats = None
+        return Response(self._metrics.render(stats), media_type=_METRICS_TYPE)
+
+    async def version(self) -> Response:
+        """The version of Shoal."""
+        return _json(Version(shoal.__version__))
+
+
+def create_app(
+    backend: Backend,
+    tokenizers: Mapping[str, TextCodec],
+    services: Sequence[Service],
+    options: ServerOptions | None = None,
+    lifecycle: Lifecycle | None = None,
+) -> FastAPI:
+    """The application in front of ``backend``.
+
+    tokenizers: by service name. lifecycle: given by whoever drains the server; by default it
+    never drains.
+    """
+    lifecycle = lifecycle or Lifecycle()
+    api = Api(backend, tokenizers, services, options or ServerOptions(), lifecycle)
+    app = FastAPI(
+        title="Shoal",
+        version=shoal.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    install_error_handlers(app)
+    app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
+    _add_routes(app, api)
+    names = [service.name for service in services]
+    chat_names = [name for name in names if tokenizers[name].has_chat_template]
+
+    def openapi() -> dict[str, object]:
+        app.openapi_schema = app.openapi_schema or document(app, names, chat_names)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def _add_routes(app: FastAPI, api: Api) -> None:
+    for path, endpoint, whole, chunk, body in (
+        ("/v1/completions", api.completions, Completion, Completion, CompletionBody),
+        ("/v1/chat/completions", api.chat_completions, ChatCompletion, ChatChunk, ChatBody),
+    ):
+        answers = returns(whole, "The answer, whole or as a stream.")
+        answers[200]["content"].update(streams(chunk))
+        app.post(path, responses=answers | _GENERATION_ERRORS, openapi_extra=takes(body))(endpoint)
+    app.get("/v1/models", responses=returns(ModelList, "The services."))(api.models)
+    name = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    app.get(
+        "/v1/models/{model_id:path}",
+        responses=returns(ModelCard, "The service.") | fails(404),
+        openapi_extra={"parameters": [name]},
+    )(api.model)
+    app.get("/health", responses=returns(Health, "Requests are taken.") | fails(503))(api.health)
+    app.get("/version", responses=returns(Version, "The version."))(api.version)
+    app.get(
+        "/metrics",
+        responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
+        response_class=Response,
+    )(api.metrics)
+
+
+def _json(value: Struct) -> Response:
+    return Response(encode(value), media_type="application/json")
+
+
+def _check_choices(prompts: int, n: int) -> None:
+    if prompts * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{prompts} prompts with n={n} are {prompts * n} outputs; one request can have {MAX_CHOICES}",
+            param="n",
+        )
+
+
+async def _off_loop_if(long: bool, work: Callable[[], Result]) -> Result:
+    return await asyncio.to_thread(work) if long else work()

@@ -1,0 +1,61 @@
+"""What the HTTP server asks of an engine and of a tokenizer.
+
+``shoal.engine.EngineHandle`` and ``shoal.models.Tokenizer`` offer it; written down as protocols so
+that the server can stand before anything that answers requests.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from shoal.core import SamplingParams
+from shoal.engine.info import EngineInfo
+from shoal.engine.reader import Delta
+from shoal.engine.stats import EngineStats
+
+
+class DeltaStream(Protocol):
+    """The deltas of one accepted prompt, of all its choices in one stream."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        """The stream itself."""
+
+    async def __anext__(self) -> Delta:
+        """The next delta; raises EngineDied if the engine ended, StopAsyncIteration at the end."""
+
+    async def aclose(self) -> None:
+        """Cancel what is unfinished."""
+
+
+class Backend(Protocol):
+    """An engine, seen from a client."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Services and their limits."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be answered."""
+
+    async def submit(self, service: str, prompt: Sequence[int], sampling: SamplingParams) -> DeltaStream:
+        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied."""
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of now; raises EngineDied."""
+
+
+class TextCodec(Protocol):
+    """Text and chats to tokens, and tokens to bytes."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be written down as tokens."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of a text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for, which may be part of a character."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a chat, up to where the answer begins; raises InvalidRequest if there is no template."""

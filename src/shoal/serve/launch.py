@@ -1,0 +1,58 @@
+"""From options to a running server: models, tokenizers, engine process, HTTP."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shoal.engine import EngineHandle, EngineOptions
+from shoal.models import Progress, Tokenizer, resolve_model
+from shoal.serve.lifecycle import StopSignal
+from shoal.serve.options import ServerOptions
+from shoal.serve.server import serve_until_stopped
+
+
+def run_server(
+    engine: EngineOptions,
+    options: ServerOptions,
+    *,
+    fetching: Progress | None = None,
+    loading: Callable[[str], None] | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Fetch what is missing, start the engine and serve until SIGTERM or SIGINT; main thread only.
+
+    fetching and loading are told how the start goes, ready gets the base URL. Raises ConfigError,
+    ModelUnavailable, ModelUnsupported or EngineDied if the start fails.
+    """
+    folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
+    tokenizers = {
+        service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
+        for service in engine.services
+    }
+    asyncio.run(_run(engine, options, folders, tokenizers, loading, ready))
+
+
+async def _run(
+    engine: EngineOptions,
+    options: ServerOptions,
+    folders: Mapping[str, Path],
+    tokenizers: Mapping[str, Tokenizer],
+    loading: Callable[[str], None] | None,
+    ready: Callable[[str], None] | None,
+) -> None:
+    stop = StopSignal()
+    with stop.on_signals():
+        starting = asyncio.create_task(EngineHandle.start(engine, folders, tokenizers, loading))
+        asked = asyncio.create_task(stop.drain.wait())
+        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait((starting,))
+        if starting.cancelled():
+            return
+        handle = starting.result()
+        try:
+            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, ready)
+        finally:
+            await handle.close()

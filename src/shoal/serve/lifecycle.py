@@ -1,0 +1,98 @@
+"""From serving through draining to the end."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal.serve.errors import ShuttingDown, error_response
+
+_DRAINING = "the server is shutting down and takes no new requests"
+
+
+class Lifecycle:
+    """Whether requests are taken, and how many are under way.
+
+    It only goes forward: serving, then draining (new requests are turned away), then ``expired``
+    (what is still under way has to end now).
+    """
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.expired = asyncio.Event()
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def drain(self) -> None:
+        """Turn new requests away from now on."""
+        self.draining = True
+
+    def expire(self) -> None:
+        """End what is under way."""
+        self.draining = True
+        self.expired.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is under way."""
+        await self._idle.wait()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as under way; raises ShuttingDown while draining."""
+        if self.draining:
+            raise ShuttingDown(_DRAINING)
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+
+class LifecycleMiddleware:
+    """Counts requests that make the engine work (POST) for ``lifecycle``, to the end of their streams."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or turn it away."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if self._lifecycle.draining:
+            await error_response(ShuttingDown(_DRAINING))(scope, receive, send)
+            return
+        with self._lifecycle.request():
+            await self._app(scope, receive, send)
+
+
+class StopSignal:
+    """Asked once, the server drains; asked again, it stops at once."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.abort = asyncio.Event()
+
+    def ask(self) -> None:
+        """Ask once more."""
+        (self.abort if self.drain.is_set() else self.drain).set()
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as asking; only in the main thread, inside its event loop."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.ask)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,128 @@
+"""What /metrics shows: latencies that this server measured, and the counters of its engine."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from shoal.core import RequestRecord
+from shoal.engine.stats import EngineStats
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120)
+_TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
+
+
+class ServerMetrics:
+    """The server's own registry; one choice of an answer counts as one request."""
+
+    def __init__(self, services: list[str]) -> None:
+        self.registry = CollectorRegistry()
+        self._ttft = self._histogram("ttft", "Time from arrival to the first token.", _TTFT_BUCKETS)
+        self._tpot = self._histogram("tpot", "Mean time per output token after the first.", _TPOT_BUCKETS)
+        self._e2e = self._histogram("e2e", "Time from arrival to the last token.", _E2E_BUCKETS)
+        self._finished = Counter(
+            "shoal_requests_finished",
+            "Requests that ended, by reason: stop, length, cancelled or error.",
+            ("service", "reason"),
+            registry=self.registry,
+        )
+        for service in services:
+            for histogram in (self._ttft, self._tpot, self._e2e):
+                histogram.labels(service)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"shoal_request_{name}_seconds", text, ("service",), buckets=buckets, registry=self.registry
+        )
+
+    def finished(self, service: str, reason: str, record: RequestRecord | None = None) -> None:
+        """Count a request that ended; ``record`` holds its times, if it was answered in full."""
+        self._finished.labels(service, reason).inc()
+        if record is None:
+            return
+        self._ttft.labels(service).observe(record.ttft_s)
+        self._e2e.labels(service).observe(record.e2e_s)
+        if record.output_tokens > 1:
+            self._tpot.labels(service).observe(record.tpot_s)
+
+    def render(self, stats: EngineStats | None) -> bytes:
+        """The Prometheus text; ``stats`` is None when the engine is gone."""
+        engine = CollectorRegistry()
+        engine.register(_EngineCollector(stats))
+        return generate_latest(self.registry) + generate_latest(engine)
+
+
+class _EngineCollector(Collector):
+    """One snapshot of the engine's counters as metric families."""
+
+    def __init__(self, stats: EngineStats | None) -> None:
+        self._stats = stats
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        up = 0 if self._stats is None else 1
+        yield GaugeMetricFamily("shoal_engine_up", "Whether the engine runs.", value=up)
+        if self._stats is not None:
+            yield from _service_metrics(self._stats)
+            yield from _kv_metrics(self._stats)
+            yield from _step_metrics(self._stats)
+
+
+_GAUGES = {
+    "requests_waiting": ("waiting", "Requests that wait for admission."),
+    "requests_running": ("running", "Requests that are being computed."),
+}
+_COUNTERS = {
+    "evictions": "Running requests that lost their KV and are computed again.",
+    "recomputed_tokens": "Tokens computed again after evictions.",
+    "cached_tokens": "Prompt tokens found in the prefix cache.",
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "output_tokens": "Tokens generated.",
+}
+_STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
+
+
+def _service_metrics(stats: EngineStats) -> Iterator[Metric]:
+    for name, (field, text) in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"shoal_{name}", text, labels=["service"])
+        for service, counted in stats.services.items():
+            gauge.add_metric([service], getattr(counted, field))
+        yield gauge
+    for name, text in _COUNTERS.items():
+        counter = CounterMetricFamily(f"shoal_{name}", text, labels=["service"])
+        for service, counted in stats.services.items():
+            counter.add_metric([service], getattr(counted, name))
+        yield counter
+
+
+def _kv_metrics(stats: EngineStats) -> Iterator[Metric]:
+    pool = stats.pool
+    use = GaugeMetricFamily("shoal_kv_bytes", "Bytes of the KV pool, by use.", labels=["use"])
+    for name in ("total", "live", "cached", "padding", "external"):
+        use.add_metric([name], getattr(pool, f"{name}_bytes"))
+    yield use
+    yield GaugeMetricFamily(
+        "shoal_kv_utilisation",
+        "Share of the KV pool in live blocks.",
+        value=pool.live_bytes / pool.total_bytes,
+    )
+    blocks = GaugeMetricFamily(
+        "shoal_kv_blocks", "KV blocks of a service, by use.", labels=["service", "use"]
+    )
+    for service, counted in stats.services.items():
+        for name in ("live", "cached", "free"):
+            blocks.add_metric([service, name], getattr(counted, f"{name}_blocks"))
+    yield blocks
+
+
+def _step_metrics(stats: EngineStats) -> Iterator[Metric]:
+    yield CounterMetricFamily("shoal_steps", "Steps that the engine ran.", value=stats.steps.count)
+    parts = CounterMetricFamily("shoal_step_seconds", "Where the time of all steps went.", labels=["part"])
+    for part in _STEP_PARTS:
+        parts.add_metric([part], getattr(stats.steps, f"{part}_ns") / 1e9)
+    yield parts

@@ -1,0 +1,95 @@
+"""The OpenAPI document: FastAPI's routes with the types of this room."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from shoal.serve import responses
+from shoal.serve.bodies import ChatBody, CompletionBody
+
+_REF = "#/components/schemas/{name}"
+_RESPONSE_TYPES = (
+    responses.ErrorResponse,
+    responses.Completion,
+    responses.ChatCompletion,
+    responses.ChatChunk,
+    responses.ModelList,
+    responses.ModelCard,
+    responses.Health,
+    responses.Version,
+)
+_ERRORS = {
+    400: "The request cannot be served as asked; `param` names the field.",
+    404: "No such model or route.",
+    413: "The body is larger than the server reads.",
+    415: "The body is not JSON in UTF-8.",
+    429: "Too many requests wait already; try again after `Retry-After` seconds.",
+    500: "The engine failed on this request.",
+    503: "The engine is gone or the server is shutting down.",
+}
+
+
+def returns(kind: type[msgspec.Struct], description: str) -> dict[int | str, dict[str, Any]]:
+    """A 200 with a body of ``kind``."""
+    return {
+        200: {"description": description, "content": {"application/json": {"schema": _ref(kind.__name__)}}}
+    }
+
+
+def fails(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Errors that a route answers with."""
+    answers: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        answers[status] = {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": _ref("ErrorResponse")}},
+        }
+        if status == 429:
+            answers[status]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
+    return answers
+
+
+def streams(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The content of a 200 that is a stream of server-sent events, each holding a ``kind``."""
+    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(kind.__name__)}
+    data = {"anyOf": [{"const": "[DONE]"}, chunk]}
+    event = {
+        "type": "object",
+        "description": "One event; the `data` of the last is `[DONE]`, that of a failure an ErrorResponse.",
+        "properties": {"data": data},
+        "required": ["data"],
+    }
+    return {"text/event-stream": {"schema": event}}
+
+
+def takes(body: type) -> dict[str, Any]:
+    """A required JSON body of type ``body``."""
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body.__name__)}}}
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(name=name)}
+
+
+def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]) -> dict[str, Any]:
+    """The document of ``app``; a ``model`` is one of ``services``, that of a chat has a chat template."""
+    built: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path in built["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    _, bodies = models_json_schema(
+        [(ChatBody, "validation"), (CompletionBody, "validation")],
+        ref_template="#/components/schemas/{model}",
+    )
+    _, answers = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
+    schemas = {**bodies["$defs"], **answers}
+    for body, names in ((CompletionBody, services), (ChatBody, chat_services or services)):
+        schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
+    built["components"] = {"schemas": schemas}
+    return built

@@ -1,0 +1,116 @@
+"""From the bytes of a request to a checked body, and from what pydantic reports to one clear sentence."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import Request
+
+from shoal.core import InvalidRequest
+from shoal.serve.bodies import FORMS, UNSUPPORTED
+from shoal.serve.errors import BodyTooLarge, WrongContentType
+
+# A body that is too large is read to the end and thrown away, so that the client gets to read the
+# answer; but not if it is larger than the limit by this factor.
+_PATIENCE = 8
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def parse_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
+    """The body of ``request``; raises InvalidRequest, BodyTooLarge or WrongContentType."""
+    _check_content_type(request.headers.get("content-type"))
+    raw = await _read(request, max_bytes)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _explain(error, raw, kind) from None
+
+
+def _check_content_type(header: str | None) -> None:
+    if header is None:
+        return
+    media, *parameters = (part.strip().lower() for part in header.split(";"))
+    charsets = [
+        value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"
+    ]
+    is_json = media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
+    if not is_json or any(charset not in ("utf-8", "utf8") for charset in charsets):
+        raise WrongContentType(
+            f"cannot read a body of type {header!r}; "
+            "send JSON in UTF-8 with the header Content-Type: application/json"
+        )
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    body = bytearray()
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size <= max_bytes:
+            body += piece
+        elif size > max_bytes * _PATIENCE:
+            break
+        else:
+            body.clear()
+    if size > max_bytes:
+        raise BodyTooLarge(f"the body is larger than {max_bytes} bytes, the most that this server reads")
+    return bytes(body)
+
+
+def _explain(error: ValidationError, raw: bytes, kind: type[BaseModel]) -> InvalidRequest:
+    """One sentence about the first field that is wrong."""
+    details = error.errors(include_url=False, include_input=False, include_context=True)
+    if details[0]["type"] == "json_invalid":
+        return InvalidRequest(
+            f"the body is not valid JSON: {details[0]['ctx']['error']}", code="invalid_json"
+        )
+    if not details[0]["loc"]:
+        return InvalidRequest("the body must be a JSON object")
+    # Several branches of a union may complain about one field: the deepest knows best.
+    sent = from_json(raw)
+    paths = [_path(sent, detail["loc"]) for detail in details]
+    field = paths[0][0]
+    deepest = max(
+        (index for index, path in enumerate(paths) if path[0] == field),
+        key=lambda index: (len(paths[index]), -index),
+    )
+    return _say(paths[deepest], details[deepest], kind)
+
+
+def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
+    """``location`` without the names that pydantic gives the branches of unions."""
+    path: list[int | str] = []
+    for step in location:
+        if isinstance(sent, dict) and isinstance(step, str):
+            path.append(step)
+            sent = sent.get(step)
+        elif isinstance(sent, list) and isinstance(step, int) and step < len(sent):
+            path.append(step)
+            sent = sent[step]
+    return path
+
+
+def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> InvalidRequest:
+    names = [step for step in path if isinstance(step, str)]
+    for depth, step in enumerate(path):
+        if step in FORMS and detail["type"] != "missing":
+            where = ".".join(map(str, path[: depth + 1]))
+            return InvalidRequest(f"{where} {FORMS[str(step)]}", param=where)
+    where = ".".join(map(str, path))
+    if detail["type"] == "extra_forbidden":
+        return InvalidRequest(f"unknown field {where!r}{_hint(names, kind)}", param=where)
+    if detail["type"] == "missing":
+        return InvalidRequest(f"{where} is missing", param=where)
+    if names[-1] in UNSUPPORTED or names[0] in UNSUPPORTED:
+        return InvalidRequest(f"{where} is not supported by this server; leave it out", param=where)
+    return InvalidRequest(f"{where}: {detail['msg'][0].lower()}{detail['msg'][1:]}", param=where)
+
+
+def _hint(names: list[str], kind: type[BaseModel]) -> str:
+    if len(names) > 1:
+        return ""
+    near = difflib.get_close_matches(names[0], kind.model_fields, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

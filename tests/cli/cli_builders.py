@@ -1,0 +1,92 @@
+"""A tiny server that speaks just enough of OpenAI's API, and a way to run the command line."""
+
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+METRICS = """\
+# TYPE shoal_evictions_total counter
+shoal_evictions_total{service="chat"} 3.0
+shoal_evictions_total{service="complete"} 0.0
+# TYPE shoal_kv_bytes gauge
+shoal_kv_bytes{use="total"} 2.5165824e+07
+shoal_kv_bytes{use="live"} 1.8874368e+07
+shoal_kv_bytes{use="padding"} 1.048576e+06
+shoal_kv_bytes{use="external"} 2.097152e+06
+"""
+
+
+@dataclass
+class FakeApi:
+    """What the server answers, and what it was asked.
+
+    words: the streamed pieces. refuse: service -> (status, message). cut: end streams without a finish.
+    """
+
+    words: list[str] = field(default_factory=lambda: ["Hello", " there", "!"])
+    refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
+    cut: bool = False
+    break_off: str | None = None
+    bodies: list[dict] = field(default_factory=list)
+
+    def events(self, body, chat):
+        for word in self.words:
+            yield {"choices": [{"index": 0, **({"delta": {"content": word}} if chat else {"text": word})}]}
+        if self.break_off:
+            yield {"error": {"message": self.break_off}}
+        if self.cut or self.break_off:
+            return
+        yield {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}]}
+        if body.get("stream_options", {}).get("include_usage"):
+            yield {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": len(self.words)}}
+        yield None
+
+
+@contextmanager
+def fake_server(api):
+    """``api`` behind HTTP on a free loopback port; gives its base URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path == "/v1/models":
+                cards = [{"id": name, "max_model_len": 2048} for name in ("chat", "complete")]
+                self._send(200, json.dumps({"object": "list", "data": cards}))
+            elif self.path == "/metrics":
+                self._send(200, METRICS)
+            else:
+                self._send(200 if self.path == "/health" else 404, "{}")
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            api.bodies.append(body)
+            if body["model"] in api.refuse:
+                status, message = api.refuse[body["model"]]
+                self._send(status, json.dumps({"error": {"message": message}}))
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for event in api.events(body, self.path == "/v1/chat/completions"):
+                data = "[DONE]" if event is None else json.dumps(event)
+                self.wfile.write(f"data: {data}\n\n".encode())
+
+        def _send(self, status, text):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,284 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+import shoal.models
+from shoal.cli import app as app_module
+from shoal.cli.app import app, run
+from shoal.cli.models import models as models_app
+from shoal.core import EngineDied, FinishReason, SamplingParams, Service
+from shoal.engine import offline
+from shoal.engine.batch import Completion, RequestOutput
+
+runner = CliRunner()
+
+
+def run_cli(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "shoal.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+class FakeShoal:
+    """Stands for the offline engine: repeats each prompt in capitals."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, services, **options):
+        self.services, self.options, self.calls = services, options, []
+        FakeShoal.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def generate(self, prompts, sampling):
+        self.calls.append(("generate", prompts, sampling))
+        return [self._answer(p, str(p).upper(), s) for p, s in zip(prompts, sampling, strict=True)]
+
+    def chat(self, conversations, sampling):
+        self.calls.append(("chat", conversations, sampling))
+        return [
+            self._answer([1], c[0]["content"].upper(), s)
+            for c, s in zip(conversations, sampling, strict=True)
+        ]
+
+    def _answer(self, prompt, text, sampling):
+        completions = tuple(
+            Completion(
+                service=self.services[0].name,
+                choice=choice,
+                prompt_tokens=3,
+                text=text,
+                tokens=(1, 2),
+                finish_reason=FinishReason.STOP,
+            )
+            for choice in range(sampling.n)
+        )
+        return RequestOutput(prompt=prompt, prompt_token_ids=(1, 2, 3), outputs=completions)
+
+
+@pytest.fixture
+def fake_shoal(monkeypatch):
+    monkeypatch.setattr(offline, "Shoal", FakeShoal)
+    FakeShoal.made = []
+    return FakeShoal
+
+
+def generate(*arguments, **options):
+    result = runner.invoke(app, ["generate", *arguments], catch_exceptions=False, **options)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_generate_prints_only_the_text_of_a_single_prompt(fake_shoal):
+    result = generate(
+        "--model", "smollm2", "hello", "--seed", "1", "--kv-memory", "1MiB", "--order", "fcfs-strict"
+    )
+    assert result.stdout == "HELLO\n"
+    [made] = fake_shoal.made
+    assert made.services == (Service(name="smollm2", model="smollm2"),)
+    assert made.options["kv_cache"].memory_bytes == 2**20
+    assert made.options["scheduler"].order == "fcfs-strict"
+    assert made.calls == [("generate", ["hello"], [SamplingParams(max_tokens=128, seed=1)])]
+
+
+def test_generate_numbers_many_outputs_and_writes_json(fake_shoal, tmp_path):
+    path = tmp_path / "results.json"
+    result = generate("-m", "smollm2", "a", "b", "--n", "2", "--json", str(path))
+    assert [line[:5] for line in result.stdout.splitlines()[::2]] == ["[1.1]", "[1.2]", "[2.1]", "[2.2]"]
+    assert result.stdout.splitlines()[1::2] == ["A", "A", "B", "B"]
+    written = json.loads(path.read_text())
+    assert [entry["prompt"] for entry in written] == ["a", "b"]
+    assert written[1]["outputs"][1] | {"text": "B", "finish_reason": "stop"} == written[1]["outputs"][1]
+
+
+def test_generate_reads_json_lines_with_their_own_sampling(fake_shoal, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"one"\n\n[1, 2, 3]\n{"prompt": "two", "max_tokens": 3, "stop": "x"}\n')
+    generate("-m", "smollm2", "zero", "--file", str(file), "--temperature", "0")
+    [(_, prompts, sampling)] = fake_shoal.made[0].calls
+    base = SamplingParams(max_tokens=128, temperature=0)
+    assert prompts == ["zero", "one", [1, 2, 3], "two"]
+    assert sampling == [base, base, base, SamplingParams(max_tokens=3, temperature=0, stop=("x",))]
+
+
+def test_generate_reads_lines_from_standard_input(fake_shoal):
+    assert generate("-m", "smollm2", "--chat", input="one\n\ntwo\n").stdout.splitlines()[1::2] == [
+        "ONE",
+        "TWO",
+    ]
+    [(kind, conversations, _)] = fake_shoal.made[0].calls
+    assert kind == "chat"
+    assert conversations == [[{"role": "user", "content": text}] for text in ("one", "two")]
+
+
+def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
+    file = tmp_path / "shoal.yaml"
+    file.write_text("services: [{name: chat, model: smollm2, dtype: float32}, gemma3-270m]")
+    generate("--config", str(file), "--model", "chat", "hi")
+    assert fake_shoal.made[0].services == (Service(name="chat", model="smollm2", dtype="float32"),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["generate", "hi"], "no model: name one with --model"),
+        (["generate", "-m", "smollm2", "--file", "none.txt"], "cannot read the prompts in none.txt"),
+        (["generate", "-m", "smollm2", "--file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),
+        (["generate", "-m", "smollm2", "--file", "empty.jsonl"], "no prompt: give one as an argument"),
+        (["generate", "-m", "smollm2", "--file", "key.jsonl"], "key.jsonl, line 1: max_tokns: unknown key"),
+        (["generate", "-m", "smollm2", "--file", "type.jsonl"], "type.jsonl, line 1: expected a text"),
+        (["generate", "-m", "smollm2", "--file", "ids.jsonl", "--chat"], "--chat needs prompts as text"),
+        (["generate", "-m", "smollm2", "hi", "--temperature", "-1"], "temperature must be in [0.0, 100.0]"),
+        (
+            ["generate", "-m", "smollm2", "hi", "--kv-memory", "x"],
+            "--kv-memory: kv_cache.memory: expected a size",
+        ),
+        (["generate", "--service", "a=b", "--service", "c=d", "hi"], "choose one with --model: a, c"),
+        (["serve"], "services: name at least one model"),
+        (["serve", "smollm2", "smollm2"], "there is already a service named 'smollm2'"),
+        (["serve", "--config", "none.yaml"], "cannot read the configuration file none.yaml"),
+        (["serve", "smollm2", "--device", "cpu0"], "devices[0]: expected cpu or cuda:0, got 'cpu0'"),
+        (["chat"], "no model: name one with MODEL or --url"),
+        (["chat", "--url", "http://x", "--kv-memory", "1MiB"], "--url talks with a running server"),
+    ],
+)
+def test_mistakes_are_one_red_line_and_exit_code_2(arguments, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
+    Path("bad.jsonl").write_text('"fine"\n{\n')
+    Path("empty.jsonl").write_text("\n")
+    Path("key.jsonl").write_text('{"prompt": "a", "max_tokns": 3}\n')
+    Path("type.jsonl").write_text("17\n")
+    Path("ids.jsonl").write_text("[1, 2]\n")
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+    assert captured.err.startswith("error: ")
+
+
+def test_a_failure_while_running_is_exit_code_1(monkeypatch, capsys):
+    def fail(**_):
+        raise EngineDied("the engine process ended")
+
+    monkeypatch.setattr(app_module, "app", lambda **_: fail())
+    assert run(["serve", "x"]) == 1
+    assert capsys.readouterr().err == "error: the engine process ended\n"
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["generate"], ["chat"], ["models"], ["models", "pull"], ["demo"]]
+)
+def test_help_exists_everywhere(command):
+    result = runner.invoke(app, [*command, "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    assert "shoal" in result.output
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "demo"])
+def test_help_teaches_by_examples(command):
+    result = runner.invoke(app, [command, "--help"], terminal_width=200)
+    assert "Examples:" in result.output
+    assert result.output.count(f"shoal {command}") >= 2
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_version(arguments):
+    assert runner.invoke(app, arguments).output == f"shoal {shoal.__version__}\n"
+
+
+def test_an_unknown_command_is_exit_code_2():
+    result = run_cli("serv")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["serve", "--port", "none", "smollm2"]]
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(arguments):
+    program = (
+        "import sys\n"
+        "from shoal.cli.app import run\n"
+        f"run({arguments!r})\n"
+        "heavy = {'torch', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
+def test_ctrl_c_is_exit_code_130_without_a_traceback(tmp_path):
+    program = (
+        "import sys, time\n"
+        "import shoal.cli.prompts as prompts\n"
+        "import shoal.cli.generate as generate\n"
+        "def wait(*_):\n"
+        "    print('waiting', flush=True)\n"
+        "    time.sleep(600)\n"
+        "generate.collect_prompts = wait\n"
+        "from shoal.cli import main\n"
+        "main(['generate', '-m', 'smollm2', 'x'])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    name: str
+    cached: bool
+    size_bytes: int
+    licence: str = "Apache-2.0"
+    description: str = "a model"
+    chat: bool = True
+    path: Path | None = None
+
+
+def test_models_list(monkeypatch):
+    known = [FakeModel("smollm2", True, 270_000_000), FakeModel("gemma3-270m", False, 0, chat=False)]
+    monkeypatch.setattr(shoal.models, "list_models", lambda: known)
+    output = runner.invoke(models_app, ["list"], catch_exceptions=False).output
+    rows = {line.split("│")[1].strip(): line for line in output.splitlines() if "│" in line}
+    assert "270 MB" in rows["smollm2"]
+    assert rows["gemma3-270m"].count("no") == 2
+    assert "cache: " in output
+
+
+def test_models_pull_says_what_it_does_once_and_where_it_ends(monkeypatch, tmp_path):
+    def pull(name, progress):
+        for done in range(3):
+            progress(f"downloading {name}", done, 3)
+        progress(f"converting {name}", 0, None)
+        return tmp_path
+
+    monkeypatch.setattr(shoal.models, "pull_model", pull)
+    result = runner.invoke(models_app, ["pull", "smollm2"], catch_exceptions=False)
+    assert result.stdout == f"smollm2 is at {tmp_path}\n"
+    assert result.stderr.splitlines() == ["downloading smollm2", "converting smollm2"]

@@ -1,0 +1,222 @@
+import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cli_builders import METRICS, FakeApi, fake_server
+from rich.console import Console
+
+from shoal.cli.demo_client import Burst, Exchange, run_burst
+from shoal.cli.demo_metrics import MetricsSummary
+from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts
+from shoal.cli.demo_report import Latency, summarise
+from shoal.cli.demo_run import conclude, send
+from shoal.cli.demo_server import ServerProcess, free_port
+from shoal.cli.demo_view import BurstView, one_line
+from shoal.core import EngineDied
+
+
+def make_exchange(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done"):
+    exchange = Exchange(number, DemoPrompt(service, "hi", 16, chat=service == CHAT), status=status)
+    exchange.sent_ns, exchange.first_ns, exchange.end_ns = (int(t * 1e9) for t in (sent, first, end))
+    exchange.output_tokens, exchange.text, exchange.finish_reason = tokens, "some text", "stop"
+    return exchange
+
+
+def test_prompts_alternate_between_the_services():
+    prompts = demo_prompts(24)
+    assert [p.service for p in prompts[:4]] == [CHAT, COMPLETE, CHAT, COMPLETE]
+    assert len({p.text for p in prompts}) == 24
+    assert all(p.chat == (p.service == CHAT) for p in prompts)
+    assert len({p.max_tokens for p in prompts}) > 2
+    assert len(demo_prompts(1000, max_tokens=1)) == 1000
+
+
+def test_a_burst_is_sent_to_both_endpoints_and_timed():
+    api = FakeApi()
+    seen = []
+    with fake_server(api) as url:
+        burst = asyncio.run(run_burst(url, demo_prompts(6), lambda exchange: seen.append(exchange.status)))
+    assert [e.status for e in burst.exchanges] == ["done"] * 6
+    assert {e.text for e in burst.exchanges} == {"Hello there!"}
+    assert {(e.prompt_tokens, e.output_tokens, e.finish_reason) for e in burst.exchanges} == {(5, 3, "stop")}
+    assert all(e.sent_ns <= e.first_ns <= e.end_ns for e in burst.exchanges)
+    assert "streaming" in seen
+    assert seen.count("done") == 6
+    assert sum("messages" in body for body in api.bodies) == 3
+    assert sum("prompt" in body for body in api.bodies) == 3
+    assert all(body["stream_options"] == {"include_usage": True} for body in api.bodies)
+    assert burst.metrics == MetricsSummary({"chat": 3, "complete": 0}, 0.75, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("api", "expected"),
+    [
+        (FakeApi(refuse={"chat": (400, "no chat_template")}), "status 400: no chat_template"),
+        (FakeApi(cut=True), "the stream ended before the answer did"),
+        (FakeApi(break_off="the engine died"), "the engine died"),
+    ],
+)
+def test_what_does_not_finish_is_told(api, expected):
+    with fake_server(api) as url:
+        burst = asyncio.run(run_burst(url, demo_prompts(1)))
+    report = summarise(burst)
+    assert not report.succeeded
+    assert report.failures == (f"chat 1: {expected}",)
+
+
+def test_a_server_that_is_gone_fails_every_request():
+    with pytest.raises(Exception, match="connection"):
+        asyncio.run(run_burst(f"http://127.0.0.1:{free_port()}", demo_prompts(2)))
+
+
+def test_metrics_keep_peaks_and_the_last_counts():
+    summary = MetricsSummary()
+    summary.add(METRICS)
+    summary.add(
+        METRICS.replace("1.8874368e+07", "1e+07").replace('{service="chat"} 3.0', '{service="chat"} 4.0')
+    )
+    assert (summary.peak_use, summary.peak_waste, summary.evictions["chat"]) == (0.75, 0.125, 4)
+    assert MetricsSummary().peak_use is None
+
+
+def test_the_report_follows_the_definitions():
+    burst = Burst(
+        [
+            make_exchange(1, CHAT, first=0.5, end=1.5, tokens=11),
+            make_exchange(2, CHAT, sent=1, first=2.5, end=2.5, tokens=1),
+            make_exchange(3, COMPLETE, status="failed"),
+        ],
+        MetricsSummary({"chat": 2}, 0.5, 0.25),
+        duration_s=3.0,
+    )
+    report = summarise(burst)
+    chat, complete = report.services["chat"], report.services["complete"]
+    assert (chat.requests, chat.finished, chat.output_tokens, chat.evictions) == (2, 2, 12, 2)
+    assert chat.output_tokens_per_s == 4
+    assert chat.ttft == Latency(1.0, pytest.approx(1.49))
+    assert chat.tpot == Latency(pytest.approx(0.1), pytest.approx(0.1))
+    assert chat.e2e == Latency(1.5, 1.5)
+    assert (complete.finished, complete.evictions) == (0, 0)
+    assert math.isnan(complete.ttft.mean_s)
+    assert not report.succeeded
+
+
+def test_the_conclusion_is_a_table_and_json(tmp_path):
+    burst = Burst([make_exchange(1, CHAT), make_exchange(2, COMPLETE, status="failed")], duration_s=2.0)
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    conclude(summarise(burst), console, tmp_path / "demo.json")
+    text = console.export_text()
+    for part in (
+        "TTFT",
+        "TPOT",
+        "E2E",
+        "evictions",
+        "1/1",
+        "0/1",
+        "500/500 ms",
+        "1.5/1.5 s",
+        "failed: complete 2",
+    ):
+        assert part in text
+    written = json.loads((tmp_path / "demo.json").read_text())
+    assert written["services"]["chat"]["ttft"] == {"mean_s": 0.5, "p99_s": 0.5}
+    assert written["services"]["complete"]["ttft"]["mean_s"] is None
+    assert written["succeeded"] is False
+    assert written["kv_peak_use"] is None
+
+
+def test_the_table_fits_a_narrow_terminal():
+    slow = {"first": 99.4, "end": 199.3, "tokens": 501}
+    burst = Burst([make_exchange(n, service, **slow) for n, service in ((1, CHAT), (2, COMPLETE))])
+    burst.duration_s = 200.0
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    conclude(summarise(burst), console, None)
+    text = console.export_text()
+    assert "…" not in text
+    assert "99.4/99.4 s" in text
+    assert "200/200 ms" in text
+
+
+def test_without_a_terminal_each_request_is_one_line():
+    console = Console(width=100, record=True, force_terminal=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    with fake_server(FakeApi(words=["two\n", "lines"], refuse={"complete": (429, "full")})) as url:
+        send(url, demo_prompts(2), console)
+    lines = console.export_text().splitlines()
+    assert len(lines) == 2
+    assert any(line.endswith("...two lines") for line in lines)
+    assert any("failed" in line and "status 429: full" in line for line in lines)
+
+
+def test_on_a_terminal_every_request_has_its_line():
+    console = Console(width=80, height=40, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    view = BurstView(console, demo_prompts(3))
+    view.changed(make_exchange(2, COMPLETE))
+    console.print(view.render())
+    text = console.export_text()
+    assert text.count("waiting") == 2
+    assert "some text" in text
+
+
+def test_one_line_hides_control_characters():
+    assert one_line("a\nb\t c \x1b[31m") == "a b c  [31m"
+
+
+SLEEPER = "import sys, time; print('my last words', flush=True); time.sleep(float(sys.argv[1]))"
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_server_that_ends_early_shows_what_it_printed():
+    command = [sys.executable, "-c", SLEEPER, "0"]
+    with pytest.raises(EngineDied, match="my last words"), ServerProcess([], free_port(), command) as server:
+        server.wait_ready(30)
+
+
+def test_a_server_that_never_gets_ready_is_given_up_and_stopped():
+    command = [sys.executable, "-c", SLEEPER, "600"]
+    with ServerProcess([], free_port(), command) as server:
+        pid = server.pid
+        with pytest.raises(EngineDied, match="not ready"):
+            server.wait_ready(0.5)
+    assert not alive(pid)
+
+
+def test_readiness_is_when_health_answers():
+    command = [sys.executable, "-c", SLEEPER, "600"]
+    with fake_server(FakeApi()) as url, ServerProcess([], int(url.rpartition(":")[2]), command) as server:
+        server.wait_ready(30)
+
+
+def test_a_killed_demo_leaves_no_server_behind(tmp_path):
+    pid_file = tmp_path / "pid"
+    program = (
+        "import sys, time\n"
+        "from shoal.cli.demo_run import _stoppable\n"
+        "from shoal.cli.demo_server import ServerProcess\n"
+        f"command = [sys.executable, '-c', {SLEEPER!r}, '600']\n"
+        "with _stoppable(), ServerProcess([], 1, command) as server:\n"
+        f"    open({str(pid_file)!r}, 'w').write(f'{{server.pid}}\\n')\n"
+        "    time.sleep(600)\n"
+    )
+    demo = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pid = int(pid_file.read_text())
+    assert alive(pid)
+    demo.send_signal(signal.SIGTERM)
+    demo.wait(60)
+    assert not alive(pid)

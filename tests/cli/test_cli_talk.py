@@ -1,0 +1,159 @@
+import asyncio
+import json
+import shlex
+
+import pytest
+from cli_builders import FakeApi, fake_server
+from rich.console import Console
+from typer.testing import CliRunner
+
+import shoal.models
+from shoal.cli.app import app, run
+from shoal.cli.chat import converse
+from shoal.cli.demo_server import free_port
+from shoal.cli.serve import curl_example, print_summary
+from shoal.core import InvalidRequest, SamplingParams, Service
+from shoal.kvcache import KVCacheOptions
+
+
+class FakeTalk:
+    """Answers with the number of messages it was shown; ``fail`` is raised once instead."""
+
+    name = "fake"
+
+    def __init__(self, fail=None):
+        self.seen, self.fail, self.closed = [], fail, False
+
+    async def reply(self, messages, sampling):
+        self.seen.append([dict(message) for message in messages])
+        if self.fail is not None:
+            fail, self.fail = self.fail, None
+            raise fail
+        yield "answer "
+        yield str(len(messages))
+
+    async def close(self):
+        self.closed = True
+
+
+def talk_with(talk, *lines, start=()):
+    script = iter(lines)
+
+    def read_line():
+        try:
+            return next(script)
+        except StopIteration:
+            raise EOFError from None
+
+    with asyncio.Runner() as runner:
+        converse(runner, talk, list(start), SamplingParams(), read_line)
+    return talk.seen
+
+
+def test_a_conversation_keeps_its_history(capsys):
+    seen = talk_with(FakeTalk(), "one", "  ", "two", start=[{"role": "system", "content": "s"}])
+    assert [message["role"] for message in seen[1]] == ["system", "user", "assistant", "user"]
+    assert seen[1][2]["content"] == "answer 2"
+    assert capsys.readouterr().out == "answer 2\nanswer 4\n"
+
+
+def test_reset_forgets_all_but_the_system_prompt():
+    seen = talk_with(FakeTalk(), "one", "/reset", "two", start=[{"role": "system", "content": "s"}])
+    assert [message["content"] for message in seen[1]] == ["s", "two"]
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit"])
+def test_exit_ends_it(word):
+    assert len(talk_with(FakeTalk(), "one", word, "two")) == 1
+
+
+def test_a_refused_message_is_forgotten_and_the_talk_goes_on(capsys):
+    seen = talk_with(FakeTalk(InvalidRequest("too long")), "one", "two", "/help")
+    assert [message["content"] for message in seen[1]] == ["two"]
+    captured = capsys.readouterr()
+    assert "too long" in captured.err
+    assert "/reset" in captured.err
+
+
+def test_ctrl_c_keeps_what_was_said():
+    class Interrupted(FakeTalk):
+        async def reply(self, messages, sampling):
+            self.seen.append([dict(message) for message in messages])
+            yield "half"
+            if len(self.seen) == 1:
+                raise KeyboardInterrupt
+
+    seen = talk_with(Interrupted(), "one", "two")
+    assert [message["content"] for message in seen[1]] == ["one", "half", "two"]
+
+
+def test_chat_with_a_running_server():
+    api = FakeApi()
+    with fake_server(api) as url:
+        arguments = ["chat", "--url", url, "--system", "be kind", "--seed", "3", "--max-tokens", "9"]
+        result = CliRunner().invoke(app, arguments, input="hi\nagain\n", catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stdout == "Hello there!\nHello there!\n"
+    first, second = api.bodies
+    assert (first["model"], first["seed"], first["max_tokens"], first["stream"]) == ("chat", 3, 9, True)
+    assert [message["content"] for message in second["messages"]] == [
+        "be kind",
+        "hi",
+        "Hello there!",
+        "again",
+    ]
+
+
+def test_chat_names_the_service_of_a_server():
+    api = FakeApi(refuse={"complete": (400, "complete has no chat_template")})
+    with fake_server(api) as url:
+        result = CliRunner().invoke(app, ["chat", "complete", "--url", url], input="hi\n")
+    assert result.exit_code == 0
+    assert "complete has no chat_template" in result.stderr
+
+
+def test_a_server_that_is_not_there(capsys):
+    assert run(["chat", "--url", f"http://127.0.0.1:{free_port()}"]) == 1
+    assert "start one with `shoal serve smollm2`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "api", [FakeApi(break_off="the engine died"), FakeApi(refuse={"chat": (503, "gone")})]
+)
+def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", lambda _: "hi")
+    with fake_server(api) as url:
+        assert run(["chat", "--url", url]) == 1
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [("auto", "6,144"), ("float32", "3,072")])
+def test_the_summary_is_what_the_server_says(tmp_path, monkeypatch, dtype, tokens):
+    # 2 layers x 4 heads x 128 numbers, K and V: 2,048 numbers a token, in a pool of 24 MiB.
+    facts = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "hidden_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 2048,
+        "vocab_size": 100,
+        "eos_token_id": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    monkeypatch.setattr(shoal.models, "resolve_model", lambda name: tmp_path)
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    services = [Service(name="chat", model="tiny", dtype=dtype)]
+    with fake_server(FakeApi()) as url:
+        asyncio.run(print_summary(url, services, KVCacheOptions(), console))
+    text = console.export_text()
+    for part in ("chat", "2,048 tokens a request", f"KV for {tokens} tokens", "24.0 MiB", url, "curl"):
+        assert part in text
+
+
+def test_the_curl_example_is_shell_and_json():
+    words = shlex.split(curl_example("http://h:1", "chat"))
+    assert words[1] == "curl"
+    assert json.loads(words[words.index("-d") + 1])["model"] == "chat"

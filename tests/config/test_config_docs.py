@@ -1,0 +1,54 @@
+import re
+from pathlib import Path
+
+from config_builders import from_yaml
+
+from shoal.config import config_section
+from shoal.serve import ServerOptions
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def rows():
+    """Every table row of the page, as cells without backquotes around the whole cell."""
+    cells = [
+        re.split(r"\s*(?<!\\)\|\s*", line.strip())[1:-1]
+        for line in PAGE.read_text().splitlines()
+        if "|" in line
+    ]
+    return [[re.sub(r"^`([^`]*)`$", r"\1", cell) for cell in row] for row in cells]
+
+
+def shown(key):
+    return "required" if key.required else key.kind.show(key.default)
+
+
+def test_the_page_has_exactly_the_keys_there_are():
+    documented = {
+        row[0]: row[1:3] for row in rows() if len(row) == 4 and row[0] != "key" and "--" not in row[0]
+    }
+    expected = {path: [key.kind.label, shown(key)] for path, key in config_section(ServerOptions).walk()}
+    assert documented == expected
+    assert all(row[3] for row in rows() if len(row) == 4)
+
+
+def test_the_page_has_exactly_the_admissions_there_are():
+    documented = {
+        (row[0], row[1]): row[2:4] for row in rows() if len(row) == 5 and row[0] not in ("policy", "---")
+    }
+    [policy] = [
+        key.kind for path, key in config_section(ServerOptions).walk() if path == "scheduler.admission"
+    ]
+    expected = {
+        (name, key.name): [key.kind.label, shown(key)]
+        for name, section in policy.sections.items()
+        for key in section.keys
+    }
+    assert documented == expected
+
+
+def test_the_example_on_the_page_loads(tmp_path):
+    [example] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    config = from_yaml(tmp_path, example)
+    assert [service.name for service in config.services] == ["chat", "complete"]
+    assert config.scheduler.admission.reserved == 0.05

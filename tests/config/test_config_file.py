@@ -1,0 +1,227 @@
+import pytest
+from config_builders import HttpOptions, from_flags, from_yaml
+
+from shoal.config import load_config
+from shoal.core import SLO, ConfigError, Service
+from shoal.engine.options import EngineOptions
+from shoal.kvcache import KVCacheOptions
+from shoal.schedule import ADMISSIONS, SchedulerOptions
+
+PLAN = """\
+devices: [cpu]                    # or cuda:0
+kv_cache: {memory: 2GiB, block_size: 16, layout: merged, prefix_caching: false}
+scheduler:
+  order: fcfs-strict
+  admission: {policy: past-future, reserved: 7%}
+  victim: newest
+  max_running: 64
+  max_batched_tokens: 512
+  depth: 2
+services:
+  - {name: chat,     model: smollm2,     slo: {ttft: 2s, tpot: 200ms}}
+  - name: complete
+    model: gemma3-270m
+    dtype: float32
+    max_model_len: 2048
+    chat_template: "{{ messages[0].content }}"
+    slo: {e2e: 1.5m}
+server: {host: 0.0.0.0, port: 9000, max_queue: 7, drain: 500ms}
+"""
+
+
+def error_of(tmp_path, text, **flags):
+    with pytest.raises(ConfigError) as error:
+        from_yaml(tmp_path, text, **flags)
+    message = str(error.value)
+    assert "\n" not in message
+    return message.replace(f"{tmp_path}/", "")
+
+
+def test_the_plan_loads(tmp_path):
+    config = from_yaml(tmp_path, PLAN)
+    assert config.devices == ("cpu",)
+    assert config.kv_cache == KVCacheOptions(
+        memory_bytes=2 * 2**30, block_size=16, layout="merged", prefix_caching=False
+    )
+    assert config.scheduler == SchedulerOptions(
+        order="fcfs-strict",
+        admission=ADMISSIONS["past-future"](reserved=0.07),
+        victim="newest",
+        max_running=64,
+        max_batched_tokens=512,
+        depth=2,
+    )
+    assert config.services == (
+        Service(name="chat", model="smollm2", slo=SLO(ttft_s=2, tpot_s=0.2)),
+        Service(
+            name="complete",
+            model="gemma3-270m",
+            dtype="float32",
+            max_model_len=2048,
+            chat_template="{{ messages[0].content }}",
+            slo=SLO(e2e_s=90),
+        ),
+    )
+    assert config.server == HttpOptions(host="0.0.0.0", port=9000, drain_s=0.5)
+    assert config.max_queue == 7
+    assert config.engine_options() == EngineOptions(
+        services=config.services,
+        device="cpu",
+        kv_cache=config.kv_cache,
+        scheduler=config.scheduler,
+        max_queue=7,
+    )
+
+
+def test_what_is_left_out_takes_the_rooms_defaults(tmp_path):
+    config = from_yaml(tmp_path, "services: [smollm2]")
+    assert config.services == (Service(name="smollm2", model="smollm2"),)
+    assert config.engine_options() == EngineOptions(services=config.services)
+    assert config.server == HttpOptions()
+
+
+@pytest.mark.parametrize("empty", ["kv_cache:", "kv_cache: null", "kv_cache: {}"])
+def test_an_empty_section_is_all_defaults(tmp_path, empty):
+    assert from_yaml(tmp_path, f"services: [smollm2]\n{empty}").kv_cache == KVCacheOptions()
+
+
+@pytest.mark.parametrize("name", ["conservative", "aggressive", "past-future"])
+def test_an_admission_may_be_a_bare_name(tmp_path, name):
+    config = from_yaml(tmp_path, f"services: [smollm2]\nscheduler: {{admission: {name}}}")
+    assert config.scheduler.admission == ADMISSIONS[name]()
+
+
+def test_a_name_that_looks_like_another_type_stays_a_name(tmp_path):
+    config = from_yaml(tmp_path, "services: [{name: no, model: smollm2}, {name: 70, model: gemma3-270m}]")
+    assert [service.name for service in config.services] == ["no", "70"]
+
+
+def test_a_chat_template_may_be_a_file_beside_the_configuration(tmp_path):
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    config = from_yaml(tmp_path, "services: [{model: gemma3-270m, chat_template: plain.jinja}]")
+    assert config.services[0].chat_template == "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("org/Model-1B", "org/Model-1B"),
+        ("/models/tiny", "tiny"),
+        ("./a b.gguf", "a-b"),
+    ],
+)
+def test_a_service_is_named_after_its_model(tmp_path, model, name):
+    assert from_yaml(tmp_path, f"services: [{{model: {model}}}]").services[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "scheduler: {admision: aggressive}",
+            "shoal.yaml, line 2: scheduler.admision: unknown key, did you mean 'admission'?",
+        ),
+        ("schedular: {}", "shoal.yaml, line 2: schedular: unknown key, did you mean 'scheduler'?"),
+        ("max_queue: 3", "shoal.yaml, line 2: max_queue: unknown key"),
+        (
+            "kv_cache: {memory: lots}",
+            "shoal.yaml, line 2: kv_cache.memory: expected a size such as 512MB, 2GiB "
+            "or a number of bytes, got 'lots'",
+        ),
+        ("kv_cache: {memory: 0}", "kv_cache.memory: must be at least 1, got 0"),
+        ("kv_cache: {memory: [1]}", "kv_cache.memory: expected a size such as 2GiB, got a list"),
+        ("kv_cache: {block_size: 1.5}", "kv_cache.block_size: expected a whole number, got '1.5'"),
+        ("kv_cache: {block_size: 0}", "kv_cache.block_size: must be at least 1, got 0"),
+        ("kv_cache: {block_size: null}", "kv_cache.block_size: expected a whole number, got nothing"),
+        (
+            "kv_cache: {layout: merge}",
+            "kv_cache.layout: expected one of merged, split, got 'merge', did you mean 'merged'?",
+        ),
+        (
+            "kv_cache: {prefix_caching: maybe}",
+            "kv_cache.prefix_caching: expected true or false, got 'maybe'",
+        ),
+        ("kv_cache: 2GiB", "shoal.yaml, line 2: kv_cache: expected keys and values, got '2GiB'"),
+        ("scheduler: {order: lifo}", "scheduler.order: expected one of fcfs, fcfs-strict, got 'lifo'"),
+        ("scheduler: {depth: 3}", "scheduler.depth: must be at most 2, got 3"),
+        ("scheduler: {admission: optimistic}", "scheduler.admission: expected one of "),
+        ("scheduler: {admission: {reserved: 5%}}", "scheduler.admission: the key 'policy' must be one of "),
+        ("scheduler: {admission: [aggressive]}", "scheduler.admission: expected one of "),
+        ("scheduler: {admission: oracle}", "scheduler.admission: expected one of "),
+        (
+            "scheduler: {admission: {policy: past-future, reservd: 5%}}",
+            "scheduler.admission.reservd: unknown key, did you mean 'reserved'?",
+        ),
+        (
+            "scheduler: {admission: {policy: past-future, reserved: 150%}}",
+            "shoal.yaml, line 2: scheduler.admission: admission reserved must be in [0, 1), got 1.5",
+        ),
+        ("scheduler: {preset: seallm}", "scheduler.preset: unknown key"),
+        ("server: {port: 70000}", "server.port: must be at most 65535, got 70000"),
+        ("server: {drain: soon}", "server.drain: expected a time such as 200ms"),
+        ("devices: [cpu, cuda:0]", "shoal.yaml, line 2: devices: write exactly one device, got 2"),
+        ("devices: []", "devices: write exactly one device, got 0"),
+        ("devices: [tpu]", "devices[0]: expected cpu or cuda:0, got 'tpu'"),
+        ("threads: 0", "threads: must be at least 1, got 0"),
+        ("threads: 1\nthreads: 2", "shoal.yaml, line 3: threads: written twice, first at "),
+        ("[a]: 1", "not valid YAML"),
+        ("? [a]\n: 1", "shoal.yaml, line 2: expected a plain word as key"),
+        ("threads: [1", "shoal.yaml, line 3: not valid YAML"),
+        ("threads: &loop [*loop]", "this alias contains itself"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(tmp_path, text, expected):
+    message = error_of(tmp_path, f"services: [smollm2]\n{text}\n")
+    assert expected in message or (text == "[a]: 1" and "plain word" in message)
+
+
+@pytest.mark.parametrize(
+    ("services", "expected"),
+    [
+        ("[]", "services: name at least one model"),
+        ("[{name: chat}]", "services[0].model: missing; write text"),
+        ("[{model: ''}]", "services[0].model: expected text, got an empty string"),
+        ("[{model: a, slo: {ttft: 2s, e2e_scale: 5}}]", "services[0].slo.e2e_scale: unknown key"),
+        ("[{model: a, dtype: int3}]", "services[0].dtype: expected one of auto, float32, bfloat16, float16"),
+        ("[{model: a, max_model_len: 0}]", "services[0].max_model_len: must be at least 1, got 0"),
+        ("[{model: a, chat_template: no.jinja}]", "cannot read the template file"),
+        ("[{model: a, name: 'two words'}]", "services[0].name: use no spaces"),
+        ("[a, a]", "services[1].name: there is already a service named 'a'"),
+        ("[{model: a}, {name: a, model: b}]", "services[1].name: there is already a service named 'a'"),
+    ],
+)
+def test_mistakes_in_services(tmp_path, services, expected):
+    assert expected in error_of(tmp_path, f"services: {services}")
+
+
+def test_no_services_at_all(tmp_path):
+    assert "shoal serve smollm2" in error_of(tmp_path, "devices: [cpu]")
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path):
+    assert "(there is 'server.max_queue')" in error_of(tmp_path, "services: [a]\nmax_queue: 3")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "just words"])
+def test_a_file_must_hold_keys(tmp_path, text):
+    assert "expected keys and values at the top" in error_of(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
+        load_config(HttpOptions, file=tmp_path / "none.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(HttpOptions, file=binary)
+
+
+def test_an_alias_may_stand_twice(tmp_path):
+    text = "services: [{name: a, model: m, slo: &goal {ttft: 1s}}, {name: b, model: m, slo: *goal}]"
+    first, second = from_yaml(tmp_path, text).services
+    assert first.slo == second.slo == SLO(ttft_s=1)
+
+
+def test_flags_alone_need_no_file():
+    assert from_flags("smollm2").services == (Service(name="smollm2", model="smollm2"),)

@@ -1,0 +1,88 @@
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shoal.config import format_duration, format_size, parse_duration, parse_number, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("512MB", 512_000_000),
+        ("2GiB", 2 * 2**30),
+        ("1.5 KiB", 1536),
+        (".5kb", 500),
+        ("3TiB", 3 * 2**40),
+        (" 7 b ", 7),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 gigs", "-1GiB", "1e9", "2GiB extra", "nan", "٣GiB x"])
+def test_what_is_no_size_is_refused_with_examples(text):
+    with pytest.raises(ValueError, match=r"2GiB.*got") as error:
+        parse_size(text)
+    assert repr(text) in str(error.value)
+
+
+@given(st.integers(0, 2**60))
+@example(0)
+@example(2**40)
+def test_a_size_survives_being_written(size):
+    assert parse_size(format_size(size)) == size
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["KiB", "MiB", "GiB", "TiB"]))
+def test_a_whole_number_of_units_is_exact(count, unit):
+    power = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[unit]
+    assert parse_size(f"{count}{unit}") == count << power
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("200ms", 0.2),
+        ("2s", 2),
+        ("1.5m", 90),
+        ("1.5min", 90),
+        ("2", 2),
+        ("1h", 3600),
+        ("7us", 7e-6),
+        ("0", 0),
+    ],
+)
+def test_times(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["", "s", "two seconds", "-1s", "1 fortnight", "inf", "99999999999999h"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ValueError, match="expected a time"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 10**8))
+def test_a_time_in_milliseconds_survives_being_written(milliseconds):
+    seconds = milliseconds / 1e3
+    assert math.isclose(parse_duration(format_duration(seconds)), seconds, rel_tol=1e-5)
+
+
+@given(st.floats(0, 1e6, allow_nan=False))
+def test_a_number_survives_being_written(value):
+    assert parse_number(repr(value)) == value
+
+
+@given(st.integers(0, 10_000))
+def test_percent_is_a_hundredth(percent):
+    assert parse_number(f"{percent}%") == pytest.approx(percent / 100)
+
+
+@pytest.mark.parametrize("text", ["", "%", "five", "5%%", "nan", "inf", "1,5"])
+def test_what_is_no_number_is_refused(text):
+    with pytest.raises(ValueError, match="5%"):
+        parse_number(text)

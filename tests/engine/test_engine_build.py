@@ -1,0 +1,99 @@
+"""A real engine around a tiny model with random weights."""
+
+import os
+
+import pytest
+from engine_builders import make_request, run_all
+
+from shoal.core import ConfigError, ModelUnavailable, Service
+from shoal.engine.build import build_engine, default_threads
+from shoal.engine.options import EngineOptions
+from shoal.kvcache import KVCacheOptions
+from shoal.schedule import SchedulerOptions
+
+MEMORY = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=63,
+    )
+    folder = tmp_path_factory.mktemp("tiny")
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def options(**fields) -> EngineOptions:
+    services = tuple(Service(name=name, model="tiny", dtype="float32") for name in "ab")
+    defaults = {"kv_cache": KVCacheOptions(memory_bytes=MEMORY, block_size=4), "threads": 1}
+    return EngineOptions(services=services, **(defaults | fields))
+
+
+@pytest.mark.parametrize(("layout", "depth"), [("merged", 1), ("merged", 2), ("split", 1)])
+def test_a_built_engine_says_what_the_model_says(tiny_llama, layout, depth):
+    import torch
+
+    folder, model = tiny_llama
+    told: list[str] = []
+    engine, info = build_engine(
+        options(
+            kv_cache=KVCacheOptions(memory_bytes=MEMORY, block_size=4, layout=layout),
+            scheduler=SchedulerOptions(depth=depth),
+        ),
+        {"a": folder, "b": folder},
+        in_process=True,
+        progress=told.append,
+    )
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    for service in "ab":
+        engine.submit(make_request(service, prompt=prompt, service=service, ignore_eos=True))
+    events = run_all(engine)
+    expected = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8, eos_token_id=None)
+    for service in "ab":
+        assert [t for e in events[service] for t in e.tokens] == expected[0, len(prompt) :].tolist()
+    engine.close()
+    assert len(told) == 1, "two services with one model load it once"
+    limits = info.services["a"]
+    assert (limits.context_tokens, limits.vocab_size, limits.eos_token_ids) == (128, 64, (63,))
+    assert limits.max_total_tokens <= 128
+    assert MEMORY * 0.5 < info.kv_bytes <= MEMORY
+    assert info.weight_bytes > 0
+    assert (info.threads, info.device, info.block_size) == (1, "cpu", 4)
+
+
+def test_memory_too_small_for_a_block_is_refused(tiny_llama):
+    folder, _ = tiny_llama
+    small = options(kv_cache=KVCacheOptions(memory_bytes=100))
+    with pytest.raises(ConfigError, match="memory"):
+        build_engine(small, {"a": folder, "b": folder}, in_process=True)
+
+
+def test_services_without_a_folder_are_named(tiny_llama):
+    folder, _ = tiny_llama
+    with pytest.raises(ModelUnavailable, match="b"):
+        build_engine(options(), {"a": folder}, in_process=True)
+
+
+def test_a_core_is_left_to_the_process_in_front():
+    cores = len(os.sched_getaffinity(0))
+    assert default_threads(in_process=True) == cores
+    assert default_threads(in_process=False) == max(1, cores - 1)
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_queue": 0}])
+def test_options_without_meaning_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        options(**wrong)

@@ -1,0 +1,178 @@
+import os
+import signal
+
+import pytest
+from engine_builders import ByteTokenizer, build_fake, expected_tokens, make_request
+
+import shoal.engine.offline as offline
+from shoal import SamplingParams, Service, Shoal
+from shoal.core import ConfigError, FinishReason, InvalidRequest, derive_seed
+from shoal.engine.choices import expand_choices
+from shoal.kvcache.options import KVCacheOptions
+
+SMALL = KVCacheOptions(memory_bytes=1 << 14, block_size=4)
+
+
+@pytest.fixture(autouse=True)
+def _fake_models(monkeypatch):
+    monkeypatch.setattr(offline, "build_engine", build_fake)
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: name)
+    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda folder, template=None: ByteTokenizer())
+
+
+def greedy(**fields) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | fields))
+
+
+def two_services() -> Shoal:
+    return Shoal([Service(name="a", model="fake"), Service(name="b", model="fake")], kv_cache=SMALL)
+
+
+def expected_text(prompt: str, limit: int = 8) -> str:
+    return bytes(expected_tokens(make_request(prompt=list(prompt.encode())), limit)).decode()
+
+
+def test_one_prompt_by_model_name():
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        [output] = shoal.generate("hello", greedy())
+        assert list(shoal.info.services) == ["fake"]
+    assert output.prompt == "hello"
+    assert output.prompt_token_ids == tuple(b"hello")
+    assert output.text == expected_text("hello")
+    [completion] = output.outputs
+    assert (completion.prompt_tokens, completion.finish_reason) == (5, FinishReason.LENGTH)
+    assert completion.record.output_tokens == len(completion.tokens) == 8
+
+
+def test_many_prompts_come_back_in_order():
+    prompts = [f"prompt {i}" * (1 + i % 4) for i in range(60)]
+    with two_services() as shoal:
+        sampling = [greedy(max_tokens=1 + i % 9) for i in range(60)]
+        outputs = shoal.generate(prompts, sampling, service=["a", "b"] * 30)
+        assert [o.prompt for o in outputs] == prompts
+        assert [o.outputs[0].service for o in outputs] == ["a", "b"] * 30
+        assert [o.text for o in outputs] == [expected_text(p, 1 + i % 9) for i, p in enumerate(prompts)]
+        stats = shoal.stats()
+        assert sum(s.finished for s in stats.services.values()) == 60
+        assert stats.pool.live_bytes == 0
+
+
+@pytest.mark.parametrize(("prompts", "count"), [([104, 105], 1), ([[104, 105], "hi", (1, 2)], 3), ([], 0)])
+def test_prompts_may_be_token_ids(prompts, count):
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        outputs = shoal.generate(prompts, greedy())
+    assert len(outputs) == count
+    if count:
+        assert outputs[0].text == expected_text("hi")
+
+
+def test_chat_uses_the_template():
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        talk = [{"role": "user", "content": "hi"}]
+        [one] = shoal.chat(talk, greedy())
+        both = shoal.chat([talk, talk], greedy())
+    assert one.text == expected_text("<user>hi<assistant>")
+    assert [output.text for output in both] == [one.text] * 2
+
+
+def test_choices_differ_and_repeat_with_their_seed():
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        sampling = SamplingParams(max_tokens=10, n=3, seed=11)
+        [first], [second] = (shoal.generate("x", sampling) for _ in range(2))
+    texts = [completion.text for completion in first.outputs]
+    assert [completion.choice for completion in first.outputs] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert texts == [completion.text for completion in second.outputs]
+    [request] = expand_choices("x", "fake", list(b"x"), SamplingParams(max_tokens=10, seed=11), 0)
+    assert request.seed == derive_seed(11, 0)
+    assert texts[0] == bytes(expected_tokens(request, 10)).decode()
+
+
+def test_stop_strings_cut_the_text():
+    whole = expected_text("hello", 40)
+    stop = whole[6:9]
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        [output] = shoal.generate("hello", greedy(max_tokens=40, stop=(stop,)))
+        assert shoal.stats().services["fake"].running == 0
+    [completion] = output.outputs
+    assert completion.text == whole[: whole.index(stop)]
+    assert (completion.finish_reason, completion.stop_reason) == (FinishReason.STOP, stop)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "service", "words"),
+    [
+        (["fine", ""], greedy(), "a", "empty"),
+        (["fine", [5000]], greedy(), "a", "vocabulary"),
+        (["fine", "x" * 300], greedy(), "a", "at most"),
+        (["fine"], greedy(), "nobody", "available: a, b"),
+        (["fine"], greedy(), None, "several services"),
+        (["fine"] * 2, [greedy()] * 3, "a", "3 values for 2 prompts"),
+        (["fine", 7], greedy(), "a", "mixture"),
+    ],
+)
+def test_one_bad_prompt_stops_all_before_anything_runs(prompts, sampling, service, words):
+    with two_services() as shoal:
+        with pytest.raises(InvalidRequest, match=words):
+            shoal.generate(prompts, sampling, service=service)
+        assert shoal.stats().steps.count == 0
+        assert all(s.waiting == 0 for s in shoal.stats().services.values())
+
+
+def test_interrupt_cancels_everything_and_the_engine_goes_on():
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        executor = shoal._engine.fake_executor
+        collect = executor.collect
+
+        def interrupted_collect():
+            if executor.steps == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            return collect()
+
+        executor.collect = interrupted_collect
+        with pytest.raises(KeyboardInterrupt):
+            shoal.generate(["a", "b", "c"], greedy(max_tokens=100))
+        assert executor.steps <= 7
+        stats = shoal.stats().services["fake"]
+        assert (stats.cancelled, stats.running, stats.waiting, stats.live_blocks) == (3, 0, 0, 0)
+        [output] = shoal.generate("hello", greedy())
+        assert output.text == expected_text("hello")
+
+
+def test_an_interrupt_while_prompts_are_queued_leaves_nothing_behind(monkeypatch):
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        submit = shoal._engine.submit
+
+        def interrupted_submit(request):
+            submit(request)
+            if request.prompt == [3]:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(shoal._engine, "submit", interrupted_submit)
+        with pytest.raises(KeyboardInterrupt):
+            shoal.generate([[1], [2], [3], [4]], greedy())
+        stats = shoal.stats()
+        assert (stats.services["fake"].cancelled, stats.services["fake"].waiting) == (3, 0)
+        assert stats.steps.count == 0
+
+
+def test_a_closed_shoal_says_so():
+    shoal = Shoal("fake", kv_cache=SMALL)
+    shoal.close()
+    shoal.close()
+    with pytest.raises(ConfigError, match="closed"):
+        shoal.generate("hello")
+
+
+def test_services_must_have_different_names():
+    with pytest.raises(ConfigError, match="more than once"):
+        Shoal(["fake", "fake"])
+    with pytest.raises(ConfigError, match="at least one service"):
+        Shoal([])
+
+
+def test_nothing_is_printed_where_there_is_no_terminal(capfd):
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        shoal.generate(["a", "b"], greedy())
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")

@@ -1,0 +1,90 @@
+import pytest
+from engine_builders import make_engine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core import (
+    ConfigError,
+    EngineDied,
+    FinishReason,
+    ModelUnavailable,
+    ModelUnsupported,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
+from shoal.engine import wire
+
+LOGPROBS = st.builds(
+    TokenLogprobs,
+    st.integers(0, 300_000),
+    st.floats(-100, 0),
+    st.lists(st.tuples(st.integers(0, 300_000), st.floats(-100, 0)), max_size=3).map(tuple),
+)
+EVENTS = st.builds(
+    TokenEvent,
+    st.text(max_size=8),
+    st.lists(st.integers(0, 300_000), max_size=5).map(tuple),
+    st.none() | st.lists(LOGPROBS, max_size=3).map(tuple),
+    st.none() | st.sampled_from(FinishReason),
+    st.none() | st.integers(0, 300_000),
+    st.none() | st.text(max_size=8),
+    st.integers(0, 10_000),
+)
+
+
+@given(st.lists(EVENTS, max_size=5))
+def test_a_step_arrives_as_it_was_sent(events):
+    sent = wire.Stepped([wire.Event.from_event(event) for event in events])
+    received = wire.decode_from_engine(wire.encode(sent))
+    assert [event.to_event() for event in received.events] == events
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(
+            temperature=0.5, top_k=3, seed=-(2**63), stop_token_ids=(5, 7), logprobs=2, max_tokens=9
+        ),
+    ],
+)
+def test_a_request_arrives_as_it_was_sent(sampling):
+    request = Request(
+        id="x", service="a", prompt=[1, 2, 3], sampling=sampling, arrival_ns=2**62, seed=2**64 - 1
+    )
+    frame = wire.encode(wire.Submit.from_request(request, [1, 2, 3]))
+    assert wire.decode_to_engine(frame).to_request() == request
+
+
+@pytest.mark.parametrize(
+    "message", [wire.Cancel(["a", "b"]), wire.AskStats(3), wire.Shutdown()], ids=lambda m: type(m).__name__
+)
+def test_other_messages_to_the_engine(message):
+    assert wire.decode_to_engine(wire.encode(message)) == message
+
+
+def test_other_messages_from_the_engine():
+    engine, info = make_engine("fake", "fake")
+    for message in (
+        wire.Loading("weights"),
+        wire.Ready(info),
+        wire.Refused("r", "too long", "prompt", "context_length_exceeded"),
+        wire.Failed("RuntimeError", "why"),
+        wire.Stats(4, engine.stats()),
+    ):
+        assert wire.decode_from_engine(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("error", [ConfigError, ModelUnavailable, ModelUnsupported])
+def test_errors_that_a_person_can_act_on_keep_their_class(error):
+    failed = wire.describe_failure(error("do this"))
+    again = wire.failure_to_error(failed, "loading")
+    assert (type(again), str(again)) == (error, "do this")
+
+
+def test_other_errors_are_told_in_words():
+    again = wire.failure_to_error(wire.describe_failure(MemoryError()), "running")
+    assert isinstance(again, EngineDied)
+    assert str(again) == "the engine failed while running: MemoryError: MemoryError"

@@ -1,0 +1,124 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.forecast import Demand, SharedBlocks, safe_peak
+
+requests = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=12)
+block_sizes = st.sampled_from([1, 2, 3, 4, 16])
+
+
+def columns(pairs):
+    tokens, remaining = np.array(pairs, dtype=np.int64).T
+    return tokens, remaining[None, :]
+
+
+def simulated_peak(pairs, block_size, per_merged=1, units=1, sets=()):
+    """Step by step: everybody alive grows by a token, then those without remaining tokens leave."""
+    peak = 0
+    for step in range(max(remaining for _, remaining in pairs) + 1):
+        alive = {at for at, (_, remaining) in enumerate(pairs) if remaining >= step}
+        blocks = sum(-(-(pairs[at][0] + step) // block_size) for at in alive)
+        blocks -= sum(count * max(0, len(alive & set(members)) - 1) for count, members in sets)
+        peak = max(peak, -(-blocks // per_merged) * units)
+    return peak
+
+
+def shared_blocks(sets):
+    members = [sorted(holders) for _, holders in sets]
+    return SharedBlocks(
+        counts=np.array([count for count, _ in sets]),
+        members=np.array([one for holders in members for one in holders]),
+        starts=np.cumsum([0, *map(len, members)])[:-1],
+    )
+
+
+@given(requests, block_sizes, st.integers(1, 5), st.integers(1, 3))
+def test_the_peak_is_that_of_a_simulation(pairs, block_size, per_merged, units):
+    tokens, remaining = columns(pairs)
+    peak = Demand(tokens, block_size, per_merged, units).peak(remaining)
+    assert peak.tolist() == [simulated_peak(pairs, block_size, per_merged, units)]
+
+
+@given(requests)
+def test_in_tokens_the_peak_is_equation_four(pairs):
+    ordered = sorted(pairs, key=lambda pair: -pair[1])
+    held = np.cumsum([tokens for tokens, _ in ordered])
+    by_formula = max(held[i] + (i + 1) * ordered[i][1] for i in range(len(ordered)))
+    tokens, remaining = columns(pairs)
+    assert Demand(tokens, 1).peak(remaining).tolist() == [by_formula]
+
+
+@st.composite
+def crowds_with_shared_prefixes(draw):
+    """Requests whose first blocks are shared, as a tree: nested sets of holders."""
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    pairs = draw(st.lists(st.tuples(st.integers(24, 60), st.integers(0, 40)), min_size=2, max_size=10))
+    sets, level = [], [list(range(len(pairs)))]
+    for _ in range(draw(st.integers(1, 3))):
+        below = []
+        for holders in level:
+            if len(holders) > 1:
+                sets.append((draw(st.integers(1, 2)), holders))
+                cut = draw(st.integers(0, len(holders)))
+                below += [holders[:cut], holders[cut:]]
+        level = below
+    return block_size, pairs, sets
+
+
+@given(crowds_with_shared_prefixes())
+def test_shared_blocks_count_once_while_anybody_holds_them(crowd):
+    block_size, pairs, sets = crowd
+    tokens, remaining = columns(pairs)
+    shared = shared_blocks(sets)
+    demand = Demand(tokens, block_size, shared=shared)
+    assert demand.peak(remaining).tolist() == [simulated_peak(pairs, block_size, sets=sets)]
+    now = sum(-(-one // block_size) for one in tokens.tolist())
+    assert demand.total(np.zeros((1, len(pairs)), dtype=np.int64))[0] == now - shared.surplus
+
+
+@given(crowds_with_shared_prefixes(), st.data())
+def test_shared_blocks_without_one_holder(crowd, data):
+    block_size, pairs, sets = crowd
+    gone = data.draw(st.integers(0, len(pairs) - 1))
+    rest = pairs[:gone] + pairs[gone + 1 :]
+    fewer = [(count, [one - (one > gone) for one in holders if one != gone]) for count, holders in sets]
+    tokens, remaining = columns(rest)
+    demand = Demand(tokens, block_size, shared=shared_blocks(sets).without(gone))
+    assert demand.peak(remaining).tolist() == [simulated_peak(rest, block_size, sets=fewer)]
+
+
+@given(requests, requests, block_sizes)
+def test_several_draws_are_forecast_independently(first, second, block_size):
+    size = min(len(first), len(second))
+    tokens, remaining = columns(first[:size])
+    other = columns(second[:size])[1]
+    demand = Demand(tokens, block_size)
+    both = demand.peak(np.concatenate([remaining, other]))
+    assert both.tolist() == [*demand.peak(remaining), *demand.peak(other)]
+
+
+def test_services_that_alternate_can_reach_the_sum_of_their_peaks():
+    """A holds 0 and wants 100, B holds 90 and wants 10: 110 in lockstep, 190 if A runs first."""
+    a = Demand(np.array([1]), 1).peak(np.array([[99]]))
+    b = Demand(np.array([90]), 1).peak(np.array([[10]]))
+    together = Demand(np.array([1, 90]), 1).peak(np.array([[99, 10]]))
+    assert together.tolist() == [111]
+    assert safe_peak([a, b]).tolist() == [200]
+
+
+def test_merged_blocks_are_counted_service_by_service():
+    a = Demand(np.array([5]), 4, blocks_per_merged=3).peak(np.array([[0]]))
+    b = Demand(np.array([5]), 4, blocks_per_merged=5).peak(np.array([[20]]))
+    assert safe_peak([a, b]).tolist() == [1 + 2]
+
+
+def test_very_long_outputs_are_sorted_too():
+    pairs = [(1, 100_000), (1, 3), (5, 70_000)]
+    tokens, remaining = columns(pairs)
+    assert Demand(tokens, 1).peak(remaining).tolist() == [70_001 + 70_005]
+
+
+def test_nobody_needs_nothing():
+    nobody = np.zeros((2, 0), dtype=np.int64)
+    assert Demand(np.zeros(0, dtype=np.int64), 16).peak(nobody).tolist() == [0, 0]

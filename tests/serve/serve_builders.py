@@ -1,0 +1,289 @@
+"""An engine and a tokenizer small enough to know by heart, and ways to reach an app in front of them."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from shoal.core import (
+    EngineDied,
+    FinishReason,
+    InvalidRequest,
+    QueueFull,
+    Request,
+    SamplingParams,
+    Service,
+    TokenEvent,
+    TokenLogprobs,
+    derive_seed,
+)
+from shoal.engine.choices import expand_choices
+from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.reader import ChoiceReader
+from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
+from shoal.engine.stream import Stream
+from shoal.engine.validation import check_request
+from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
+
+EOS, BOS, FIRST_BYTE = 0, 1, 2
+VOCAB = 258
+SERVICES = (Service(name="chat", model="fake-chat"), Service(name="base", model="fake-base"))
+
+
+class ByteTokenizer:
+    """One token for each byte of UTF-8; ``encode`` adds a begin token."""
+
+    vocab_size = VOCAB
+    eos_token_ids = (EOS,)
+    bos_token_id = BOS
+
+    def __init__(self, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+        self.threads: list[int] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.get_ident())
+        return [BOS] * add_special_tokens + [byte + FIRST_BYTE for byte in text.encode()]
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token - FIRST_BYTE]) if token >= FIRST_BYTE else b""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if not self.has_chat_template:
+            raise InvalidRequest("this model has no chat_template", param="messages")
+        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
+
+
+def make_tokenizers() -> dict[str, ByteTokenizer]:
+    return {"chat": ByteTokenizer(), "base": ByteTokenizer(has_chat_template=False)}
+
+
+@dataclass
+class FakeEngine:
+    """Answers like an engine: greedy output repeats the prompt's text, sampled output is letters by seed.
+
+    hold: a call waits for it before its token number ``pause_at``. fail_after: die after so many tokens
+    of a call. error_after: give up on a call after so many tokens.
+    """
+
+    context: int = 200
+    max_queue: int = 8
+    fail_after: int | None = None
+    error_after: int | None = None
+    alive: bool = True
+    hold: asyncio.Event | None = None
+    pause_at: int = 0
+    paused: int = 0
+    submitted: list[Request] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    waiting: int = 0
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    decoder: ByteTokenizer = field(default_factory=ByteTokenizer)
+
+    @property
+    def info(self) -> EngineInfo:
+        limits = {
+            service.name: ServiceInfo(
+                model=service.model,
+                context_tokens=self.context,
+                max_total_tokens=self.context,
+                vocab_size=VOCAB,
+                eos_token_ids=(EOS,),
+            )
+            for service in SERVICES
+        }
+        return EngineInfo(
+            services=limits,
+            device="cpu",
+            threads=1,
+            block_size=16,
+            merged_blocks=64,
+            kv_bytes=2**20,
+            weight_bytes=2**20,
+        )
+
+    async def submit(self, service: str, prompt: Sequence[int], sampling: SamplingParams) -> Stream:
+        if not self.alive:
+            raise EngineDied("the engine process ended (exit code 1)")
+        check_request(self.info, service, prompt, sampling)
+        if self.waiting and self.waiting + sampling.n > self.max_queue:
+            raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
+        self.waiting += sampling.n
+        requests = expand_choices(f"call-{len(self.submitted)}", service, list(prompt), sampling, 0)
+        self.submitted += requests
+        stream = Stream(f"call-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
+        task = asyncio.create_task(self._run(stream, requests, sampling))
+        self.tasks.add(task)
+        task.add_done_callback(lambda task: self._done(task, sampling.n))
+        return stream
+
+    def _done(self, task: "asyncio.Task[None]", choices: int) -> None:
+        self.tasks.discard(task)
+        self.waiting -= choices
+
+    def _abandon(self, task: "asyncio.Task[None]", requests: Sequence[Request]) -> None:
+        self.cancelled += [request.id for request in requests]
+        task.cancel()
+
+    async def _run(self, stream: Stream, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        readers = {
+            choice: ChoiceReader(request, choice, sampling, self.decoder)
+            for choice, request in enumerate(requests)
+        }
+        position = 0
+        while readers:
+            if self.hold is not None and position == self.pause_at:
+                self.paused += 1
+                await self.hold.wait()
+            if position == self.fail_after:
+                self.alive = False
+                stream.end(EngineDied("the engine process ended (killed by signal 9)"))
+                return
+            for choice, reader in list(readers.items()):
+                event = self._event(requests[choice], position)
+                delta = reader.read(event, 0)
+                stream.push(delta)
+                if delta.finish is not None:
+                    del readers[choice]
+            position += 1
+            await asyncio.sleep(0)
+        stream.end()
+
+    def _event(self, request: Request, position: int) -> TokenEvent:
+        if position == self.error_after:
+            return TokenEvent(request.id, finish=FinishReason.ERROR, error="NaN in the logits")
+        sampling = request.sampling
+        token = self._token(request, position)
+        stop = token if token in (EOS, *sampling.stop_token_ids) and not sampling.ignore_eos else None
+        room = self.context - len(request.prompt)
+        last = position + 1 >= min(sampling.max_tokens or room, room)
+        logprobs = None
+        if sampling.logprobs is not None:
+            likeliest = [(token, -0.5), *((other, -2.0) for other in range(100, 130))]
+            logprobs = (TokenLogprobs(token, -0.5, tuple(likeliest[: sampling.logprobs])),)
+        finish = FinishReason.STOP if stop is not None else FinishReason.LENGTH if last else None
+        return TokenEvent(request.id, (token,), logprobs, finish, stop, None, cached_tokens=1)
+
+    def _token(self, request: Request, position: int) -> int:
+        prompt = [token for token in request.prompt if token >= FIRST_BYTE]
+        if request.sampling.temperature > 0:
+            return FIRST_BYTE + ord("a") + derive_seed(request.seed, position) % 26
+        if position < len(prompt):
+            return prompt[position]
+        return FIRST_BYTE + ord("z") if request.sampling.ignore_eos else EOS
+
+    async def stats(self) -> EngineStats:
+        if not self.alive:
+            raise EngineDied("the engine process ended (exit code 1)")
+        service = ServiceStats(
+            waiting=self.waiting, running=2, evictions=3, prompt_tokens=40, output_tokens=50
+        )
+        pool = PoolStats(
+            total_bytes=1000,
+            live_bytes=250,
+            cached_bytes=100,
+            padding_bytes=5,
+            external_bytes=20,
+            merged_blocks=10,
+            free_merged_blocks=4,
+        )
+        return EngineStats(
+            services={"chat": service, "base": ServiceStats()}, pool=pool, steps=StepTotals(count=7)
+        )
+
+
+def make_app(engine: FakeEngine | None = None, **options: Any) -> FastAPI:
+    return create_app(engine or FakeEngine(), make_tokenizers(), SERVICES, ServerOptions(**options))
+
+
+def make_client(app: FastAPI) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> httpx.Response:
+    """One POST to a fresh app; bytes go as they are."""
+    async with make_client(make_app(engine, **options)) as client:
+        if isinstance(body, bytes):
+            return await client.post(path, content=body, headers={"Content-Type": "application/json"})
+        return await client.post(path, json=body)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "base", "prompt": "hello world", "temperature": 0} | fields
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "temperature": 0} | fields
+
+
+def events(text: str) -> list[Any]:
+    """The payloads of a stream of server-sent events; JSON is parsed."""
+    assert text.endswith("\n\n")
+    lines = text[:-2].split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    payloads = [line.removeprefix("data: ") for line in lines]
+    return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+@asynccontextmanager
+async def serving(engine: FakeEngine, **options: Any) -> AsyncIterator[tuple[str, StopSignal, Any]]:
+    """A real server on a loopback port: (base URL, stop signal, its task)."""
+    stop = StopSignal()
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(
+        serve_until_stopped(
+            engine,
+            make_tokenizers(),
+            SERVICES,
+            ServerOptions(port=0, **options),
+            stop,
+            ready.set_result,
+        )
+    )
+    try:
+        yield await asyncio.wait_for(ready, 10), stop, task
+    finally:
+        stop.ask()
+        stop.ask()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@contextmanager
+def serving_in_thread(engine: FakeEngine) -> Iterator[str]:
+    """A real server in a thread, for clients that block."""
+    begun = threading.Event()
+    state: dict[str, Any] = {}
+
+    async def main() -> None:
+        async with serving(engine) as (url, stop, task):
+            state.update(url=url, stop=stop, loop=asyncio.get_running_loop())
+            begun.set()
+            await asyncio.wait((task,))
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        assert begun.wait(10)
+        yield state["url"]
+    finally:
+        state["loop"].call_soon_threadsafe(state["stop"].ask)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+async def until(condition: Any) -> None:
+    """Wait for something that other tasks bring about."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)

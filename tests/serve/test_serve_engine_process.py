@@ -1,0 +1,128 @@
+"""HTTP in front of a real engine process, whose executor is a fake."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+from serve_builders import until
+
+from shoal.engine import EngineHandle
+from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
+
+ENGINE_TESTS = Path(__file__).parents[1] / "engine"
+
+
+@pytest.fixture
+def engine_builders(monkeypatch):
+    monkeypatch.syspath_prepend(ENGINE_TESTS)
+    import engine_builders
+
+    return engine_builders
+
+
+def run_served(builders, options, scenario):
+    """Run ``scenario(client, handle)`` against a server in front of an engine process."""
+
+    class Tokenizer(builders.ByteTokenizer):
+        has_chat_template = True
+
+        def token_bytes(self, token):
+            return bytes([token]) if token < 256 else b""
+
+    async def main():
+        tokenizers = {service.name: Tokenizer() for service in options.services}
+        handle = await EngineHandle.start(options, {}, tokenizers, builder=builders.BUILDER)
+        stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(
+            serve_until_stopped(
+                handle, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
+            )
+        )
+        try:
+            async with httpx.AsyncClient(base_url=await ready, timeout=60) as client:
+                await scenario(client, handle)
+        finally:
+            stop.ask()
+            await server
+            await handle.close()
+
+    asyncio.run(main())
+
+
+def ask(model, tokens, **fields):
+    return {"model": model, "prompt": "hello", "max_tokens": tokens, "temperature": 0} | fields
+
+
+def test_concurrent_requests_of_two_services_with_a_third_cancelled(engine_builders):
+    options = engine_builders.make_options("fake?step_ms=1", "fake?step_ms=1", blocks=48)
+
+    async def one(client, number):
+        body = ask("ab"[number % 2], 40, prompt=list(range(97, 98 + number)), stream=number % 4 < 2)
+        if number % 3:
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == 200
+            if not body["stream"]:
+                return answer.json()["choices"][0]["text"]
+            chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            assert answer.text.endswith("data: [DONE]\n\n")
+            return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            async for _ in answer.aiter_raw():
+                break
+        return None
+
+    async def scenario(client, handle):
+        texts = await asyncio.gather(*(one(client, number) for number in range(24)))
+        assert [len(text) for text in texts if text is not None] == [40] * 16
+        alone = await one(client, 1)
+        assert alone == texts[1]
+        await until(lambda: handle.unfinished == 0)
+        async with asyncio.timeout(10):
+            while any(s.running or s.waiting for s in (await handle.stats()).services.values()):
+                await asyncio.sleep(0.01)
+        assert (await handle.stats()).pool.live_bytes == 0
+        metrics = (await client.get("/metrics")).text
+        assert 'shoal_requests_finished_total{reason="length",service="a"}' in metrics
+
+    run_served(engine_builders, options, scenario)
+
+
+def test_limits_come_from_the_engine(engine_builders):
+    options = engine_builders.make_options("fake?context=64", blocks=8, max_queue=2)
+
+    async def scenario(client, handle):
+        card = (await client.get("/v1/models/a")).json()
+        longest = card["max_model_len"]
+        assert longest == handle.info.services["a"].max_total_tokens <= 64
+        prompt = [97] * 5
+        fits = await client.post(
+            "/v1/completions", json=ask("a", longest - 5, prompt=prompt, ignore_eos=True)
+        )
+        assert fits.json()["usage"]["total_tokens"] == longest
+        over = await client.post("/v1/completions", json=ask("a", longest - 4, prompt=prompt))
+        assert over.status_code == 400
+        assert over.json()["error"]["code"] == "context_length_exceeded"
+        last = await client.post("/v1/completions", json={"model": "a", "prompt": [97] * (longest - 1)})
+        assert last.json()["usage"]["completion_tokens"] == 1
+
+    run_served(engine_builders, options, scenario)
+
+
+def test_engine_that_is_killed_ends_streams_and_turns_health_red(engine_builders):
+    options = engine_builders.make_options("fake?step_ms=20")
+
+    async def scenario(client, handle):
+        body = ask("a", 200, stream=True, ignore_eos=True)
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            os.kill(handle.pid, 9)
+            rest = [line async for line in lines if line]
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_died"
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.post("/v1/completions", json=ask("a", 2))).status_code == 503
+
+    run_served(engine_builders, options, scenario)

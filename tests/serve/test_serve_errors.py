@@ -1,0 +1,291 @@
+"""Bad input gets a clear 4xx in OpenAI's shape, and the server goes on."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post
+
+from shoal.serve.bodies import ChatBody, CompletionBody
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def ask(path, body, engine=None, **options):
+    return asyncio.run(post(path, body, engine, **options))
+
+
+def error_of(answer, status):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 5.0}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"seed": 2**63}, "seed"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stop_token_ids": [5000]}, "stop_token_ids"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [5000]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": "", "add_special_tokens": False}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"model": 1}, "model"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_wrong_completion_fields_are_named(fields, param):
+    error = error_of(ask(COMPLETIONS, completion(**fields)), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+def test_wrong_chat_fields_are_named(fields, param):
+    error = error_of(ask(CHAT, chat(**fields)), 400)
+    assert error["param"] == param
+
+
+def test_unknown_field_gets_a_hint():
+    error = error_of(ask(COMPLETIONS, completion(max_token=5)), 400)
+    assert error["param"] == "max_token"
+    assert "'max_tokens'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[1]",
+        b'"text"',
+        b'{"model": "base", "prompt": "\xff\xfe"}',
+        b'{"model": "base", "prompt": "\\ud800"}',
+        b'{"model": "base", "prompt": "\\udc00\\ud800"}',
+        b'{"model": "\\ud800", "prompt": "a"}',
+        b'{"model": "base", "prompt": "a", "\\ud800": 1}',
+        b'{"model": "base", "prompt": "a", "temperature": NaN}',
+        b'{"model": "base", "prompt": "a", "temperature": Infinity}',
+        b'{"model": "base", "prompt": "a", "temperature": 1e999}',
+        b'{"model": "base", "prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+        b'{"model": "base", "prompt": ' + b"[" * 100_000 + b"}",
+        b'{"model": "base", "prompt": "a"} trailing',
+        "{'model': 'base'}".encode("utf-16"),
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_bytes_that_are_no_request_get_a_400(path, raw):
+    error_of(ask(path, raw), 400)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1"]
+)
+def test_wrong_content_type_gets_a_415(kind):
+    async def main():
+        async with make_client(make_app()) as client:
+            content = json.dumps(completion()).encode()
+            answer = await client.post(COMPLETIONS, content=content, headers={"Content-Type": kind})
+            assert "application/json" in error_of(answer, 415)["message"]
+            for fine in ({}, {"Content-Type": 'Application/JSON; charset="UTF-8"'}):
+                assert (await client.post(COMPLETIONS, content=content, headers=fine)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_large_bodies_get_a_413_and_those_at_the_limit_do_not():
+    body = json.dumps(completion(user="")).encode()
+    fits = body.replace(b'"user": ""', b'"user": "%s"' % (b"x" * (2000 - len(body))))
+    assert len(fits) == 2000
+    assert ask(COMPLETIONS, fits, max_body_bytes=2000).status_code == 200
+    error = error_of(ask(COMPLETIONS, fits + b" ", max_body_bytes=2000), 413)
+    assert "2000 bytes" in error["message"]
+    error_of(ask(COMPLETIONS, b"x" * 100_000, max_body_bytes=2000), 413)
+
+
+def test_unknown_model_lists_those_served():
+    for path, body in ((COMPLETIONS, completion(model="gpt")), (CHAT, chat(model="gpt"))):
+        error = error_of(ask(path, body), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert "chat, base" in error["message"]
+
+
+def test_unknown_routes_and_methods():
+    async def main():
+        async with make_client(make_app()) as client:
+            assert error_of(await client.get("/v1/nothing"), 404)["code"] == "unknown_url"
+            assert error_of(await client.post("/v1/completions/", json={}), 404)
+            assert error_of(await client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
+            answer = await client.get(COMPLETIONS)
+            assert error_of(answer, 405)["code"] == "method_not_allowed"
+            assert answer.headers["allow"] == "POST"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "x" * 200}, {"prompt": "x" * 150, "max_tokens": 100}])
+def test_beyond_the_context_is_a_400(fields):
+    assert error_of(ask(COMPLETIONS, completion(**fields)), 400)["code"] == "context_length_exceeded"
+
+
+def test_chat_without_a_template_names_it():
+    assert "chat_template" in error_of(ask(CHAT, chat(model="base")), 400)["message"]
+
+
+def test_full_queue_is_a_429_with_retry_after():
+    async def main():
+        engine = FakeEngine(max_queue=2, hold=asyncio.Event())
+        async with make_client(make_app(engine)) as client:
+            waiting = asyncio.create_task(client.post(COMPLETIONS, json=completion(n=2)))
+            while engine.waiting < 2:
+                await asyncio.sleep(0)
+            for stream in (False, True):
+                answer = await client.post(COMPLETIONS, json=completion(stream=stream))
+                assert error_of(answer, 429)["type"] == "rate_limit_error"
+                assert answer.headers["retry-after"] == "3"
+            engine.hold.set()
+            assert (await waiting).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_call_that_only_fits_in_part_leaves_nothing_behind():
+    async def main():
+        engine = FakeEngine(max_queue=3, hold=asyncio.Event())
+        async with make_client(make_app(engine)) as client:
+            answer = await client.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2))
+            error_of(answer, 429)
+            assert len(engine.cancelled) == 2
+            await asyncio.sleep(0)
+            assert engine.waiting == 0
+
+    asyncio.run(main())
+
+
+def test_dead_engine_is_a_503():
+    async def main():
+        async with make_client(make_app(FakeEngine(alive=False))) as client:
+            answer = await client.post(COMPLETIONS, json=completion())
+            assert error_of(answer, 503)["code"] == "engine_died"
+            assert error_of(await client.get("/health"), 503)["code"] == "engine_died"
+            assert "shoal_engine_up 0.0" in (await client.get("/metrics")).text
+
+    asyncio.run(main())
+
+
+def test_engine_that_dies_before_the_first_token_is_a_503_also_for_streams():
+    for stream in (False, True):
+        error_of(ask(COMPLETIONS, completion(stream=stream), FakeEngine(fail_after=0)), 503)
+
+
+@pytest.mark.parametrize("prompt", ["hello", ["hello", "there"]])
+def test_engine_that_dies_in_mid_stream_ends_it_with_an_error_event(prompt):
+    answer = ask(COMPLETIONS, completion(prompt=prompt, stream=True), FakeEngine(fail_after=2))
+    assert answer.status_code == 200
+    *chunks, last = events(answer.text)
+    assert last["error"]["code"] == "engine_died"
+    assert any(chunk["choices"][0]["text"] == "e" for chunk in chunks)
+
+
+def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
+    error = error_of(ask(COMPLETIONS, completion(), FakeEngine(error_after=1)), 500)
+    assert "NaN in the logits" in error["message"]
+    stream = events(ask(COMPLETIONS, completion(stream=True), FakeEngine(error_after=1)).text)
+    assert "NaN in the logits" in stream[-1]["error"]["message"]
+
+
+def test_unexpected_errors_tell_nothing_of_the_inside():
+    class Broken(FakeEngine):
+        async def submit(self, service, prompt, sampling):
+            raise ZeroDivisionError("secret")
+
+    for stream in (False, True):
+        error = error_of(ask(COMPLETIONS, completion(stream=stream), Broken()), 500)
+        assert "secret" not in json.dumps(error)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+_FIELDS = sorted(CompletionBody.model_fields | ChatBody.model_fields)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([COMPLETIONS, CHAT]), st.dictionaries(st.sampled_from(_FIELDS), _json, max_size=3))
+def test_no_json_ever_breaks_the_server(path, fields):
+    base = completion(max_tokens=4) if path == COMPLETIONS else chat(max_tokens=4)
+    answer = ask(path, json.dumps(base | fields).encode())
+    if answer.status_code != 200:
+        error_of(answer, answer.status_code)
+        assert answer.status_code in (400, 404)

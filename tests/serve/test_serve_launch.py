@@ -1,0 +1,80 @@
+"""From options to a server and back to nothing, in a process of its own."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+PROGRAM = """
+import asyncio, sys
+sys.path[:0] = sys.argv[1:3]
+import engine_builders, serve_builders
+from shoal.core import ConfigError
+from shoal.serve import ServerOptions, launch
+
+class Tokenizer(engine_builders.ByteTokenizer):
+    has_chat_template = True
+    @classmethod
+    def from_folder(cls, folder, chat_template=None):
+        return cls()
+
+class Handle(launch.EngineHandle):
+    @classmethod
+    async def start(cls, options, folders, tokenizers, progress=None):
+        if options.services[0].model == "endless":
+            print("loading", flush=True)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                print("cleaned up", flush=True)
+        return await super().start(options, folders, tokenizers, progress, builder=engine_builders.BUILDER)
+
+launch.Tokenizer, launch.EngineHandle = Tokenizer, Handle
+launch.resolve_model = lambda name, progress=None: None
+options = engine_builders.make_options(sys.argv[3])
+launch.run_server(options, ServerOptions(port=0), ready=lambda url: print(url, flush=True))
+print("ended", flush=True)
+"""
+
+
+async def launch(model):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, str(TESTS / "serve"), str(TESTS / "engine"), model),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    first = await asyncio.wait_for(process.stdout.readline(), 60)
+    return process, first.decode().strip()
+
+
+async def end(process, number):
+    process.send_signal(number)
+    rest = await asyncio.wait_for(process.stdout.read(), 30)
+    assert await process.wait() == 0
+    return rest.decode().split("\n")[:-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_server_answers_until_it_is_told_to_stop(number):
+    async def main():
+        process, url = await launch("fake")
+        async with httpx.AsyncClient(base_url=url) as client:
+            body = {"model": "a", "prompt": "hi", "max_tokens": 3, "temperature": 0}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.json()["usage"]["completion_tokens"] == 3
+        assert await end(process, number) == ["ended"]
+
+    asyncio.run(main())
+
+
+def test_stop_while_loading_cleans_up():
+    async def main():
+        process, said = await launch("endless")
+        assert said == "loading"
+        assert await end(process, signal.SIGTERM) == ["cleaned up", "ended"]
+
+    asyncio.run(main())

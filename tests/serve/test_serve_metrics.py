@@ -1,0 +1,89 @@
+"""What /metrics tells."""
+
+import asyncio
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serve_builders import FakeEngine, chat, completion, make_app, make_client
+
+from shoal.core import RequestRecord
+from shoal.serve.metrics import ServerMetrics
+
+
+def samples(text):
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scrape_after(*requests, engine=None):
+    async def main():
+        async with make_client(make_app(engine)) as client:
+            for path, body in requests:
+                await client.post(path, json=body)
+            answer = await client.get("/metrics")
+            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+            return samples(answer.text)
+
+    return asyncio.run(main())
+
+
+def test_engine_counters_and_gauges():
+    values = scrape_after()
+    chat_service = ("service", "chat")
+    assert values["shoal_engine_up",] == 1
+    assert values["shoal_requests_running", chat_service] == 2
+    assert values["shoal_evictions_total", chat_service] == 3
+    assert values["shoal_evictions_total", ("service", "base")] == 0
+    assert values["shoal_prompt_tokens_total", chat_service] == 40
+    assert values["shoal_output_tokens_total", chat_service] == 50
+    assert values["shoal_kv_bytes", ("use", "total")] == 1000
+    assert values["shoal_kv_bytes", ("use", "cached")] == 100
+    assert values["shoal_kv_utilisation",] == 0.25
+    assert values["shoal_steps_total",] == 7
+
+
+def test_every_choice_is_counted_once_by_service_and_reason():
+    values = scrape_after(
+        ("/v1/completions", completion(n=2, max_tokens=3)),
+        ("/v1/completions", completion(prompt=["a", "b"], stream=True)),
+        ("/v1/chat/completions", chat()),
+        ("/v1/chat/completions", chat(max_tokens=-1)),
+    )
+    finished = {
+        (dict(labels)["service"], dict(labels)["reason"]): value
+        for (name, *labels), value in values.items()
+        if name == "shoal_requests_finished_total"
+    }
+    assert finished == {("base", "length"): 2, ("base", "stop"): 2, ("chat", "stop"): 1}
+    for name in ("ttft", "e2e", "tpot"):
+        assert values[f"shoal_request_{name}_seconds_count", ("service", "base")] == 4
+        assert values[f"shoal_request_{name}_seconds_count", ("service", "chat")] == 1
+
+
+def test_failed_requests_count_as_errors_and_have_no_latency():
+    values = scrape_after(("/v1/completions", completion()), engine=FakeEngine(error_after=1))
+    assert values["shoal_requests_finished_total", ("reason", "error"), ("service", "base")] == 1
+    assert values["shoal_request_e2e_seconds_count", ("service", "base")] == 0
+
+
+def test_latencies_come_from_the_record():
+    metrics = ServerMetrics(["base"])
+    record = RequestRecord(
+        request_id="r",
+        service="base",
+        arrival_ns=10**9,
+        first_token_ns=3 * 10**9,
+        finish_ns=8 * 10**9,
+        prompt_tokens=4,
+        output_tokens=11,
+    )
+    metrics.finished("base", "stop", record)
+    values = samples(metrics.render(None).decode())
+    base = ("service", "base")
+    assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
+    assert values["shoal_request_tpot_seconds_sum", base] == pytest.approx(0.5)
+    assert values["shoal_request_e2e_seconds_sum", base] == pytest.approx(7)
+    assert values["shoal_engine_up",] == 0

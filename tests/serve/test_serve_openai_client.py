@@ -1,0 +1,146 @@
+"""The official client against a real server on a loopback port."""
+
+import openai
+import pytest
+from serve_builders import FakeEngine, serving_in_thread
+
+from shoal.core import QueueFull
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def connect(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving_in_thread(FakeEngine()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with connect(url) as client:
+        yield client
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["chat", "base"]
+    assert client.models.retrieve("base").owned_by == "shoal"
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(model="chat", messages=MESSAGES, temperature=0)
+    assert answer.choices[0].message.content == "<user>hi"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == 9
+
+
+def test_chat_goes_on_with_the_answer_in_it(client):
+    first = client.chat.completions.create(model="chat", messages=MESSAGES, temperature=0)
+    messages = [*MESSAGES, first.choices[0].message.model_dump(), *MESSAGES]
+    second = client.chat.completions.create(model="chat", messages=messages, temperature=0)
+    assert second.choices[0].message.content == "<user>hi<assistant><user>hi<user>hi"
+
+
+def test_chat_stream(client):
+    stream = client.chat.completions.create(
+        model="chat",
+        messages=MESSAGES,
+        temperature=0,
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = stream
+    texts = ["", ""]
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+    assert texts == ["<user>hi"] * 2
+    assert last.choices == []
+    assert last.usage.completion_tokens == 18
+
+
+def test_clients_own_stream_helper_accumulates(client):
+    with client.chat.completions.stream(model="chat", messages=MESSAGES, temperature=0) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.content == "<user>hi"
+
+
+def test_completion(client):
+    answer = client.completions.create(
+        model="base", prompt=["hello world", "hi"], temperature=0, stop=["o w"], logprobs=1, max_tokens=20
+    )
+    assert [choice.text for choice in answer.choices] == ["hell", "hi"]
+    assert answer.choices[0].logprobs.tokens[:4] == list("hell")
+
+
+def test_completion_stream(client):
+    stream = client.completions.create(model="base", prompt="hello", temperature=0, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == "hello"
+
+
+def test_chat_logprobs(client):
+    answer = client.chat.completions.create(
+        model="chat", messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=3
+    )
+    content = answer.choices[0].logprobs.content
+    assert content[0].token == "<"
+    assert len(content[0].top_logprobs) == 3
+
+
+def test_seed_and_choices(client):
+    def texts():
+        answer = client.completions.create(model="base", prompt="a", n=3, seed=11, max_tokens=10)
+        return [choice.text for choice in answer.choices]
+
+    assert texts() == texts()
+    assert len(set(texts())) == 3
+
+
+def test_parameters_of_vllm(client):
+    answer = client.completions.create(
+        model="base",
+        prompt=[99, 100],
+        temperature=0,
+        max_tokens=5,
+        extra_body={"ignore_eos": True, "min_tokens": 1, "top_k": 5, "repetition_penalty": 1.0},
+    )
+    assert answer.choices[0].text == "abzzz"
+
+
+def test_errors_become_the_clients_exceptions(client):
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="base", prompt="a", max_tokens=-1)
+    assert bad.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt", prompt="a")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="chat_template"):
+        client.chat.completions.create(model="base", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="base", prompt="a" * 500)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_full_queue_is_a_rate_limit_error():
+    class FullEngine(FakeEngine):
+        async def submit(self, service, prompt, sampling):
+            raise QueueFull("8 requests wait already", retry_after_s=2)
+
+    with serving_in_thread(FullEngine()) as url, connect(url) as client:
+        with pytest.raises(openai.RateLimitError) as full:
+            client.completions.create(model="base", prompt="a")
+        assert full.value.response.headers["retry-after"] == "2"
+
+
+def test_engine_death_in_mid_stream_is_an_api_error():
+    with serving_in_thread(FakeEngine(fail_after=2)) as url, connect(url) as client:
+        stream = client.completions.create(model="base", prompt="hello", temperature=0, stream=True)
+        with pytest.raises(openai.APIError, match="engine process ended"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError):
+            client.completions.create(model="base", prompt="hello")
