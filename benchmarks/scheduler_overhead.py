@@ -43,7 +43,7 @@ def measure(
     """Microseconds of schedule() and update(), and sequences, of each measured step."""
     random = Random(0)
     # Enough for about ``running`` requests of the mean length at once.
-    tokens = {"conservative": 1_072, "aggressive": 480, "past-future": 560, "oracle": 420}[admission]
+    tokens = {"conservative": 1_072, "aggressive": 540, "past-future": 500, "oracle": 385}[admission]
     scheduler = Scheduler(
         make_pool(running * tokens // BLOCK_SIZE),
         {"chat": ServiceLimits(CONTEXT)},

@@ -115,12 +115,18 @@ def _carries(parts: IntArray, steps: IntArray, block_size: int) -> IntArray:
 
     A running count for every threshold, of which each i then picks the one that its steps ask for.
     """
-    # In 32 bits NumPy accumulates several times as fast as in 16 or 64.
-    thresholds = np.arange(block_size, 0, -1, dtype=np.int32)[:, None]
-    reached = parts.astype(np.int32)[:, None, :] >= thresholds
-    counts = np.cumsum(reached, axis=2, dtype=np.int32)
     draws, requests = parts.shape
-    return counts[np.arange(draws)[:, None], steps, np.arange(requests)].astype(np.int64)
+    # In 32 bits NumPy accumulates several times as fast as in 16 or 64. Arrays of 128 KiB and more would
+    # come from the system and go back to it at every call, which costs more than the counting.
+    together = max(1, 30_000 // (block_size * requests))
+    thresholds = np.arange(block_size, 0, -1, dtype=np.int32)[:, None]
+    carries = np.empty_like(steps)
+    for first in range(0, draws, together):
+        some = slice(first, first + together)
+        reached = parts[some].astype(np.int32)[:, None, :] >= thresholds
+        counts = np.cumsum(reached, axis=2, dtype=np.int32)
+        carries[some] = np.take_along_axis(counts, steps[some, None, :], axis=1)[:, 0]
+    return carries
 
 
 def _shared_with_longest(shared: SharedBlocks, order: IntArray) -> IntArray:
