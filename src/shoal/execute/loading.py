@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.fuse import fuse
+from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
 from shoal.execute.prepack import can_prepack, prepack
 from shoal.execute.probe import RecordingStep, packed_logits, probe, refuse_by_config
@@ -96,6 +97,8 @@ def load_models(
         ConfigError: the device or a dtype does not exist here.
     """
     target = _device(device)
+    if target.type == "cpu":
+        keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
