@@ -1,15 +1,17 @@
-"""A served engine does not grow over a thousand requests."""
+"""A served engine does not grow over a thousand requests, neither its process nor the HTTP server's."""
 
 import asyncio
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 
-from shoal.core import SamplingParams, Service
+from shoal.core import Service
 from shoal.engine import EngineHandle, EngineOptions
 from shoal.kvcache import KVCacheOptions
+from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
 GROWTH_LIMIT_BYTES = 12 << 20
 
@@ -19,45 +21,70 @@ class IdTokenizer:
 
     vocab_size = VOCAB
     eos_token_ids = (2,)
+    has_chat_template = False
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(f" {token}" for token in tokens)
+
+
+async def one(client: httpx.AsyncClient, number: int) -> None:
+    """A streamed completion, every third of them abandoned after its first chunk."""
+    prompt = make_prompt(1 + number % 60, seed=number)
+    body = {"model": "m", "prompt": prompt, "max_tokens": 8, "seed": number, "ignore_eos": True}
+    async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        async for _ in answer.aiter_lines():
+            if number % 3 == 0:
+                break
+
+
+async def burst(client: httpx.AsyncClient, numbers: range) -> None:
+    for start in numbers[::50]:
+        await asyncio.gather(*(one(client, number) for number in range(start, start + 50)))
 
 
 def test_a_thousand_requests_leave_no_memory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     folder = make_model(tmp_path / "m", tiny_config("llama"))
 
-    async def one(handle: EngineHandle, number: int) -> None:
-        sampling = SamplingParams(max_tokens=8, seed=number, ignore_eos=True)
-        stream = await handle.submit("m", make_prompt(1 + number % 60, seed=number), sampling)
-        async for _ in stream:
-            if number % 3 == 0:
-                break
-        await stream.aclose()
-
-    async def burst(handle: EngineHandle, numbers: range) -> None:
-        for start in numbers[::50]:
-            await asyncio.gather(*(one(handle, number) for number in range(start, start + 50)))
+    async def scenario(client: httpx.AsyncClient, handle: EngineHandle) -> None:
+        processes = [psutil.Process(), psutil.Process(handle.pid)]
+        await burst(client, range(300))
+        before = [process.memory_info().rss for process in processes]
+        await burst(client, range(300, 1300))
+        after = [process.memory_info().rss for process in processes]
+        assert max(now - then for now, then in zip(after, before, strict=True)) < GROWTH_LIMIT_BYTES
+        async with asyncio.timeout(30):
+            while handle.unfinished:
+                await asyncio.sleep(0.01)
+        ended = 0
+        async with asyncio.timeout(30):
+            while ended < 1300:
+                stats = await handle.stats()
+                ended = sum(service.finished + service.cancelled for service in stats.services.values())
+        assert ended == 1300
+        assert stats.pool.live_bytes == 0
 
     async def main() -> None:
-        options = EngineOptions(
-            services=(Service(name="m", model="m"),), kv_cache=KVCacheOptions(memory_bytes=1 << 20)
-        )
+        services = (Service(name="m", model="m"),)
+        options = EngineOptions(services=services, kv_cache=KVCacheOptions(memory_bytes=1 << 20))
+        tokenizers = {"m": IdTokenizer()}
         handle = await EngineHandle.start(
-            options, {"m": folder}, {"m": IdTokenizer()}, builder="checked_engine:build_checked_engine"
+            options, {"m": folder}, tokenizers, builder="checked_engine:build_checked_engine"
         )
+        stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(
+            serve_until_stopped(
+                handle, tokenizers, services, ServerOptions(port=0), stop,
+                lambda *told: ready.set_result(told[0]),
+            )
+        )  # fmt: skip
         try:
-            processes = [psutil.Process(), psutil.Process(handle.pid)]
-            await burst(handle, range(300))
-            before = [process.memory_info().rss for process in processes]
-            await burst(handle, range(300, 1300))
-            after = [process.memory_info().rss for process in processes]
-            assert handle.unfinished == 0
-            stats = await handle.stats()
-            assert sum(s.finished + s.cancelled for s in stats.services.values()) == 1300
+            async with httpx.AsyncClient(base_url=await ready, timeout=60) as client:
+                await scenario(client, handle)
         finally:
+            stop.ask()
+            await server
             await handle.close()
-        assert max(now - then for now, then in zip(after, before, strict=True)) < GROWTH_LIMIT_BYTES
 
     asyncio.run(main())

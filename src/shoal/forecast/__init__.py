@@ -7,7 +7,7 @@ done with a forecast (admission, eviction) is decided in rooms above.
 
 from shoal.forecast.draws import derive_seeds, uniforms
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
-from shoal.forecast.peak import Demand, SharedBlocks, safe_peak
+from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
 
 __all__ = [
     "COLD_STARTS",
@@ -15,6 +15,7 @@ __all__ = [
     "LengthDistribution",
     "LengthHistory",
     "SharedBlocks",
+    "Timeline",
     "derive_seeds",
     "safe_peak",
     "uniforms",
