@@ -21,6 +21,7 @@ from shoal.core import InvalidRequest, SamplingParams
         ("top_k", -2),
         ("min_p", 1.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-40),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("stop", ("",)),
@@ -48,6 +49,7 @@ def test_min_tokens_must_not_exceed_max_tokens() -> None:
 
 def test_greedy_and_penalised_say_what_they_mean() -> None:
     assert SamplingParams(temperature=0.0).greedy
+    assert SamplingParams(temperature=1e-39).greedy
     assert SamplingParams(top_k=1).greedy
     assert not SamplingParams().greedy
     assert not SamplingParams().penalised

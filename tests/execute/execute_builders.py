@@ -11,6 +11,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     OPTConfig,
     PretrainedConfig,
     Qwen3Config,
@@ -60,10 +61,15 @@ def tiny_config(kind: str) -> PretrainedConfig:
             **COMMON, hidden_size=48, word_embed_proj_dim=48, ffn_dim=96, num_hidden_layers=2,
             num_attention_heads=3, max_position_embeddings=256,
         )  # fmt: skip
+    if kind == "mixtral":
+        return MixtralConfig(
+            **COMMON, **decoder, num_attention_heads=4, num_key_value_heads=2, num_local_experts=3,
+            num_experts_per_tok=2,
+        )  # fmt: skip
     raise ValueError(kind)
 
 
-KINDS = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt")
+KINDS = ("llama", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
 
 
 def make_model(

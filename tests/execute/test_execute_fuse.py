@@ -7,8 +7,11 @@ import torch
 from execute_builders import make_model, make_prompt, tiny_config
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
+from shoal.core import Service
 from shoal.execute.fuse import FusedRMSNorm, fuse
+from shoal.execute.loading import load_models
 from shoal.execute.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
 
 needs_packing = pytest.mark.skipif(
@@ -27,7 +30,7 @@ def test_a_packed_and_fused_model_gives_the_same_logits(kind: str, tmp_path: Pat
     folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    assert prepack(packed) == parts(packed, PackedLinear) > 0
+    assert len(prepack(packed).done) == parts(packed, PackedLinear) > 0
     fuse(packed)
     assert parts(packed, FusedRMSNorm) >= 2 * len(packed.model.layers) + 1
     assert parts(packed, PackedGatedMLP) == len(packed.model.layers)
@@ -54,7 +57,7 @@ def test_a_norm_that_means_something_else_keeps_its_code() -> None:
             return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + self.eps) * self.weight
 
     model = nn.Sequential(OddRMSNorm())
-    assert fuse(model) == 0
+    assert not fuse(model).done
     assert type(model[0]) is OddRMSNorm
 
 
@@ -71,6 +74,23 @@ def test_a_norm_that_scales_by_one_plus_weight_keeps_small_weights_in_bfloat16()
 
     model = nn.Sequential(PlusOneRMSNorm())
     original = model[0]
-    assert fuse(model) == 1
+    assert len(fuse(model).done) == 1
     x = torch.randn(50, 16, generator=torch.Generator().manual_seed(1), dtype=torch.bfloat16)
     assert torch.equal(model(x), original(x))
+
+
+@needs_packing
+def test_a_model_that_reads_its_layers_weights_is_left_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LlamaMLP.forward
+
+    def reads_weights(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+        return plain(self, x.to(self.gate_proj.weight.dtype))
+
+    monkeypatch.setattr(LlamaMLP, "forward", reads_weights)
+    folder = make_model(tmp_path / "m", tiny_config("llama"), dtype=torch.bfloat16)
+    models = load_models([Service(name="s", model="m")], {"s": folder})
+    module = models.models["s"].module
+    assert parts(module, PackedLinear) == 0
+    assert parts(module, FusedRMSNorm) > 0

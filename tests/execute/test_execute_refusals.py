@@ -10,6 +10,8 @@ from transformers import (
     BloomConfig,
     GptOssConfig,
     Llama4TextConfig,
+    NemotronConfig,
+    PhimoeConfig,
     Qwen3NextConfig,
     T5Config,
 )
@@ -73,6 +75,34 @@ def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
     assert "T5" in message
 
 
+def test_a_window_that_only_the_mask_knows_is_noticed(tmp_path: Path) -> None:
+    config = PhimoeConfig(
+        **COMMON, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, sliding_window=8,
+    )  # fmt: skip
+    assert "sliding_window=8" in refusal(make_model(tmp_path / "phimoe", config))
+
+
+def test_a_model_that_drops_the_step_is_refused(tmp_path: Path) -> None:
+    config = NemotronConfig(
+        **COMMON, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16,
+    )  # fmt: skip
+    assert "Nemotron" in refusal(make_model(tmp_path / "nemotron", config))
+
+
+def test_a_window_shorter_than_the_probes_prompts_is_no_obstacle(tmp_path: Path) -> None:
+    config = tiny_config("mistral")
+    config.sliding_window = 3
+    assert load(make_model(tmp_path / "narrow", config)).context_tokens["s"] == 256
+
+
+def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.json").write_text('{"model_type": "brand_new", "vocab_size": 9}')
+    assert "brand_new" in refusal(tmp_path / "new")
+
+
 def test_a_model_that_computes_something_beside_attention_is_noticed(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         make_model(tmp_path / "m", tiny_config("llama")), attn_implementation="shoal"
@@ -108,6 +138,8 @@ def test_unknown_dtypes_devices_and_missing_cuda_are_config_errors(tmp_path: Pat
     folder = make_model(tmp_path / "m", tiny_config("llama"))
     with pytest.raises(ConfigError, match="float32"):
         load(folder, dtype="int3")
+    with pytest.raises(ConfigError, match="reference"):
+        load_models([Service(name="s", model="m")], {"s": folder}, attention="flash")
     with pytest.raises(ConfigError, match="cuda"):
         load_models([Service(name="s", model="m")], {"s": folder}, device="mps")
     if not torch.cuda.is_available():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shoal.core import SamplingParams
+from shoal.core import NO_TOKEN, SamplingParams
 from shoal.execute.group import RunningSequence
 from shoal.execute.sampler import sample
 
@@ -138,3 +138,29 @@ def test_rows_without_logprobs_get_none() -> None:
     assert logprobs[0].top == ()
     assert logprobs[1] is None
     assert sample(make_logits(0, 2), [make_row(0), make_row(1)], [])[1] is None
+
+
+def test_a_row_without_finite_logits_gets_no_token_and_harms_no_other() -> None:
+    logits = make_logits(0, 4)
+    logits[1, 7], logits[2] = float("nan"), float("-inf")
+    kinds = [{"top_p": 0.9}, {"top_p": 0.9, "logprobs": 2}, {"temperature": 0.0}, {}]
+    rows = [make_row(i, **kind) for i, kind in enumerate(kinds)]
+    tokens, _ = sample(logits.clone(), rows, [])
+    assert tokens[1] == tokens[2] == NO_TOKEN
+    for i in (0, 3):
+        assert sample(logits[i : i + 1].clone(), [rows[i]], [])[0] == [tokens[i]]
+
+
+@pytest.mark.parametrize("temperature", [1.0001e-5, 1e-3, 100.0])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5}])
+def test_extreme_temperatures_and_penalties_stay_finite(temperature: float, cut: dict[str, float]) -> None:
+    logits = make_logits(2, spread=3000.0)
+    row = make_row(3, output=(1, 2, 3), temperature=temperature, repetition_penalty=0.01, **cut)
+    (token,), _ = sample(logits, [row], [])
+    assert 0 <= token < VOCAB
+
+
+def test_equally_likely_tokens_do_not_depend_on_a_neighbours_top_k() -> None:
+    alone, _ = sample(torch.zeros(1, 50_000), [make_row(5, top_p=0.5)], [])
+    both, _ = sample(torch.zeros(2, 50_000), [make_row(1, top_k=5000), make_row(5, top_p=0.5)], [])
+    assert both[1] == alone[0]

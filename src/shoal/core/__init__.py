@@ -20,9 +20,10 @@ from shoal.core.randomness import derive_seed, uniform
 from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
 from shoal.core.sampling import SamplingParams
 from shoal.core.service import SLO, Service
-from shoal.core.step import BlockCopy, Idle, Joined, StepPlan, StepResult, StepTimings
+from shoal.core.step import NO_TOKEN, BlockCopy, Idle, Joined, StepPlan, StepResult, StepTimings
 
 __all__ = [
+    "NO_TOKEN",
     "SLO",
     "BlockCopy",
     "ConfigError",

@@ -8,6 +8,8 @@ from shoal.core.errors import InvalidRequest
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+COLDEST = 1e-5
+"""Temperatures below this are greedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class SamplingParams:
     max_tokens: at most this many output tokens; None means as many as the model's context and the
         KV pool allow.
     min_tokens: end-of-sequence and stop tokens cannot be sampled before this many output tokens.
-    temperature: 0 is greedy.
+    temperature: 0 (or below COLDEST) is greedy.
     top_p, top_k, min_p: restrict sampling to a nucleus, to the k likeliest tokens (0 or -1: all), or
         to tokens at least min_p times as likely as the likeliest.
     repetition_penalty: over prompt and output (Keskar et al., CTRL, 2019); presence_penalty and
@@ -59,11 +61,7 @@ class SamplingParams:
         _require(0.0 < self.top_p <= 1.0, "top_p", f"must be in (0, 1], got {self.top_p}")
         _require(self.top_k >= -1, "top_k", f"must be -1 or 0 (off) or at least 1, got {self.top_k}")
         self._check_range("min_p", self.min_p, 0.0, 1.0)
-        _require(
-            0.0 < self.repetition_penalty <= 100.0,
-            "repetition_penalty",
-            f"must be in (0, 100], got {self.repetition_penalty}",
-        )
+        self._check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self._check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self._check_stops()
@@ -85,8 +83,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0 or self.top_k == 1
+        """Whether the likeliest token is always taken; so cold that float32 cannot tell is greedy, too."""
+        return self.temperature < COLDEST or self.top_k == 1
 
     @property
     def penalised(self) -> bool:

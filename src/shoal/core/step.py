@@ -76,9 +76,13 @@ class StepTimings:
     sample_ns: int = 0
 
 
+NO_TOKEN = -1
+"""Stands in a result for a token that could not be sampled: the model's logits were not finite."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a plan produced: one token for each entry of ``plan.sampled``, in that order.
+    """What a plan produced: one token (or NO_TOKEN) for each entry of ``plan.sampled``, in that order.
 
     logprobs: None, or one entry for each sampled token (None where the request wants none).
     """

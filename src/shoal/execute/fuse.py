@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.execute.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
+from shoal.execute.replacements import Replacements, children
 
 NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 3e-4}
 """Largest relative difference (norm over norm) of a fused norm: one rounding of its output."""
@@ -40,22 +41,15 @@ class FusedRMSNorm(nn.Module):
 
 
 @torch.inference_mode()
-def fuse(model: nn.Module) -> int:
-    """Replace norms, and gated MLPs of prepacked layers, in ``model``; returns how many."""
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if "RMSNorm" in type(child).__name__ or isinstance(getattr(child, "gate_proj", None), PackedLinear)
-    ]
-    replaced = 0
-    for parent, name, child in found:
+def fuse(model: nn.Module) -> Replacements:
+    """Replace norms, and gated MLPs of prepacked layers, in ``model``."""
+    replacements = Replacements()
+    for parent, name, child in children(model):
         for candidate, features, dtype, tolerance in (*_norms(child), *_gated_mlps(child)):
             if _difference(child, candidate, features, dtype) <= tolerance:
-                setattr(parent, name, candidate)
-                replaced += 1
+                replacements.put(parent, name, child, candidate)
                 break
-    return replaced
+    return replacements
 
 
 Candidate = tuple[nn.Module, int, torch.dtype, float]
@@ -63,6 +57,8 @@ Candidate = tuple[nn.Module, int, torch.dtype, float]
 
 
 def _norms(module: Any) -> list[Candidate]:
+    if "RMSNorm" not in type(module).__name__:
+        return []
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, torch.Tensor) or weight.ndim != 1 or not isinstance(eps, float):

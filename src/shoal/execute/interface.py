@@ -61,7 +61,7 @@ def _attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         scaling=scaling,
-        window=sliding_window,
+        window=sliding_window or None,
         softcap=softcap,
         extra=extra,
     )

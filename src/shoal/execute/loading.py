@@ -8,20 +8,27 @@ from typing import Any
 import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.paged import BACKENDS
 from shoal.execute.prepack import can_prepack, prepack
-from shoal.execute.probe import RecordingStep, packed_logits, probe, refuse_by_config
+from shoal.execute.probe import Probed, probe, refuse_by_config
+from shoal.execute.recording import RecordingStep, packed_logits
+from shoal.execute.replacements import Replacements
 from shoal.kvcache import KVShape
 from shoal.models import read_facts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ATTENTION_BACKENDS = ("auto", *BACKENDS)
 DEFAULT_CPU_KV_BYTES = 2 << 30
 CUDA_MEMORY_SHARE = 0.9
+GATHER_COPIES = 4
+"""A decode gathers one layer's keys and values of its rows: padded by at most 1 / 0.6, and held twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class ModelSet:
     ) -> None:
         self.models = dict(models)
         self.device = device
-        self.attention = attention
+        self.backend = BACKENDS["batched" if attention == "auto" else attention]
         self.kv_shapes = {name: model.kv_shape for name, model in models.items()}
         self.context_tokens = {s.name: _context(s, models[s.name]) for s in services}
         self.vocab_sizes = {name: model.vocab_size for name, model in models.items()}
@@ -63,7 +70,8 @@ class ModelSet:
         """Memory for the KV pool where the user names none.
 
         On a CPU 2 GiB, or 40% of the available memory where that is less. On CUDA what is left of 90%
-        of the device after the weights and the measured peak of a step of ``max_batched_tokens``.
+        of the device after the weights, the measured peak of a step of ``max_batched_tokens``, and the
+        copies of one layer's KV that a decode gathers.
         """
         if self.device.type != "cuda":
             return min(DEFAULT_CPU_KV_BYTES, int(psutil.virtual_memory().available * 0.4))
@@ -75,7 +83,8 @@ class ModelSet:
                 f"{self.device}: {free / 2**30:.1f} GiB free after the weights leave nothing for KV beside a "
                 f"step's {peak / 2**30:.1f} GiB; lower scheduler.max_batched_tokens or serve fewer models"
             )
-        return left
+        layers = min(len(shape.layers) for shape in self.kv_shapes.values())
+        return int(left / (1 + GATHER_COPIES / layers))
 
 
 def load_models(
@@ -94,9 +103,13 @@ def load_models(
 
     Raises:
         ModelUnsupported: a model would not be computed correctly here.
-        ConfigError: the device or a dtype does not exist here.
+        ConfigError: the device, the attention backend or a dtype does not exist here.
     """
     target = _device(device)
+    if attention not in ATTENTION_BACKENDS:
+        raise ConfigError(
+            f"attention backend {attention!r} is not known; possible are {', '.join(ATTENTION_BACKENDS)}"
+        )
     if target.type == "cpu":
         keep_freed_memory()
     if threads is not None:
@@ -127,7 +140,7 @@ def _device(device: str) -> torch.device:
 
 def _dtype(service: Service, folder: Path) -> torch.dtype:
     if service.dtype == "auto":
-        config = AutoConfig.from_pretrained(folder).get_text_config()
+        config = _config(service.model, folder).get_text_config()
         stored = getattr(config, "dtype", None)
         return next((dtype for dtype in DTYPES.values() if dtype == stored), torch.float32)
     if service.dtype not in DTYPES:
@@ -138,8 +151,17 @@ def _dtype(service: Service, folder: Path) -> torch.dtype:
     return DTYPES[service.dtype]
 
 
+def _config(name: str, folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelUnsupported(
+            f"{name}: transformers {transformers_version} cannot read it: {error}"
+        ) from None
+
+
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    config = AutoConfig.from_pretrained(folder)
+    config = _config(name, folder)
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         raise ModelUnsupported(
@@ -149,21 +171,30 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     refuse_by_config(model_class, text_config, name)
     module = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
-    layers = probe(module, name)
+    probed = probe(module, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
-    if device.type == "cpu" and can_prepack(dtype):
-        prepack(module)
-    fuse(module)
+    _speed_up(module, probed, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
         dtype=dtype,
-        kv_shape=KVShape(str(dtype).removeprefix("torch."), layers),
+        kv_shape=KVShape(str(dtype).removeprefix("torch."), probed.layers),
         context_tokens=_safe_context(text_config, facts.context_tokens),
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=facts.eos_token_ids,
         weight_bytes=sum(weights.values()),
     )
+
+
+def _speed_up(module: Any, probed: Probed, device: torch.device) -> None:
+    """Prepack and fuse, each only if the model then still gives the logits that it gave when probed."""
+    ways: list[Callable[[Any], Replacements]] = [fuse]
+    if device.type == "cpu" and can_prepack(probed.dtype):
+        ways.insert(0, prepack)
+    for way in ways:
+        replacements = way(module)
+        if not probed.still_answered_by(module):
+            replacements.undo()
 
 
 def _safe_context(config: Any, stated: int) -> int:

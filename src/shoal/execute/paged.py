@@ -238,4 +238,4 @@ class BatchedStep(PagedStep):
 
 
 BACKENDS: dict[str, type[PagedStep]] = {"reference": ReferenceStep, "batched": BatchedStep}
-"""Attention backends by the name that a user chooses; "auto" takes "batched"."""
+"""Attention backends by the name that a user chooses."""

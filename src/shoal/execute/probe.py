@@ -6,60 +6,35 @@ into one step as Shoal packs them, and the logits must equal those of its own im
 way the probe notes every call: one per layer, with no keyword whose meaning we do not implement.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from shoal.core import ModelUnsupported
-from shoal.execute.attention_math import prefill_attention
-from shoal.execute.interface import ATTENTION_NAME, STEP_KEYWORD
+from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.kvcache import LayerShape
 
 PROMPT_LENGTHS = (7, 5)
+TINY_WINDOW = 2
 
 HARMLESS_KEYWORDS = frozenset(
-    {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+    {
+        "dropout",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
 )
 """Keywords that reach attention and change nothing in inference over packed tokens."""
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.08, torch.float16: 0.02}
-"""Largest relative difference (norm of the difference over norm) that rounding explains."""
-
-
-@dataclass(slots=True)
-class RecordingStep:
-    """Plain causal attention over packed whole prompts that notes every call."""
-
-    lengths: tuple[int, ...]
-    calls: list[int] = field(default_factory=list)
-    shapes: dict[int, LayerShape] = field(default_factory=dict)
-    windows: dict[int, int | None] = field(default_factory=dict)
-    keywords: dict[str, Any] = field(default_factory=dict)
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> torch.Tensor:
-        """See AttentionStep; prompts are shorter than any window worth the name."""
-        self.calls.append(layer)
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        self.windows[layer] = window
-        self.keywords.update({name: v for name, v in extra.items() if v is not None})
-        outputs, start = [], 0
-        for length in self.lengths:
-            part = slice(start, start + length)
-            outputs.append(prefill_attention(query[part], key[part], value[part], None, scaling, softcap))
-            start += length
-        return torch.cat(outputs)
+"""Largest relative difference of logits (norm of the difference over norm) that rounding explains."""
 
 
 def refuse_by_config(model_class: type, config: Any, name: str) -> None:
@@ -87,32 +62,63 @@ def refuse_by_config(model_class: type, config: Any, name: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe saw of a model: the KV shape of each layer, and its answer to the prompts."""
+
+    layers: tuple[LayerShape, ...]
+    prompts: tuple[torch.Tensor, ...]
+    logits: torch.Tensor
+    dtype: torch.dtype
+
+    @torch.inference_mode()
+    def still_answered_by(self, model: Any) -> bool:
+        """Whether the model, changed since, runs and gives the same logits up to rounding."""
+        try:
+            logits = packed_logits(model, self.prompts, RecordingStep(PROMPT_LENGTHS))
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            return False
+        return _difference(logits, self.logits) <= TOLERANCE[self.dtype]
+
+
 @torch.inference_mode()
-def probe(model: Any, name: str) -> tuple[LayerShape, ...]:
-    """Run the probe on a loaded model and return the KV shape of each layer.
+def probe(model: Any, name: str) -> Probed:
+    """Run the probe on a loaded model.
 
     Raises:
         ModelUnsupported: with what was seen.
     """
+    architecture = type(model).__name__
     config = model.config.get_text_config()
-    device, vocab = model.device, int(config.vocab_size)
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(0, vocab, (1, n), generator=generator).to(device) for n in PROMPT_LENGTHS]
-    step = RecordingStep(PROMPT_LENGTHS)
-    ours = packed_logits(model, prompts, step)
-    _check_calls(step, config, name, type(model).__name__)
-    _check_logits(model, prompts, ours, name)
-    return tuple(step.shapes[layer] for layer in range(len(step.shapes)))
-
-
-def packed_logits(model: Any, prompts: list[torch.Tensor], step: RecordingStep) -> torch.Tensor:
-    """Logits [tokens, vocab] of whole prompts, packed into one step as `step.lengths` says."""
-    positions = torch.cat([torch.arange(n) for n in step.lengths]).unsqueeze(0).to(model.device)
-    output = model(
-        input_ids=torch.cat(prompts, dim=1), position_ids=positions, use_cache=False, **{STEP_KEYWORD: step}
+    prompts = tuple(
+        torch.randint(0, int(config.vocab_size), (1, n), generator=generator).to(model.device)
+        for n in PROMPT_LENGTHS
     )
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    step = RecordingStep(PROMPT_LENGTHS)
+    dtype = next(model.parameters()).dtype
+    try:
+        ours = packed_logits(model, prompts, step)
+        _check_calls(step, config, name, architecture)
+        theirs = _own_logits(model, prompts)
+        hidden_window = _has_hidden_window(model, config, step, prompts, theirs)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelUnsupported(
+            f"{name}: {architecture} cannot run over packed prompts: {type(error).__name__}: {error}"
+        ) from error
+    if hidden_window:
+        raise ModelUnsupported(
+            f"{name}: {architecture} applies sliding_window={config.sliding_window} through a mask and does "
+            "not pass it to attention, where Shoal could see it"
+        )
+    difference = _difference(ours, theirs)
+    if not difference <= TOLERANCE[dtype]:
+        raise ModelUnsupported(
+            f"{name}: with Shoal's attention the logits of {architecture} differ from its own by "
+            f"{difference:.1%}; it must compute something that the attention interface does not show"
+        )
+    layers = tuple(step.shapes[layer] for layer in range(len(step.shapes)))
+    return Probed(layers, prompts, ours, dtype)
 
 
 def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str) -> None:
@@ -137,15 +143,28 @@ def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str)
             )
 
 
-def _check_logits(model: Any, prompts: list[torch.Tensor], ours: torch.Tensor, name: str) -> None:
+def _own_logits(model: Any, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Logits of the prompts, one by one, by the model's own attention and masks."""
     model.set_attn_implementation("eager")
     try:
-        theirs = torch.cat([model(input_ids=ids, use_cache=False).logits[0] for ids in prompts])
+        return torch.cat([model(input_ids=ids, use_cache=False).logits[0] for ids in prompts])
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    difference = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
-    if not difference <= TOLERANCE[ours.dtype]:
-        raise ModelUnsupported(
-            f"{name}: with Shoal's attention the logits of {type(model).__name__} differ from its own by "
-            f"{difference:.1%}; it must compute something that the attention interface does not show"
-        )
+
+
+def _has_hidden_window(
+    model: Any, config: Any, step: RecordingStep, prompts: Sequence[torch.Tensor], theirs: torch.Tensor
+) -> bool:
+    """Whether a sliding window that never reached us changes what the model's own attention computes."""
+    window = getattr(config, "sliding_window", None)
+    if not window or any(step.windows.values()) or getattr(config, "layer_types", None):
+        return False
+    config.sliding_window = TINY_WINDOW
+    try:
+        return not torch.equal(_own_logits(model, prompts), theirs)
+    finally:
+        config.sliding_window = window
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.float() - other.float()).norm() / other.float().norm())

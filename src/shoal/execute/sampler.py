@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.core import SamplingParams, TokenLogprobs, uniform
+from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.group import RunningSequence, TokenCounts
 
 FIRST_CANDIDATES = 256
@@ -23,13 +23,19 @@ def sample(
 ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
     """The next token of each row, and log-probabilities where a row asks for them.
 
-    logits: [rows, vocab], any float dtype; may be overwritten.
+    logits: [rows, vocab], any float dtype; may be overwritten. A row whose logits are not finite gets
+    NO_TOKEN: such a model has overflowed, and any token would be made up.
     """
     logits = logits.float()
+    lost = (~logits.amax(-1).isfinite()).nonzero().squeeze(1).tolist()
+    logits[lost] = 0.0
     raw = {i: logits[i].clone() for i, row in enumerate(rows) if row.sampling.logprobs is not None}
     for i, row in enumerate(rows):
         _adjust(logits[i], row, eos_token_ids)
     tokens = _choose(logits, rows)
+    for i in lost:
+        tokens[i] = NO_TOKEN
+        raw.pop(i, None)
     if not raw:
         return tokens, None
     return tokens, [
@@ -73,11 +79,11 @@ def _penalise(logits: torch.Tensor, counts: TokenCounts, params: SamplingParams)
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    kinds: dict[str, list[int]] = {}
+    kinds: dict[tuple[str, int], list[int]] = {}
     for i, row in enumerate(rows):
         kinds.setdefault(_kind(row.sampling), []).append(i)
     tokens = [0] * len(rows)
-    for kind, members in kinds.items():
+    for (kind, width), members in kinds.items():
         part = logits if len(members) == len(rows) else logits[members]
         chosen = [rows[i] for i in members]
         if kind == "greedy":
@@ -85,18 +91,20 @@ def _choose(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
         elif kind == "whole":
             picked = _from_whole(part, chosen)
         else:
-            picked = _from_candidates(part, chosen)
+            picked = _from_candidates(part, chosen, min(width, logits.shape[1]))
         for i, token in zip(members, picked, strict=True):
             tokens[i] = token
     return tokens
 
 
-def _kind(params: SamplingParams) -> str:
+def _kind(params: SamplingParams) -> tuple[str, int]:
+    """How a row is sampled, and among how many candidates at first: a matter of this row alone, because
+    the order of equally likely tokens depends on it."""
     if params.greedy:
-        return "greedy"
+        return "greedy", 0
     if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
-        return "candidates"
-    return "whole"
+        return "candidates", max(FIRST_CANDIDATES, params.top_k)
+    return "whole", 0
 
 
 def _draws(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tensor:
@@ -104,9 +112,11 @@ def _draws(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tenso
     return torch.tensor(draws, dtype=torch.float64, device=device).unsqueeze(1)
 
 
-def _temperatures(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tensor:
+def _scaled(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> torch.Tensor:
+    """Logits over temperature, the likeliest at 0, so that nothing overflows."""
     temperatures = [row.sampling.temperature for row in rows]
-    return torch.tensor(temperatures, dtype=torch.float32, device=device).unsqueeze(1)
+    divisor = torch.tensor(temperatures, dtype=torch.float32, device=logits.device).unsqueeze(1)
+    return (logits - logits.amax(-1, keepdim=True)) / divisor
 
 
 def _look_up(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -118,20 +128,20 @@ def _look_up(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def _from_whole(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    scaled = logits / _temperatures(rows, logits.device)
+    scaled = _scaled(logits, rows)
     tokens: list[int] = _look_up(scaled.softmax(-1), _draws(rows, logits.device)).squeeze(1).tolist()
     return tokens
 
 
-def _from_candidates(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    """Rows with top-k, top-p or min-p: cut among the likeliest tokens, widening while a cut is open."""
-    scaled = logits / _temperatures(rows, logits.device)
+def _from_candidates(logits: torch.Tensor, rows: Sequence[RunningSequence], width: int) -> list[int]:
+    """Rows with top-k, top-p or min-p: cut among the ``width`` likeliest tokens, widening while a cut is
+    open; no row's top-k is beyond ``width``."""
+    scaled = _scaled(logits, rows)
     vocab = logits.shape[1]
     total = scaled.logsumexp(-1, keepdim=True)
     draws = _draws(rows, logits.device)
     tokens = [-1] * len(rows)
     open_rows = list(range(len(rows)))
-    width = min(vocab, max([FIRST_CANDIDATES, *(row.sampling.top_k for row in rows)]))
     while open_rows:
         values, ids = scaled[open_rows].topk(width, dim=-1)
         weights = (values - total[open_rows]).exp()

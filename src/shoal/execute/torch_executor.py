@@ -7,13 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from shoal.core import ConfigError, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.interface import STEP_KEYWORD
 from shoal.execute.kv_store import KVStore, UnitIds
 from shoal.execute.loading import ModelSet
-from shoal.execute.paged import BACKENDS
 from shoal.execute.sampler import sample
 from shoal.kvcache import PoolLayout
 
@@ -27,12 +26,7 @@ class TorchExecutor:
     def __init__(
         self, models: ModelSet, layout: PoolLayout, *, depth: int = 1, unit_ids: UnitIds | None = None
     ) -> None:
-        attention = "batched" if models.attention == "auto" else models.attention
-        if attention not in BACKENDS:
-            raise ConfigError(
-                f"attention backend {attention!r} is not known; possible are auto, {', '.join(BACKENDS)}"
-            )
-        self._backend = BACKENDS[attention]
+        self._backend = models.backend
         self._models = models.models
         self.store = KVStore(layout, models.device, unit_ids)
         self._groups = RunningGroups()
@@ -103,7 +97,8 @@ class TorchExecutor:
         chosen = [rows[i] for i in plan.sampled]
         tokens, logprobs = sample(logits, chosen, self._models[plan.service].eos_token_ids)
         for row, token in zip(chosen, tokens, strict=True):
-            row.tokens.append(token)
+            known = max(token, 0)  # a row without a token ends; a step already queued must not stumble
+            row.tokens.append(known)
             if row.penalty is not None:
-                row.penalty.add(token)
+                row.penalty.add(known)
         return tokens, logprobs

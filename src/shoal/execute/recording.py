@@ -1,0 +1,71 @@
+"""Running a model over whole packed prompts without a KV pool, and noting how it calls attention."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shoal.execute.attention_math import additive_mask, prefill_attention, visible_keys
+from shoal.execute.interface import STEP_KEYWORD
+from shoal.kvcache import LayerShape
+
+
+@dataclass(slots=True)
+class RecordingStep:
+    """Causal attention over packed whole prompts of the given lengths; notes every call.
+
+    calls: layers in the order of their calls. shapes, windows: of each layer. keywords: further
+    keywords that reached attention with a value.
+    """
+
+    lengths: tuple[int, ...]
+    calls: list[int] = field(default_factory=list)
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> torch.Tensor:
+        """See AttentionStep."""
+        self.calls.append(layer)
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self.windows[layer] = window
+        self.keywords.update({name: v for name, v in extra.items() if v is not None})
+        outputs, start = [], 0
+        for length in self.lengths:
+            part = slice(start, start + length)
+            mask = _window_mask(length, window, query)
+            outputs.append(prefill_attention(query[part], key[part], value[part], mask, scaling, softcap))
+            start += length
+        return torch.cat(outputs)
+
+
+def _window_mask(length: int, window: int | None, query: torch.Tensor) -> torch.Tensor | None:
+    if window is None or length <= window:
+        return None
+    positions = torch.arange(length, device=query.device)
+    return additive_mask(visible_keys(positions, positions, window), query.dtype)
+
+
+def packed_logits(model: Any, prompts: Sequence[torch.Tensor], step: RecordingStep) -> torch.Tensor:
+    """Logits [tokens, vocab] of whole prompts [1, length], packed into one step as ``step.lengths`` says."""
+    positions = torch.cat([torch.arange(n) for n in step.lengths]).unsqueeze(0).to(model.device)
+    output = model(
+        input_ids=torch.cat(list(prompts), dim=1),
+        position_ids=positions,
+        use_cache=False,
+        **{STEP_KEYWORD: step},
+    )
+    logits: torch.Tensor = output.logits[0]
+    return logits
