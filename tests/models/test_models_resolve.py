@@ -151,3 +151,10 @@ def test_default_cache_follows_the_platform(tmp_path: Path, monkeypatch: pytest.
     assert not any(info.cached for info in list_models())
     bundled_folder(BUNDLED["smollm2"]).mkdir(parents=True)
     assert (tmp_path / "shoal" / "models").is_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", "/dev/null/cache")
+    for fetch in (resolve_model, pull_model):
+        with pytest.raises(ModelUnavailable, match="SHOAL_CACHE"):
+            fetch("smollm2")

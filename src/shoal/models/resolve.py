@@ -1,10 +1,13 @@
 """From what a user calls a model to the folder with its files."""
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.core import ModelUnavailable
 from shoal.models import hub
+from shoal.models.cache import cache_dir
 from shoal.models.catalog import BUNDLED
 from shoal.models.conversion import converted_gguf, tokenizer_folder
 from shoal.models.progress import Progress, silent
@@ -19,7 +22,11 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     tokenizer being in the cache, where ``Tokenizer.from_folder`` finds it. Raises ModelUnavailable
     where the model cannot be found or fetched, ModelUnsupported where it cannot be converted.
     """
-    report = progress or silent
+    with _file_errors(name):
+        return _resolve(name, progress or silent)
+
+
+def _resolve(name: str, report: Progress) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
@@ -44,8 +51,21 @@ def pull_model(name: str, progress: Progress | None = None) -> Path:
     Raises as ``resolve_model`` does.
     """
     if name in BUNDLED:
-        return pull_bundled(BUNDLED[name], progress or silent)
+        with _file_errors(name):
+            return pull_bundled(BUNDLED[name], progress or silent)
     return resolve_model(name, progress)
+
+
+@contextmanager
+def _file_errors(name: str) -> Iterator[None]:
+    """A full disk or an unwritable cache is no defect of the program."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelUnavailable(
+            f"reading or storing the files of {name} failed: {error}. Models are kept in {cache_dir()}; "
+            "set SHOAL_CACHE to keep them elsewhere"
+        ) from error
 
 
 def _checked(folder: Path, progress: Progress) -> Path:
