@@ -14,7 +14,8 @@ shoal_evictions_total{service="complete"} 0.0
 shoal_kv_bytes{use="total"} 2.5165824e+07
 shoal_kv_bytes{use="live"} 1.8874368e+07
 shoal_kv_bytes{use="padding"} 1.048576e+06
-shoal_kv_bytes{use="external"} 2.097152e+06
+shoal_kv_bytes{use="unfilled"} 5.24288e+05
+shoal_kv_bytes{use="external"} 1.572864e+06
 """
 
 

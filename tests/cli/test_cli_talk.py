@@ -7,13 +7,12 @@ from cli_builders import FakeApi, fake_server
 from rich.console import Console
 from typer.testing import CliRunner
 
-import shoal.models
 from shoal.cli.app import app, run
 from shoal.cli.chat import converse
 from shoal.cli.demo_server import free_port
 from shoal.cli.serve import curl_example, print_summary
-from shoal.core import InvalidRequest, SamplingParams, Service
-from shoal.kvcache import KVCacheOptions
+from shoal.core import InvalidRequest, SamplingParams
+from shoal.engine import EngineInfo, ServiceInfo
 
 
 class FakeTalk:
@@ -127,29 +126,33 @@ def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
     assert "error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("dtype", "tokens"), [("auto", "6,144"), ("float32", "3,072")])
-def test_the_summary_is_what_the_server_says(tmp_path, monkeypatch, dtype, tokens):
-    # 2 layers x 4 heads x 128 numbers, K and V: 2,048 numbers a token, in a pool of 24 MiB.
-    facts = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "hidden_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 2048,
-        "vocab_size": 100,
-        "eos_token_id": 1,
+def test_the_summary_is_what_the_engine_says():
+    services = {
+        "chat": ServiceInfo(
+            model="tiny", context_tokens=8192, max_total_tokens=2048, kv_tokens=6144, vocab_size=9
+        )
     }
-    (tmp_path / "config.json").write_text(json.dumps(facts))
-    monkeypatch.setattr(shoal.models, "resolve_model", lambda name: tmp_path)
+    info = EngineInfo(
+        services=services,
+        device="cpu",
+        threads=1,
+        block_size=16,
+        merged_blocks=96,
+        kv_bytes=24 << 20,
+        weight_bytes=1,
+    )
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    services = [Service(name="chat", model="tiny", dtype=dtype)]
-    with fake_server(FakeApi()) as url:
-        asyncio.run(print_summary(url, services, KVCacheOptions(), console))
+    print_summary("http://127.0.0.1:8000", info, console)
     text = console.export_text()
-    for part in ("chat", "2,048 tokens a request", f"KV for {tokens} tokens", "24.0 MiB", url, "curl"):
+    for part in (
+        "chat",
+        "tiny",
+        "2,048 tokens a request",
+        "KV for 6,144 tokens",
+        "24.0 MiB",
+        "http://127.0.0.1:8000",
+        "curl",
+    ):
         assert part in text
 
 

@@ -205,7 +205,8 @@ def build_fake(
     engine = Engine(scheduler, pool, executor, depth=options.scheduler.depth)
     engine.fake_executor, engine.fake_pool = executor, pool
     services = {
-        s.name: describe_service(s.model, scheduler, s.name, limits[s.name], VOCAB) for s in options.services
+        s.name: describe_service(s.model, scheduler, pool, s.name, limits[s.name], VOCAB)
+        for s in options.services
     }
     info = EngineInfo(
         services=services,

@@ -4,6 +4,7 @@ import pytest
 from engine_builders import (
     EOS,
     FAILING_TOKEN,
+    SHAPE,
     expected_tokens,
     make_engine,
     make_request,
@@ -167,3 +168,14 @@ def test_closing_closes_the_executor():
     engine, _ = make_engine()
     engine.close()
     assert engine.fake_executor.closed
+
+
+def test_slots_not_yet_filled_are_told_in_tokens_and_bytes():
+    engine, info = make_engine("fake", "fake", blocks=10)
+    assert {service.kv_tokens for service in info.services.values()} == {10 * 4}
+    engine.submit(make_request(prompt=[97] * 5))
+    engine.step()
+    stats = engine.stats()
+    # 5 of the 8 slots of two blocks hold KV.
+    assert [stats.services[name].unfilled_tokens for name in "ab"] == [3, 0]
+    assert stats.pool.unfilled_bytes == 3 * SHAPE.token_bytes()

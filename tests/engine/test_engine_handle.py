@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,14 +23,13 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=240)
 
 
 @asynccontextmanager
-async def started(*models: str, on_record=None, progress=None, **options):
+async def started(*models: str, progress=None, **options):
     services = make_options(*models, **options)
     handle = await EngineHandle.start(
         services,
         {},
         {service.name: ByteTokenizer() for service in services.services},
         progress=progress,
-        on_record=on_record,
         builder=BUILDER,
     )
     try:
@@ -60,8 +60,8 @@ async def idle(handle) -> None:
 
 def test_a_call_streams_what_the_engine_makes():
     async def scenario():
-        told, records = [], []
-        async with started("fake", "fake", on_record=records.append, progress=told.append) as handle:
+        told = []
+        async with started("fake", "fake", progress=told.append) as handle:
             assert told == ["loading fake", "loading fake"]
             assert set(handle.info.services) == {"a", "b"}
             deltas = await read(await handle.submit("b", PROMPT, greedy()))
@@ -69,9 +69,6 @@ def test_a_call_streams_what_the_engine_makes():
             assert [t for d in deltas for t in d.tokens] == expected
             assert "".join(d.text for d in deltas) == bytes(expected).decode()
             assert [d.finish for d in deltas if d.finish] == [FinishReason.LENGTH]
-            [record] = records
-            assert (record.service, record.prompt_tokens, record.output_tokens) == ("b", 5, 8)
-            assert record.arrival_ns < record.first_token_ns < record.finish_ns
             stats = await handle.stats()
             assert (stats.services["b"].finished, stats.services["a"].finished) == (1, 0)
             assert stats.steps.count >= 8
@@ -99,12 +96,11 @@ def test_a_stop_string_ends_the_stream_and_the_request():
     async def scenario():
         text = bytes(expected_tokens(make_request(prompt=PROMPT), 240)).decode()
         stop = text[9:12]
-        async with started("fake?step_ms=2", on_record=(records := []).append) as handle:
+        async with started("fake?step_ms=2") as handle:
             sampling = greedy(max_tokens=240, stop=(stop,))
             deltas = await read(await handle.submit("a", PROMPT, sampling))
             assert "".join(d.text for d in deltas) == text[: text.index(stop)]
             assert (deltas[-1].finish, deltas[-1].stop_reason) == (FinishReason.STOP, stop)
-            assert [record.output_tokens for record in records] == [text.index(stop) + 3]
             await idle(handle)
             stats = await handle.stats()
             assert stats.services["a"].output_tokens < 100
@@ -182,8 +178,8 @@ def test_the_longest_request_that_is_allowed_is_served():
 def test_refusals_of_the_engine_are_delivered():
     async def scenario():
         async with started() as handle:
-            handle.info.services["a"] = handle.info.services["a"].__class__(
-                model="fake", context_tokens=10_000, max_total_tokens=10_000, vocab_size=300
+            handle.info.services["a"] = replace(
+                handle.info.services["a"], context_tokens=10_000, max_total_tokens=10_000
             )
             with pytest.raises(InvalidRequest):
                 await read(await handle.submit("a", [1] * 5_000, greedy(n=3)))
@@ -333,8 +329,7 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
             assert whole or leave_after is not None
             ends["whole" if whole else "cut"] += 1
 
-        records: list = []
-        async with started("fake", "fake", blocks=40, on_record=records.append) as handle:
+        async with started("fake", "fake", blocks=40) as handle:
             for start in range(0, 1000, 50):
                 await asyncio.gather(*(one(handle, number) for number in range(start, start + 50)))
             await idle(handle)
@@ -346,7 +341,6 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
             stats = await handle.stats()
             assert stats.pool.live_bytes == 0
             assert sum(s.finished + s.cancelled for s in stats.services.values()) == 1500
-            assert len(records) <= sum(s.finished for s in stats.services.values())
 
     asyncio.run(scenario())
 

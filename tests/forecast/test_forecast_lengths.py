@@ -6,7 +6,7 @@ from scipy import stats
 
 from shoal.core import ConfigError, derive_seed, uniform
 from shoal.forecast import LengthHistory, derive_seeds, uniforms
-from shoal.forecast.lengths import kaplan_meier
+from shoal.forecast.lengths import Ends, kaplan_meier
 
 NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -103,7 +103,7 @@ def test_kaplan_meier_of_the_leukaemia_patients():
     # Remission times under 6-mercaptopurine (Freireich et al. 1963), the usual example of textbooks.
     events = np.array([6, 6, 6, 7, 10, 13, 16, 22, 23])
     censored = np.array([6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35])
-    distribution = kaplan_meier(events, censored)
+    distribution = kaplan_meier(Ends.of(events), censored)
     assert distribution.lengths.tolist() == [6, 7, 10, 13, 16, 22, 23]
     survival = 1 - distribution.cumulative
     assert survival == pytest.approx([0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448], abs=5e-4)
@@ -129,7 +129,7 @@ def test_kaplan_meier_removes_the_bias_of_what_finishes_first():
     """Of 200 lengths that began together, 60 steps later: short ones ended, long ones have 60 tokens."""
     lengths = np.random.default_rng(3).integers(1, 200, 200)
     ended = np.sort(lengths[lengths <= 60])
-    distribution = kaplan_meier(ended, np.full((lengths > 60).sum(), 60))
+    distribution = kaplan_meier(Ends.of(ended), np.full((lengths > 60).sum(), 60))
     for tokens in (10, 30, 60):
         mass = distribution.cumulative[distribution.lengths <= tokens][-1]
         assert mass == pytest.approx((lengths <= tokens).mean())
@@ -148,7 +148,7 @@ def test_a_full_window_takes_no_notice_of_running_requests():
     st.integers(1, 40),
 )
 def test_the_mean_is_that_of_the_draws_distribution(finished, running, generated, further):
-    distribution = kaplan_meier(np.sort(finished), np.array(running, dtype=np.int64))
+    distribution = kaplan_meier(Ends.of(np.sort(finished)), np.array(running, dtype=np.int64))
     ceiling = generated + further
     mass = dict.fromkeys(distribution.lengths.tolist(), 0.0)
     previous = 0.0

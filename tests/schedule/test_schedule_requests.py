@@ -189,3 +189,19 @@ def test_steps_are_charged_to_those_that_took_part():
     step(scheduler, 7, 7)
     charged = {name: one.charged_ns for name, one in scheduler._ledger.requests.items()}
     assert charged == {"x": 20, "y": 10}
+
+
+def test_unfilled_tokens_are_the_slots_that_tables_have_beyond_what_is_scheduled():
+    scheduler = make_scheduler(make_pool(20, block_size=4))
+    for length in (5, 8):
+        scheduler.submit(make_request(length, None, max_tokens=20), 0)
+    unfilled = []
+    for _ in range(4):
+        plan = scheduler.schedule(0)
+        unfilled.append(scheduler.stats().services["a"].unfilled_tokens)
+        scheduler.update(plan, StepResult([7] * len(plan.sampled), 1), 0)
+    # Of 8 and 8 slots 5 and 8 are used; then a block more for the second, filled a token at a time.
+    assert unfilled == [3, 2 + 3, 1 + 2, 0 + 1]
+    for request in list(scheduler._ledger.requests):
+        scheduler.cancel(request, 0)
+    assert scheduler.stats().services["a"].unfilled_tokens == 0

@@ -96,6 +96,7 @@ class FakeEngine:
                 model=service.model,
                 context_tokens=self.context,
                 max_total_tokens=self.context,
+                kv_tokens=1024,
                 vocab_size=VOCAB,
                 eos_token_ids=(EOS,),
             )
@@ -192,6 +193,7 @@ class FakeEngine:
             live_bytes=250,
             cached_bytes=100,
             padding_bytes=5,
+            unfilled_bytes=15,
             external_bytes=20,
             merged_blocks=10,
             free_merged_blocks=4,

@@ -37,7 +37,7 @@ class Handle(launch.EngineHandle):
 launch.Tokenizer, launch.EngineHandle = Tokenizer, Handle
 launch.resolve_model = lambda name, progress=None: None
 options = engine_builders.make_options(sys.argv[3])
-launch.run_server(options, ServerOptions(port=0), ready=lambda url: print(url, flush=True))
+launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
 print("ended", flush=True)
 """
 

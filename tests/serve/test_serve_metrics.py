@@ -41,6 +41,7 @@ def test_engine_counters_and_gauges():
     assert values["shoal_output_tokens_total", chat_service] == 50
     assert values["shoal_kv_bytes", ("use", "total")] == 1000
     assert values["shoal_kv_bytes", ("use", "cached")] == 100
+    assert values["shoal_kv_bytes", ("use", "unfilled")] == 15
     assert values["shoal_kv_utilisation",] == 0.25
     assert values["shoal_steps_total",] == 7
 

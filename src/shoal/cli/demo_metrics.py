@@ -4,14 +4,17 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+_WASTE = ("padding", "unfilled", "external")
+
 
 @dataclass(slots=True)
 class MetricsSummary:
     """Running summary of the /metrics pages seen so far.
 
     evictions: by service, from the last page. peak_use: largest share of the KV pool in live blocks.
-    peak_waste: largest share of the pool that nobody could use: padding inside live blocks, and free
-    blocks inside merged blocks that another service holds. None where no page said.
+    peak_waste: largest share of the pool that nobody could use: padding inside live blocks, slots in them
+    that hold no token yet, and free blocks inside merged blocks that another service holds. None where no
+    page said.
     """
 
     evictions: dict[str, int] = field(default_factory=dict)
@@ -27,8 +30,8 @@ class MetricsSummary:
                     self.evictions[sample.labels["service"]] = int(sample.value)
                 elif sample.name == "shoal_kv_bytes":
                     pool[sample.labels["use"]] = sample.value
-        if {"total", "live", "padding", "external"} <= pool.keys():
-            use = pool["live"] / pool["total"]
-            waste = (pool["padding"] + pool["external"]) / pool["total"]
-            self.peak_use = max(use, self.peak_use or 0.0)
+        if {"total", "live", *_WASTE} <= pool.keys():
+            used = pool["live"] / pool["total"]
+            waste = sum(pool[use] for use in _WASTE) / pool["total"]
+            self.peak_use = max(used, self.peak_use or 0.0)
             self.peak_waste = max(waste, self.peak_waste or 0.0)

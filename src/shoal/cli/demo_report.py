@@ -46,8 +46,8 @@ class DemoReport:
     """What the demo measured.
 
     kv_peak_use: most of the KV pool in use at once, as a fraction. block_waste: largest fraction of
-    the pool that nobody could use (padding, and free parts of blocks that one service held). None where
-    the server did not say.
+    the pool that nobody could use (padding, slots without a token, and free parts of blocks that one
+    service held). None where the server did not say.
     """
 
     services: dict[str, ServiceReport]

@@ -1,8 +1,7 @@
 """``shoal serve``: models behind OpenAI's HTTP API."""
 
-import asyncio
 import json
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -11,8 +10,9 @@ from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import Waiting
 from shoal.config import ENGINE_FLAGS, SERVER_FLAGS
 from shoal.config.nodes import Table
-from shoal.core import Service
-from shoal.kvcache.options import KVCacheOptions
+
+if TYPE_CHECKING:
+    from shoal.engine import EngineInfo
 
 
 @with_flags(ENGINE_FLAGS + SERVER_FLAGS, models=True)
@@ -33,13 +33,11 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
 
     chosen = load_config(ServerOptions, file=config, flags=settings)
     console = Console(stderr=True)
-    summaries: set[asyncio.Task[None]] = set()
     with Waiting(console) as waiting:
 
-        def ready(url: str) -> None:
+        def ready(url: str, info: "EngineInfo") -> None:
             waiting.stop()
-            summary = print_summary(url, chosen.services, chosen.kv_cache, console)
-            summaries.add(asyncio.get_running_loop().create_task(summary))
+            print_summary(url, info, console)
 
         run_server(
             chosen.engine_options(),
@@ -50,36 +48,20 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
         )
 
 
-async def print_summary(
-    url: str, services: Sequence[Service], cache: KVCacheOptions, console: Console
-) -> None:
-    """Say what the server at ``url`` serves and how to ask it; it is asked itself, so this is true."""
-    import httpx
-    from prometheus_client.parser import text_string_to_metric_families
-
-    from shoal.cli.budget import budget_tokens
-    from shoal.models import resolve_model
-
-    async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
-        cards = (await client.get("/v1/models")).raise_for_status().json()["data"]
-        page = (await client.get("/metrics")).raise_for_status().text
-    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    pool = sum(s.value for s in samples if s.name == "shoal_kv_bytes" and s.labels.get("use") == "total")
-    longest = {card["id"]: card["max_model_len"] for card in cards}
+def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
+    """Say what the engine behind ``url`` serves, and how to ask it."""
     grid = Grid.grid(padding=(0, 2))
-    folders = {service: await asyncio.to_thread(resolve_model, service.model) for service in services}
-    budgets = budget_tokens(folders, cache, int(pool))
-    for service in services:
+    for name, service in info.services.items():
         grid.add_row(
-            f"  [bold]{service.name}[/]",
+            f"  [bold]{name}[/]",
             service.model,
-            f"{longest[service.name]:,} tokens a request",
-            f"KV for {budgets[service.name]:,} tokens",
+            f"{service.max_total_tokens:,} tokens a request",
+            f"KV for {service.kv_tokens:,} tokens",
         )
     console.print("[bold]services[/]", grid, sep="\n")
-    console.print(f"[bold]KV pool[/]  {pool / 2**20:,.1f} MiB, shared by all services")
+    console.print(f"[bold]KV pool[/]  {info.kv_bytes / 2**20:,.1f} MiB, shared by all services")
     console.print(f"[bold]ready[/]    {url}   (Ctrl-C to stop)")
-    example = curl_example(url, services[0].name)
+    example = curl_example(url, next(iter(info.services)))
     console.print(example, soft_wrap=True, highlight=False, markup=False)
 
 

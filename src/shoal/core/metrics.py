@@ -19,7 +19,6 @@ class RequestRecord:
     finish_ns: int
     prompt_tokens: int
     output_tokens: int
-    evictions: int = 0
 
     @property
     def ttft_s(self) -> float:

@@ -63,7 +63,12 @@ def build_engine(
     info = EngineInfo(
         services={
             service.name: describe_service(
-                service.model, scheduler, service.name, limits[service.name], models.vocab_sizes[service.name]
+                service.model,
+                scheduler,
+                pool,
+                service.name,
+                limits[service.name],
+                models.vocab_sizes[service.name],
             )
             for service in options.services
         },
@@ -78,13 +83,14 @@ def build_engine(
 
 
 def describe_service(
-    model: str, scheduler: Scheduler, name: str, limits: ServiceLimits, vocab_size: int
+    model: str, scheduler: Scheduler, pool: BlockPool, name: str, limits: ServiceLimits, vocab_size: int
 ) -> ServiceInfo:
     """What clients are told of a service; the scheduler's own rule gives the longest request."""
     return ServiceInfo(
         model=model,
         context_tokens=limits.context_tokens,
         max_total_tokens=scheduler.ceiling(name, 1) + 1,
+        kv_tokens=pool.max_blocks(name) * pool.block_size,
         vocab_size=vocab_size,
         eos_token_ids=tuple(limits.eos_token_ids),
     )

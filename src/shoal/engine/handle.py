@@ -15,7 +15,6 @@ from shoal.core import (
     InvalidRequest,
     QueueFull,
     Request,
-    RequestRecord,
     SamplingParams,
     TokenEvent,
 )
@@ -59,13 +58,11 @@ class EngineHandle:
         info: EngineInfo,
         decoders: Mapping[str, Decoder],
         max_queue: int,
-        on_record: Callable[[RequestRecord], None] | None,
     ) -> None:
         self.info = info
         self._process = process
         self._decoders = decoders
         self._max_queue = max_queue
-        self._on_record = on_record
         self._ids = itertools.count(1)
         self._calls: dict[str, _Call] = {}  # by request id: one entry for each unfinished choice
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
@@ -83,14 +80,13 @@ class EngineHandle:
         folders: Mapping[str, Path],
         tokenizers: Mapping[str, Decoder],
         progress: Callable[[str], None] | None = None,
-        on_record: Callable[[RequestRecord], None] | None = None,
         builder: str = BUILDER,
     ) -> Self:
         """Start an engine process and wait until its models are loaded.
 
-        folders, tokenizers: by service name. on_record is called for each request that finished by
-        itself. builder: "module:function" that builds the engine in its process. Raises ConfigError,
-        ModelUnavailable or ModelUnsupported as loading does, EngineDied if the process ends.
+        folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
+        process. Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if
+        the process ends.
         """
         process = await EngineProcess.start(options, folders, builder)
         try:
@@ -98,7 +94,7 @@ class EngineHandle:
         except BaseException:
             await process.kill()
             raise
-        return cls(process, info, tokenizers, options.max_queue, on_record)
+        return cls(process, info, tokenizers, options.max_queue)
 
     @property
     def alive(self) -> bool:
@@ -240,16 +236,6 @@ class EngineHandle:
             self._process.send(wire.Cancel([event.request_id]))
         if not call.open:
             call.stream.end()
-        self._report(reader)
-
-    def _report(self, reader: ChoiceReader) -> None:
-        record = reader.record()
-        if record is None or self._on_record is None:
-            return
-        try:
-            self._on_record(record)
-        except Exception:
-            _log.exception("on_record failed for request %s", record.request_id)
 
     def _abandon(self, call: _Call) -> None:
         """Cancel the open choices of a call, without a word to its stream."""

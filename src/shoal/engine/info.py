@@ -10,12 +10,13 @@ class ServiceInfo:
 
     context_tokens: the model's limit (or the service's own). max_total_tokens: the most tokens,
     prompt and output together, that one request can have here; less than the context where the KV
-    pool is small.
+    pool is small. kv_tokens: the most tokens that the KV pool could hold for this service alone.
     """
 
     model: str
     context_tokens: int
     max_total_tokens: int
+    kv_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
 

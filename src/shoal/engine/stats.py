@@ -14,7 +14,8 @@ class ServiceStats:
     """One service. Counters since the start: finished, cancelled, evictions and all ``*_tokens``.
 
     waiting, running: requests now. recomputed_tokens: computed again after evictions. cached_tokens:
-    prompt tokens found in the prefix index. live, cached and free blocks lie in the merged blocks that
+    prompt tokens found in the prefix index. unfilled_tokens: slots for tokens at the ends of running
+    requests' last blocks that hold none yet. live, cached and free blocks lie in the merged blocks that
     the service holds: in use, kept for their prefix, and unused but out of other services' reach.
     """
 
@@ -27,6 +28,7 @@ class ServiceStats:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    unfilled_tokens: int = 0
     live_blocks: int = 0
     cached_blocks: int = 0
     free_blocks: int = 0
@@ -38,7 +40,8 @@ class PoolStats:
     """The KV pool now.
 
     live_bytes: of blocks in use; cached_bytes: of blocks kept for their prefix. padding_bytes: what
-    live blocks take beyond their KV. external_bytes: of free blocks that only the service holding
+    live blocks take beyond their KV. unfilled_bytes: of slots in live blocks that hold no KV yet.
+    external_bytes: of free blocks that only the service holding
     their merged block can use.
     """
 
@@ -46,6 +49,7 @@ class PoolStats:
     live_bytes: int
     cached_bytes: int
     padding_bytes: int
+    unfilled_bytes: int
     external_bytes: int
     merged_blocks: int
     free_merged_blocks: int
@@ -104,6 +108,10 @@ class EngineStats:
             padding_bytes=sum(
                 used.live_blocks * (used.block_bytes - block_size * used.token_bytes)
                 for used in usage.services.values()
+            ),
+            unfilled_bytes=sum(
+                counted.unfilled_tokens * usage.services[name].token_bytes
+                for name, counted in scheduler.services.items()
             ),
             external_bytes=usage.external_bytes(),
             merged_blocks=usage.capacity,

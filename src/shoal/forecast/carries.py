@@ -18,7 +18,7 @@ def count_carries(parts: IntArray, order: IntArray, steps: IntArray, block_size:
     each in a field of its own, so that one cumulative sum runs all of them.
     """
     draws, requests = order.shape
-    bits = requests.bit_length()
+    bits = max(1, requests.bit_length())
     increments, word, shift = _fields(block_size, bits)
     counts = increments[:, parts].take(order, axis=1).cumsum(axis=2)
     places = word.take(steps) * steps.size

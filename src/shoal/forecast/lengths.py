@@ -6,6 +6,7 @@ the recent lengths greater than d.
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,10 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 COLD_STARTS = ("kaplan-meier", "max")
+_ENDLESS: IntArray = np.array([np.iinfo(np.int64).max])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LengthDistribution:
     """A distribution of output lengths; mass that ``cumulative`` leaves over lies at a request's maximum.
 
@@ -29,10 +31,19 @@ class LengthDistribution:
     lengths: IntArray
     cumulative: FloatArray
 
+    @cached_property
+    def _masses(self) -> FloatArray:
+        """P(length <= what) for no length, and then for each."""
+        return np.concatenate((np.zeros(1), self.cumulative))
+
+    @cached_property
+    def _outcomes(self) -> IntArray:
+        """The lengths, and one behind them for the mass that lies at a request's maximum."""
+        return np.concatenate((self.lengths, _ENDLESS))
+
     def _mass_until(self, tokens: IntArray) -> FloatArray:
         """P(length <= tokens)."""
-        mass: FloatArray = np.concatenate(([0.0], self.cumulative))
-        return mass[self.lengths.searchsorted(tokens, side="right")]
+        return self._masses.take(self.lengths.searchsorted(tokens, side="right"))
 
     def draw(self, seeds: Seeds, generated: IntArray, ceilings: IntArray, samples: int) -> IntArray:
         """Predicted output lengths [samples, n] of requests that have generated ``generated`` tokens.
@@ -42,11 +53,11 @@ class LengthDistribution:
         """
         keys = derive_seeds(derive_seeds(seeds, generated), np.arange(samples)[:, None])
         past = self._mass_until(generated)
-        targets = past + uniforms(keys) * (1.0 - past)
-        lengths = np.append(self.lengths, np.iinfo(np.int64).max)
-        picked = lengths[self.cumulative.searchsorted(targets, side="right")]
-        capped: IntArray = np.minimum(picked, ceilings)
-        return capped
+        targets = uniforms(keys)
+        targets *= 1.0 - past
+        targets += past
+        picked = self._outcomes.take(self.cumulative.searchsorted(targets, side="right"))
+        return np.minimum(picked, ceilings, out=picked)
 
     def mean_beyond(self, generated: IntArray, ceilings: IntArray) -> FloatArray:
         """Expected output length [n] of requests that have generated ``generated`` tokens, each capped."""
@@ -85,6 +96,8 @@ class LengthHistory:
         filled = cold_start == "max"
         self._recent: deque[int] = deque([maximum] * window if filled else (), maxlen=window)
         self._sorted: IntArray = np.array(self._recent, dtype=np.int64)
+        self._ends: Ends | None = None
+        self._full: LengthDistribution | None = None
 
     @property
     def censors(self) -> bool:
@@ -99,22 +112,40 @@ class LengthHistory:
             self._sorted = np.delete(self._sorted, self._sorted.searchsorted(self._recent[0]))
         self._recent.append(length)
         self._sorted = np.insert(self._sorted, self._sorted.searchsorted(length), length)
+        self._ends, self._full = None, None
 
     def distribution(self, generated: IntArray) -> LengthDistribution:
         """What is believed now, where running requests have generated ``generated`` tokens."""
         if self.censors:
-            return kaplan_meier(self._sorted, generated)
-        return LengthDistribution(self._sorted, np.arange(1, self.window + 1) / self.window)
+            if self._ends is None:
+                self._ends = Ends.of(self._sorted)
+            return kaplan_meier(self._ends, generated)
+        if self._full is None:
+            self._full = LengthDistribution(self._sorted, np.arange(1, self.window + 1) / self.window)
+        return self._full
 
 
-def kaplan_meier(finished: IntArray, running: IntArray) -> LengthDistribution:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Lengths seen in full: each that occurs, ascending; how often; and how many are at least as long."""
+
+    lengths: IntArray
+    events: IntArray
+    remaining: IntArray
+
+    @classmethod
+    def of(cls, finished: IntArray) -> "Ends":
+        """Counted from the ``finished`` lengths, ascending."""
+        lengths, first, events = np.unique(finished, return_index=True, return_counts=True)
+        return cls(lengths, events, len(finished) - first)
+
+
+def kaplan_meier(ends: Ends, running: IntArray) -> LengthDistribution:
     """Kaplan and Meier's product-limit estimate (1958) of the distribution of lengths.
 
-    finished: lengths seen in full, ascending. running: lengths of which only "more than this" is known.
+    ends: lengths seen in full. running: lengths of which only "more than this" is known.
     """
-    lengths, events = np.unique(finished, return_counts=True)
-    ended_before = np.concatenate(([0], np.cumsum(events)[:-1])).astype(np.int64)[: len(lengths)]
-    censored_before = np.sort(running).searchsorted(lengths, side="left")
-    at_risk = len(finished) + len(running) - ended_before - censored_before
-    survival = np.cumprod(1.0 - events / at_risk).astype(np.float64)
-    return LengthDistribution(lengths, 1.0 - survival)
+    at_risk = ends.remaining + len(running)
+    at_risk -= np.sort(running).searchsorted(ends.lengths, side="left")
+    survival = np.cumprod(1.0 - ends.events / at_risk, dtype=np.float64)
+    return LengthDistribution(ends.lengths, 1.0 - survival)

@@ -70,18 +70,19 @@ class Demand:
         """Merged blocks that so many blocks take."""
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
-    def total(self, remaining: IntArray) -> IntArray:
-        """Merged blocks [draws] when each has ``remaining`` [draws, n] tokens more and none has left."""
-        blocks = (-(-(self.tokens + remaining) // self.block_size)).sum(axis=-1)
+    def total(self, tokens: IntArray) -> int:
+        """Merged blocks when each has as many ``tokens`` [n], at least its own, and none has left."""
+        blocks = int((-(-tokens // self.block_size)).sum())
         if self.shared is not None:
-            blocks = blocks - self.shared.surplus
-        return self.merged(blocks)
+            blocks -= self.shared.surplus
+        return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
     def timeline(self, remaining: IntArray) -> "Timeline":
-        """What is held when each of them ends, for ``remaining`` tokens [draws, n], all advancing together."""
+        """What is held when each of them ends, if all advance together by ``remaining`` tokens [draws, n]."""
         order, ends = _longest_first(remaining)
         whole, part = np.divmod(self.tokens - 1, self.block_size)
-        blocks = (whole + 1).take(order)
+        whole += 1
+        blocks = whole.take(order)
         if self.shared is not None and len(self.shared.counts):
             blocks += _shared_with_longest(self.shared, order)
         held = np.cumsum(blocks, axis=1)
@@ -124,10 +125,15 @@ class Timeline:
         before, size = self.demand, demand.block_size
         own = demand.tokens[-1] + size - 1
         end = remaining[:, None]
-        held = self.held + np.where(self.ends <= end, (self.ends + own) // size, 0)
+        held = self.ends + own
+        held //= size
+        held *= self.ends <= end
+        held += self.held
         present = self.remaining >= end
-        blocks = (before.tokens + (size - 1) + end) // size
-        then = np.where(present, blocks, 0).sum(axis=1) + (remaining + own) // size
+        blocks = (before.tokens + (size - 1)) + end
+        blocks //= size
+        blocks *= present
+        then = blocks.sum(axis=1) + (remaining + own) // size
         if before.shared is not None and len(before.shared.counts):
             holders = np.add.reduceat(
                 present[:, before.shared.members].astype(np.int64), before.shared.starts, axis=1
@@ -147,7 +153,9 @@ def safe_peak(peaks: Sequence[IntArray]) -> IntArray:
     Services whose steps alternate do not advance together, so that one may be at its peak while another
     waits at its own; the lockstep formula over all of their requests would promise too much.
     """
-    together: IntArray = np.sum(peaks, axis=0)
+    together = peaks[0]
+    for peak in peaks[1:]:
+        together = together + peak
     return together
 
 

@@ -30,6 +30,8 @@ class BlockPool:
     different services are different things even where their numbers are equal. The pool holds no
     tensors; block numbers become addresses through ``layout`` (and ``unit_ids`` in the split layout).
 
+    prefix_caching: whether published blocks are kept and found; without it nobody need hash anything.
+
     Methods raise KeyError for a service that the layout does not have.
     """
 
@@ -37,7 +39,7 @@ class BlockPool:
         self.layout = layout
         self.block_size = layout.block_size
         self.capacity = layout.merged_blocks
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
         indexes = [PrefixIndex() for _ in layout.services]
         self._books = {
             name: _Books(number, name, self.max_blocks(name), indexes[number])
@@ -143,7 +145,7 @@ class BlockPool:
         Raises:
             IntegrityError: the block has no reference, or was published under another hash.
         """
-        if not self._prefix_caching:
+        if not self.prefix_caching:
             return
         books = self._books[service]
         require(books.references[block] > 0, f"{service}: block {block} is published but has no reference")

@@ -35,9 +35,12 @@ class Admission(ABC):
     def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
         """Whether the requests in ``crowds`` (one of each service) fit in ``capacity`` merged blocks."""
         limit = self.limit(capacity)
-        # No belief takes less than what is known already, so that most refusals need no forecast.
+        # No belief takes less than what is known already, or more than what everybody could take, so that
+        # most answers need no forecast when memory is scarce or plentiful.
         if sum(crowd.footprint for crowd in crowds) > limit:
             return False
+        if sum(crowd.most for crowd in crowds) <= limit:
+            return True
         return self.demand(crowds) <= limit
 
     @abstractmethod
@@ -46,7 +49,7 @@ class Admission(ABC):
 
     @abstractmethod
     def demand(self, crowds: Sequence[Crowd]) -> float:
-        """Merged blocks that these requests are believed to need at once; never below what is known."""
+        """Merged blocks believed to be needed at once, from ``footprint`` up to ``most`` of the crowds."""
 
     def new_history(self, maximum: int) -> LengthHistory:
         """The memory of past output lengths to keep for a service whose longest output is ``maximum``."""
@@ -73,7 +76,7 @@ class Conservative(Admission):
 
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """The sum of ceilings."""
-        return sum(int(crowd.remember("ceilings", _ceilings)[0]) for crowd in crowds)
+        return sum(crowd.most for crowd in crowds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +136,12 @@ class PastFuture(Admission):
         requests = sum(len(crowd) for crowd in crowds)
         samples = 10 if self.draws == "mean" else min(5, 200 // max(requests, 1) + 1)
 
-        def peak(crowd: Crowd) -> IntArray:
+        def predict(crowd: Crowd) -> IntArray:
             members = crowd.members
-            lengths = crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, samples)
-            return crowd.demand.peak(crowd.remaining(lengths))
+            return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, samples)
 
-        peaks = safe_peak([crowd.remember(samples, peak) for crowd in crowds])
-        return float(peaks.mean() if self.draws == "mean" else peaks.max())
+        peaks = safe_peak([crowd.peak(samples, predict) for crowd in crowds])
+        return int(peaks.sum()) / samples if self.draws == "mean" else int(peaks.max())
 
     def new_history(self, maximum: int) -> LengthHistory:
         """A window as asked for."""
@@ -156,15 +158,11 @@ class Oracle(Admission):
 
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """The safe M* of all services."""
-        return int(safe_peak([crowd.remember("truth", _true_peak) for crowd in crowds])[0])
+        return int(safe_peak([crowd.peak("truth", _truths) for crowd in crowds])[0])
 
 
-def _ceilings(crowd: Crowd) -> IntArray:
-    return crowd.demand.total(crowd.remaining(crowd.members.ceilings)[None, :])
-
-
-def _true_peak(crowd: Crowd) -> IntArray:
-    return crowd.demand.peak(crowd.remaining(crowd.members.truths)[None, :])
+def _truths(crowd: Crowd) -> IntArray:
+    return crowd.members.truths[None, :]
 
 
 def _require(holds: bool, knob: str, rule: str, value: object) -> None:

@@ -27,16 +27,18 @@ def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
     prompts: list[Tracked] = []
     growth: list[tuple[Tracked, int]] = []
     for one in running:
-        expected = one.expected
-        missing = expected - one.scheduled
-        if missing < 1 or expected >= one.last_token or one.cancelled or one.sequence is None:
+        expected, scheduled = one.expected, one.scheduled
+        if expected >= one.last_token or one.cancelled or one.sequence is None:
             continue
-        if missing > 1:
-            prompts.append(one)
-        elif len(decodes) < budget:
+        if expected - scheduled == 1:
+            if len(decodes) == budget:
+                continue
             decodes.append(one)
-            if one.scheduled == len(one.blocks) * block_size:
+            # The remainder tells at once of most that they need no block; the table's length is asked then.
+            if not scheduled % block_size and scheduled == len(one.blocks) * block_size:
                 growth.append((one, 1))
+        elif expected > scheduled:
+            prompts.append(one)
     budget -= len(decodes)
     chunks = []
     for one in prompts:

@@ -89,7 +89,7 @@ class Ledger:
         one: Tracked,
         reason: FinishReason,
         tokens: tuple[int, ...] = (),
-        logprobs: TokenLogprobs | None = None,
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
         stop_token: int | None = None,
     ) -> TokenEvent:
         """The request is over, with this last event; its blocks go once no plan in flight uses them."""
@@ -110,7 +110,7 @@ class Ledger:
         return TokenEvent(
             one.request.id,
             tokens,
-            None if logprobs is None else (logprobs,),
+            logprobs,
             reason,
             stop_token,
             cached_tokens=one.cached_tokens,
@@ -140,6 +140,9 @@ class Ledger:
             name: ServiceStats(
                 waiting=len(group.waiting),
                 running=len(group.running),
+                unfilled_tokens=sum(
+                    len(one.blocks) * self._pool.block_size - one.scheduled for one in group.running
+                ),
                 **asdict(self._counters[name]),
             )
             for name, group in self.groups.items()

@@ -42,12 +42,12 @@ class Newcomer:
 class Door:
     """Admits requests of one service to one plan, one after another.
 
-    others: the crowds of the other services. claimed: blocks that the service's running requests need in the
+    others: the groups of the other services. claimed: blocks that the service's running requests need in the
     same plan; a newcomer takes none of those, and evicts nobody.
     """
 
     def __init__(
-        self, pool: BlockPool, admission: Admission, group: Group, others: Sequence[Crowd], claimed: int
+        self, pool: BlockPool, admission: Admission, group: Group, others: Sequence[Group], claimed: int
     ) -> None:
         self.joined: list[Newcomer] = []
         self._pool = pool
@@ -55,7 +55,8 @@ class Door:
         self._group = group
         self._others = others
         self._claimed = claimed
-        self._crowd = group.crowd()
+        # Nobody looks at what requests hold before there are blocks for the first of those who wait.
+        self._crowd: Crowd | None = None
 
     def admit(self, one: Tracked, budget: int, *, always: bool) -> int:
         """Let ``one`` in if memory allows; returns how many of ``budget`` tokens it computes, 0 if refused.
@@ -64,8 +65,7 @@ class Door:
         makes this plan compute a part of them, so that half a prompt is not let in to be evicted.
         """
         pool, service, size = self._pool, one.service, self._pool.block_size
-        one.hash_known(size, one.known // size)
-        hits = pool.match_prefix(service, one.hashes)
+        hits = self._find(one)
         # One token must be left to compute. If all blocks were found, a copy of the last is written again.
         rewrite = len(hits) * size == one.known
         kept = hits[:-1] if rewrite else hits
@@ -73,9 +73,10 @@ class Door:
         if not pool.can_allocate(service, self._claimed + needed):
             pool.free(service, hits)
             return 0
-        joined = [other.request for other in self.joined]
-        crowd = self._group.crowd_with(self._crowd, joined, one, kept)
-        if not always and not self._admission.fits([crowd, *self._others], pool.capacity):
+        crowd = self._crowd_with(one, kept)
+        if not always and not self._admission.fits(
+            [crowd, *(other.crowd() for other in self._others)], pool.capacity
+        ):
             pool.free(service, hits)
             return 0
         self._crowd = crowd
@@ -89,3 +90,15 @@ class Door:
         copy = BlockCopy(service, hits[-1], fresh[0]) if rewrite else None
         self.joined.append(Newcomer(one, chunk, copy))
         return chunk
+
+    def _find(self, one: Tracked) -> list[int]:
+        """Blocks of its leading tokens that are at hand, now with a reference each."""
+        if not self._pool.prefix_caching:
+            return []
+        one.hash_known(self._pool.block_size, one.known // self._pool.block_size)
+        return self._pool.match_prefix(one.service, one.hashes)
+
+    def _crowd_with(self, one: Tracked, kept: Sequence[int]) -> Crowd:
+        """Those running, those let in so far, and ``one`` beginning with the blocks ``kept``."""
+        crowd = self._group.crowd() if self._crowd is None else self._crowd
+        return self._group.crowd_with(crowd, [other.request for other in self.joined], one, kept)

@@ -1,8 +1,7 @@
 """The iteration scheduler: turns policies' choices into plans, and results into events."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from shoal.core import (
     FinishReason,
@@ -12,9 +11,10 @@ from shoal.core import (
     StepPlan,
     StepResult,
     TokenEvent,
-    TokenLogprobs,
 )
 from shoal.kvcache import BlockPool
+from shoal.schedule.account import account
+from shoal.schedule.commit import Committer, Flight
 from shoal.schedule.compose import Share, compose
 from shoal.schedule.group import Group
 from shoal.schedule.intake import ServiceLimits, check_request, longest_total
@@ -25,17 +25,6 @@ from shoal.schedule.orders import ORDERS, Standing, Turn
 from shoal.schedule.stats import SchedulerStats
 from shoal.schedule.tracked import Tracked, track
 from shoal.schedule.victims import VICTIMS, Shortage
-
-_Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A plan in flight, the request of each of its rows, and blocks referenced until its update."""
-
-    plan: StepPlan
-    requests: list[Tracked]
-    borrowed: list[int]
 
 
 class _Drain(Exception):
@@ -79,8 +68,8 @@ class Scheduler:
             for name in services
         }
         self._ledger = Ledger(pool, self._groups)
-        self._columns: dict[str, _Columns] = dict.fromkeys(services, ((), (), ()))
-        self._flights: deque[_Flight] = deque()
+        self._committer = Committer(pool, self._ledger)
+        self._flights: deque[Flight] = deque()
         self._submitted = 0
         self._steps = 0
         self._epoch = 0
@@ -110,7 +99,8 @@ class Scheduler:
             raise InvalidRequest(f"request id {request.id!r} is in use by an unfinished request", param="id")
         ceiling = check_request(request, self._limits, self._pool)
         eos = self._limits[request.service].eos_token_ids
-        one = track(request, self._submitted, ceiling, eos, self._pool.block_size)
+        hashed = self._pool.block_size if self._pool.prefix_caching else None
+        one = track(request, self._submitted, ceiling, eos, hashed)
         self._submitted += 1
         self._ledger.add(one)
 
@@ -155,7 +145,11 @@ class Scheduler:
             share = self._share(turn)
         if not (share.decodes or share.chunks or newcomers):
             return None
-        return self._commit(turn.service, share, newcomers, blocks)
+        flight = self._committer.commit(self._steps, self._groups[turn.service], share, newcomers, blocks)
+        self._flights.append(flight)
+        self._steps += 1
+        self._epoch += 1
+        return flight.plan
 
     def _share(self, turn: Turn) -> Share:
         """What the turn's running requests would compute; kept for a second turn of the same ones."""
@@ -180,9 +174,7 @@ class Scheduler:
                 break
             if door is None:
                 group = self._groups[turn.service]
-                others = [
-                    other.crowd() for other in self._groups.values() if other is not group and other.running
-                ]
+                others = [other for other in self._groups.values() if other is not group and other.running]
                 door = Door(self._pool, self._admission, group, others, share.claimed)
             spent = door.admit(one, budget, always=running == 0)
             if spent == 0:
@@ -205,59 +197,6 @@ class Scheduler:
         self._ledger.evict(one)
         self._epoch += 1
 
-    def _commit(
-        self, service: str, share: Share, newcomers: Sequence[Newcomer], blocks: Sequence[int]
-    ) -> StepPlan:
-        group = self._groups[service]
-        grown = _grow(share.growth, blocks)
-        for newcomer in newcomers:
-            self._ledger.enter(newcomer.request)
-        joined = tuple(newcomer.joined() for newcomer in newcomers)
-        chunks = share.chunks + [(newcomer.request, newcomer.chunk) for newcomer in newcomers]
-        requests = share.decodes + [one for one, _ in chunks]
-        new_tokens = [1] * len(share.decodes) + [count for _, count in chunks]
-        sampled = list(range(len(share.decodes)))
-        for one in share.decodes:
-            one.scheduled += 1
-            one.expected += 1
-            one.in_flight += 1
-        for row, (one, count) in enumerate(chunks, start=len(share.decodes)):
-            one.scheduled += count
-            one.in_flight += 1
-            if one.scheduled == one.expected:
-                sampled.append(row)
-                one.expected += 1
-                group.prefills.remove(one)
-        sequences = [one.sequence for one in requests if one.sequence is not None]
-        columns = self._reuse(service, (tuple(sequences), tuple(new_tokens), tuple(sampled)))
-        copies = tuple(newcomer.copy for newcomer in newcomers if newcomer.copy is not None)
-        plan = StepPlan(
-            number=self._steps,
-            service=service,
-            sequences=columns[0],
-            new_tokens=columns[1],
-            sampled=columns[2],
-            joined=joined,
-            left=tuple(self._ledger.left),
-            grown=grown,
-            copies=copies,
-            zero=self._pool.take_dirty(),
-        )
-        self._ledger.left.clear()
-        group.last_step = self._steps
-        group.changed(members=bool(newcomers))
-        self._steps += 1
-        self._epoch += 1
-        self._flights.append(_Flight(plan, requests, [copy.source for copy in copies]))
-        return plan
-
-    def _reuse(self, service: str, columns: _Columns) -> _Columns:
-        """The last plan's tuples where nothing changed, so that an executor can tell by identity."""
-        if columns == self._columns[service]:
-            return self._columns[service]
-        self._columns[service] = columns
-        return columns
-
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Account for what the oldest plan in flight produced; returns one event for each request it changed.
 
@@ -275,76 +214,8 @@ class Scheduler:
         self._epoch += 1
         self._pool.free(plan.service, flight.borrowed)
         self._groups[plan.service].changed(members=False)
-        tokens: list[int | None] = [None] * len(flight.requests)
-        logprobs: list[TokenLogprobs | None] = [None] * len(flight.requests)
-        for at, row in enumerate(plan.sampled):
-            tokens[row] = result.tokens[at]
-            if result.logprobs is not None:
-                logprobs[row] = result.logprobs[at]
-        events = []
-        size, delivered = self._pool.block_size, 0
-        for one, count, token, logprob in zip(
-            flight.requests, plan.new_tokens, tokens, logprobs, strict=True
-        ):
-            one.in_flight -= 1
-            if one.ended:
-                if not one.in_flight:
-                    self._ledger.release(one)
-                continue
-            one.computed += count
-            one.charged_ns += result.duration_ns
-            if one.cancelled:
-                events.append(self._ledger.end(one, FinishReason.CANCELLED))
-                continue
-            if token is not None:
-                one.generated += 1
-                if one.tokens:
-                    one.tokens.append(token)
-            if one.computed >= (one.published + 1) * size:
-                self._ledger.publish(one)
-            if token is not None:
-                events.append(self._receive(one, token, logprob))
-                delivered += 1
-        self._ledger.delivered(plan.service, delivered)
-        return events
-
-    def _receive(self, one: Tracked, token: int, logprobs: TokenLogprobs | None) -> TokenEvent:
-        finish, stop_token = _judge(one, token)
-        if finish is not None:
-            return self._ledger.end(one, finish, (token,), logprobs, stop_token)
-        return TokenEvent(
-            one.request.id,
-            (token,),
-            None if logprobs is None else (logprobs,),
-            cached_tokens=one.cached_tokens,
-        )
+        return account(flight, result, self._ledger, self._pool)
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""
         return self._ledger.stats(self._steps)
-
-
-def _grow(
-    growth: Iterable[tuple[Tracked, int]], blocks: Sequence[int]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Hand out ``blocks`` to the tables that need them."""
-    grown = []
-    start = 0
-    for one, count in growth:
-        further = blocks[start : start + count]
-        start += count
-        one.blocks += further
-        assert one.sequence is not None
-        grown.append((one.sequence, tuple(further)))
-    return tuple(grown)
-
-
-def _judge(one: Tracked, token: int) -> tuple[FinishReason | None, int | None]:
-    """Whether its newest output token ends a request, why, and with which stop token."""
-    if token in one.stops and one.generated >= one.request.sampling.min_tokens:
-        return FinishReason.STOP, token
-    if one.request.true_output_tokens is not None and one.generated >= one.request.true_output_tokens:
-        return FinishReason.STOP, None
-    if one.generated >= one.ceiling:
-        return FinishReason.LENGTH, None
-    return None, None

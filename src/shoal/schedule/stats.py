@@ -24,6 +24,7 @@ class ServiceStats:
     waiting, running: requests now. finished, cancelled: requests ended. evictions: how often KV was dropped;
     recomputed_tokens: tokens computed again because of it. cached_tokens: prompt tokens found in the
     prefix index at first admissions, of prompt_tokens admitted. output_tokens: tokens delivered.
+    unfilled_tokens: room for so many tokens is left at the ends of the running requests' tables now.
     """
 
     waiting: int
@@ -35,6 +36,7 @@ class ServiceStats:
     cached_tokens: int
     prompt_tokens: int
     output_tokens: int
+    unfilled_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

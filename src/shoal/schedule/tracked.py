@@ -74,18 +74,20 @@ class Tracked:
             self.hashes.append(hash_next(parent, self.tokens[start : start + block_size]))
 
 
-def track(request: Request, number: int, ceiling: int, eos: tuple[int, ...], block_size: int) -> Tracked:
-    """A new request's state; hashes its prompt, the only time that this happens."""
+def track(
+    request: Request, number: int, ceiling: int, eos: tuple[int, ...], block_size: int | None
+) -> Tracked:
+    """A new request's state; here alone its prompt is hashed, if there is a ``block_size``."""
     prompt = request.prompt
     length = len(prompt)
     limit = ceiling if request.sampling.max_tokens is None else request.sampling.max_tokens
     longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
     if isinstance(prompt, SyntheticPrompt):
         tokens: list[int] = []
-        hashes = hash_synthetic(prompt.block_hashes[: length // block_size])
+        hashes = hash_synthetic(prompt.block_hashes[: length // block_size]) if block_size else []
     else:
         tokens = list(prompt)
-        hashes = hash_blocks(tokens, block_size)
+        hashes = hash_blocks(tokens, block_size) if block_size else []
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     return Tracked(
         request=request,

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.models import Progress, Tokenizer, resolve_model
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
@@ -17,11 +18,12 @@ def run_server(
     *,
     fetching: Progress | None = None,
     loading: Callable[[str], None] | None = None,
-    ready: Callable[[str], None] | None = None,
+    ready: Callable[[str, EngineInfo], None] | None = None,
 ) -> None:
     """Fetch what is missing, start the engine and serve until SIGTERM or SIGINT; main thread only.
 
-    fetching and loading are told how the start goes, ready gets the base URL. Raises ConfigError,
+    fetching and loading are told how the start goes, ready gets the base URL and what the
+    engine tells about itself. Raises ConfigError,
     ModelUnavailable, ModelUnsupported or EngineDied if the start fails.
     """
     folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
@@ -38,7 +40,7 @@ async def _run(
     folders: Mapping[str, Path],
     tokenizers: Mapping[str, Tokenizer],
     loading: Callable[[str], None] | None,
-    ready: Callable[[str], None] | None,
+    ready: Callable[[str, EngineInfo], None] | None,
 ) -> None:
     stop = StopSignal()
     with stop.on_signals():
@@ -53,6 +55,11 @@ async def _run(
             return
         handle = starting.result()
         try:
-            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, ready)
+            tell = None if ready is None else partial(_tell, ready, handle.info)
+            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, tell)
         finally:
             await handle.close()
+
+
+def _tell(ready: Callable[[str, EngineInfo], None], info: EngineInfo, url: str) -> None:
+    ready(url, info)

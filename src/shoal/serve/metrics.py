@@ -103,7 +103,7 @@ def _service_metrics(stats: EngineStats) -> Iterator[Metric]:
 def _kv_metrics(stats: EngineStats) -> Iterator[Metric]:
     pool = stats.pool
     use = GaugeMetricFamily("shoal_kv_bytes", "Bytes of the KV pool, by use.", labels=["use"])
-    for name in ("total", "live", "cached", "padding", "external"):
+    for name in ("total", "live", "cached", "padding", "unfilled", "external"):
         use.add_metric([name], getattr(pool, f"{name}_bytes"))
     yield use
     yield GaugeMetricFamily(

@@ -1,0 +1,79 @@
+"""From a step's result to events: tokens arrive, blocks become final, requests end."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from shoal.core import FinishReason, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from shoal.kvcache import BlockPool
+from shoal.schedule.commit import Flight
+from shoal.schedule.ledger import Ledger
+from shoal.schedule.tracked import Tracked
+
+T = TypeVar("T")
+
+
+def account(flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool) -> list[TokenEvent]:
+    """Enter what a plan produced; returns one event for each request that it changed."""
+    events = []
+    caching, size, duration_ns = pool.prefix_caching, pool.block_size, result.duration_ns
+    delivered = 0
+    # Once for every row of every step: this loop is most of what an update takes.
+    for one, count, token, logprobs in zip(
+        flight.requests,
+        flight.plan.new_tokens,
+        _by_row(flight.plan, result.tokens),
+        _by_row(flight.plan, result.logprobs),
+        strict=True,
+    ):
+        one.in_flight -= 1
+        if one.ended:
+            if not one.in_flight:
+                ledger.release(one)
+            continue
+        one.computed += count
+        one.charged_ns += duration_ns
+        if one.cancelled:
+            events.append(ledger.end(one, FinishReason.CANCELLED))
+            continue
+        if token is not None:
+            one.generated += 1
+            if one.tokens:
+                one.tokens.append(token)
+        if caching and one.computed >= (one.published + 1) * size:
+            ledger.publish(one)
+        if token is not None:
+            events.append(_receive(one, token, logprobs, ledger))
+            delivered += 1
+    ledger.delivered(flight.plan.service, delivered)
+    return events
+
+
+def _by_row(plan: StepPlan, sampled: Sequence[T] | None) -> Sequence[T | None]:
+    """What was sampled, by the plan's rows; None where nothing was."""
+    if sampled is not None and len(sampled) == len(plan.sequences):
+        return sampled
+    rows: list[T | None] = [None] * len(plan.sequences)
+    if sampled is not None:
+        for row, value in zip(plan.sampled, sampled, strict=True):
+            rows[row] = value
+    return rows
+
+
+def _receive(one: Tracked, token: int, logprobs: TokenLogprobs | None, ledger: Ledger) -> TokenEvent:
+    known = None if logprobs is None else (logprobs,)
+    if token in one.stops or one.known >= one.last_token:
+        finish, stop_token = _judge(one, token)
+        if finish is not None:
+            return ledger.end(one, finish, (token,), known, stop_token)
+    return TokenEvent(one.request.id, (token,), known, cached_tokens=one.cached_tokens)
+
+
+def _judge(one: Tracked, token: int) -> tuple[FinishReason | None, int | None]:
+    """Whether its newest output token ends a request, why, and with which stop token."""
+    if token in one.stops and one.generated >= one.request.sampling.min_tokens:
+        return FinishReason.STOP, token
+    if one.request.true_output_tokens is not None and one.generated >= one.request.true_output_tokens:
+        return FinishReason.STOP, None
+    if one.generated >= one.ceiling:
+        return FinishReason.LENGTH, None
+    return None, None

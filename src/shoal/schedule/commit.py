@@ -1,0 +1,103 @@
+"""From choices to a plan: tables grow, requests advance, and the executor's deltas are written down."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shoal.core import StepPlan
+from shoal.kvcache import BlockPool
+from shoal.schedule.compose import Share
+from shoal.schedule.group import Group
+from shoal.schedule.ledger import Ledger
+from shoal.schedule.newcomers import Newcomer
+from shoal.schedule.tracked import Tracked
+
+_Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan in flight, the request of each of its rows, and blocks referenced until its update."""
+
+    plan: StepPlan
+    requests: list[Tracked]
+    borrowed: list[int]
+
+
+class Committer:
+    """Makes plans of what was chosen; from then on the scheduler's books say that they run."""
+
+    def __init__(self, pool: BlockPool, ledger: Ledger) -> None:
+        self._pool = pool
+        self._ledger = ledger
+        self._columns: dict[str, _Columns] = {}
+
+    def commit(
+        self, number: int, group: Group, share: Share, newcomers: Sequence[Newcomer], blocks: Sequence[int]
+    ) -> Flight:
+        """Plan ``number``: the share of those running, who get ``blocks`` to grow, and the newcomers."""
+        grown = _grow(share.growth, blocks)
+        for newcomer in newcomers:
+            self._ledger.enter(newcomer.request)
+        chunks = share.chunks + [(newcomer.request, newcomer.chunk) for newcomer in newcomers]
+        requests = share.decodes + [one for one, _ in chunks]
+        sampled = _advance(group, share.decodes, chunks)
+        sequences = tuple([one.sequence for one in requests if one.sequence is not None])
+        new_tokens = (1,) * len(share.decodes) + tuple([count for _, count in chunks])
+        columns = self._reuse(group.service, (sequences, new_tokens, tuple(sampled)))
+        copies = tuple([newcomer.copy for newcomer in newcomers if newcomer.copy is not None])
+        plan = StepPlan(
+            number=number,
+            service=group.service,
+            sequences=columns[0],
+            new_tokens=columns[1],
+            sampled=columns[2],
+            joined=tuple([newcomer.joined() for newcomer in newcomers]),
+            left=tuple(self._ledger.left),
+            grown=grown,
+            copies=copies,
+            zero=self._pool.take_dirty(),
+        )
+        self._ledger.left.clear()
+        group.last_step = number
+        group.changed(members=bool(newcomers))
+        return Flight(plan, requests, [copy.source for copy in copies])
+
+    def _reuse(self, service: str, columns: _Columns) -> _Columns:
+        """The last plan's tuples where nothing changed, so that an executor can tell by identity."""
+        last = self._columns.get(service)
+        if columns == last:
+            return last
+        self._columns[service] = columns
+        return columns
+
+
+def _advance(group: Group, decodes: Sequence[Tracked], chunks: Sequence[tuple[Tracked, int]]) -> list[int]:
+    """Count the plan's tokens as scheduled; the rows that sample one, which are also expected from now on."""
+    sampled = list(range(len(decodes)))
+    for one in decodes:
+        one.scheduled += 1
+        one.expected += 1
+        one.in_flight += 1
+    for row, (one, count) in enumerate(chunks, start=len(decodes)):
+        one.scheduled += count
+        one.in_flight += 1
+        if one.scheduled == one.expected:
+            sampled.append(row)
+            one.expected += 1
+            group.prefills.remove(one)
+    return sampled
+
+
+def _grow(
+    growth: Iterable[tuple[Tracked, int]], blocks: Sequence[int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Hand out ``blocks`` to the tables that need them."""
+    grown = []
+    start = 0
+    for one, count in growth:
+        further = blocks[start : start + count]
+        start += count
+        one.blocks += further
+        assert one.sequence is not None
+        grown.append((one.sequence, tuple(further)))
+    return tuple(grown)

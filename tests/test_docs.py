@@ -1,0 +1,149 @@
+"""The pages say only what exists: files, names, metrics, commands, tests."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from shoal.cli.app import app
+from shoal.core import RequestRecord
+from shoal.engine import EngineStats, ServiceStats
+from shoal.engine.stats import PoolStats, StepTotals
+from shoal.execute.paged import BACKENDS
+from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS
+from shoal.serve.metrics import ServerMetrics
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def text(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def without_code_blocks(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that a page's headings can be linked by."""
+    headings = re.findall(r"^#+ (.+)$", without_code_blocks(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text(encoding="utf-8"))):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, fragment = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if fragment:
+            assert fragment in anchors(target), f"{page.name} links to {link}"
+
+
+def test_the_index_has_every_page() -> None:
+    links = set(re.findall(r"\]\(([\w.-]+\.md)\)", text("README.md")))
+    assert links == {page.name for page in PAGES[1:] if page.name != "README.md"}
+
+
+@pytest.mark.parametrize("name", [*ORDERS, *ADMISSIONS, *VICTIMS])
+def test_every_policy_is_described(name: str) -> None:
+    page = text("policies.md")
+    assert f"### `{name}`" in page or f"\n| `{name}` |" in page
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_attention_backend_is_described(name: str) -> None:
+    assert f"| `{name}` |" in text("architecture.md")
+
+
+def exported() -> dict[str, dict[str, set[str]]]:
+    """Every sample on a page of /metrics after a request: its labels, and the values they took."""
+    metrics = ServerMetrics(["chat"])
+    record = RequestRecord(
+        request_id="1",
+        service="chat",
+        arrival_ns=0,
+        first_token_ns=1,
+        finish_ns=2,
+        prompt_tokens=1,
+        output_tokens=2,
+    )
+    metrics.finished("chat", "stop", record)
+    pool = dict.fromkeys(PoolStats.__dataclass_fields__, 1)
+    stats = EngineStats(services={"chat": ServiceStats()}, pool=PoolStats(**pool), steps=StepTotals())
+    found: dict[str, dict[str, set[str]]] = {}
+    for line in metrics.render(stats).decode().splitlines():
+        match = re.match(r"(shoal_\w+?)(?:_bucket|_sum|_count|_created)?(?:\{(.*)\})? ", line)
+        if match:
+            labels = found.setdefault(match[1], {})
+            for label, value in re.findall(r'(\w+)="([^"]*)"', match[2] or ""):
+                labels.setdefault(label, set()).add(value)
+    # ``_created`` of a counter is named after it without ``_total``.
+    return {name: labels for name, labels in found.items() if f"{name}_total" not in found}
+
+
+def test_the_metrics_described_are_those_exported() -> None:
+    rows = re.findall(
+        r"^\| (`shoal_\w+`(?:, `shoal_\w+`)*) \| ([\w, ]*) ?\| (.*) \|$", text("operations.md"), re.M
+    )
+    described = {name: row for row in rows for name in re.findall(r"shoal_\w+", row[0])}
+    metrics = exported()
+    assert described.keys() == metrics.keys()
+    for name, labels in metrics.items():
+        _, named, meaning = described[name]
+        assert {label for label in labels if label != "le"} == set(re.findall(r"\w+", named)), name
+        for value in labels.get("use", set()) | labels.get("part", set()):
+            assert f"`{value}`" in meaning, f"{name} has {value}"
+
+
+@each_page
+def test_metrics_that_are_named_exist(page: Path) -> None:
+    named = set(
+        re.findall(
+            r"\bshoal_(?:engine|request|kv|step|evict|recomp|prompt|cached|output)\w*", page.read_text()
+        )
+    )
+    assert named <= exported().keys()
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """Command names, with their subcommands."""
+    group = typer.main.get_command(app)
+    return {name: set(getattr(command, "commands", {})) for name, command in group.commands.items()}  # type: ignore[attr-defined]
+
+
+@each_page
+def test_commands_that_are_named_exist(page: Path) -> None:
+    written = page.read_text(encoding="utf-8")
+    lines = re.findall(r"`shoal ([^`]+)`", written) + re.findall(r"^shoal (.+)$", written, re.MULTILINE)
+    for line in lines:
+        first, *rest = line.split()
+        if first.startswith("-"):
+            continue
+        assert first in commands(), f"shoal {line}"
+        if commands()[first] and rest:
+            assert set(rest[0].split("|")) <= commands()[first], f"shoal {line}"
+
+
+@cache
+def functions_in(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@each_page
+def test_files_and_tests_that_are_named_exist(page: Path) -> None:
+    written = page.read_text(encoding="utf-8")
+    for name, test in re.findall(r"\b((?:src|tests|benchmarks)/[\w/.-]*\w)(?:::(\w+))?", written):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+        if test:
+            assert test in functions_in(ROOT / name), f"{page.name} names {name}::{test}"
