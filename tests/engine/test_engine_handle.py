@@ -104,6 +104,7 @@ def test_a_stop_string_ends_the_stream_and_the_request():
             await idle(handle)
             stats = await handle.stats()
             assert stats.services["a"].output_tokens < 100
+            assert (stats.services["a"].finished, stats.services["a"].cancelled) == (1, 0)
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ import pytest
 from schedule_builders import make_pool, make_request, make_scheduler, run
 
 from shoal.core import (
+    NO_TOKEN,
     FinishReason,
     Idle,
     InvalidRequest,
@@ -12,7 +13,7 @@ from shoal.core import (
     SyntheticPrompt,
     TokenLogprobs,
 )
-from shoal.schedule import Aggressive
+from shoal.schedule import Aggressive, PastFuture
 
 
 def step(scheduler, *tokens):
@@ -205,3 +206,48 @@ def test_unfilled_tokens_are_the_slots_that_tables_have_beyond_what_is_scheduled
     for request in list(scheduler._ledger.requests):
         scheduler.cancel(request, 0)
     assert scheduler.stats().services["a"].unfilled_tokens == 0
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_request_whose_text_is_complete_ends_as_stopped_and_its_length_is_remembered(in_flight):
+    scheduler = make_scheduler(admission=PastFuture(cold_start="max", window=4))
+    scheduler.submit(make_request(id="x", output=None), 0)
+    step(scheduler, 1)
+    step(scheduler, 2)
+    if in_flight:
+        plan = scheduler.schedule(0)
+        assert scheduler.cancel("x", 0, FinishReason.STOP) is None
+        (event,) = scheduler.update(plan, StepResult([3], 1), 0)
+    else:
+        event = scheduler.cancel("x", 0, FinishReason.STOP)
+    assert event is not None
+    assert event.finish is FinishReason.STOP
+    counted = scheduler.stats().services["a"]
+    assert (counted.finished, counted.cancelled) == (1, 0)
+    assert 2 in scheduler._groups["a"].history._recent
+
+
+def test_a_row_without_a_token_fails_alone_and_publishes_nothing():
+    pool = make_pool()
+    scheduler = make_scheduler(pool)
+    scheduler.submit(make_request(8, id="x"), 0)
+    scheduler.submit(make_request(8, id="y"), 0)
+    plan = scheduler.schedule(0)
+    bad, good = scheduler.update(plan, StepResult([NO_TOKEN, 7], 1), 0)
+    assert (bad.request_id, bad.tokens, bad.finish) == ("x", (), FinishReason.ERROR)
+    assert "not finite" in bad.error
+    assert (good.tokens, good.finish) == ((7,), None)
+    assert pool.usage().services["a"].cached_blocks == 0
+    assert scheduler.stats().services["a"].finished == 0
+    assert scheduler.unfinished == 1
+
+
+def test_a_prompt_whose_last_chunk_is_one_token_is_no_prompt_afterwards():
+    pool = make_pool(64, per_merged={"a": 1, "b": 1})
+    scheduler = make_scheduler(pool, max_batched_tokens=8, max_running=2)
+    scheduler.submit(make_request(9, 50, service="a", id="first"), 0)
+    step(scheduler)
+    step(scheduler, 1)
+    scheduler.submit(make_request(4, 5, service="b", id="older"), 0)
+    scheduler.submit(make_request(4, 5, service="a", id="younger"), 0)
+    assert scheduler.schedule(0).service == "b"

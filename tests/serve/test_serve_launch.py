@@ -2,11 +2,16 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
+
+from shoal.core import ConfigError, Service
+from shoal.engine import EngineOptions
+from shoal.serve import ServerOptions, run_server
 
 TESTS = Path(__file__).parents[1]
 
@@ -78,3 +83,15 @@ def test_stop_while_loading_cleans_up():
         assert await end(process, signal.SIGTERM) == ["cleaned up", "ended"]
 
     asyncio.run(main())
+
+
+def test_an_address_in_use_is_noticed_before_anything_is_loaded(monkeypatch):
+    import shoal.serve.launch as launch_module
+
+    def never(name, progress=None):
+        pytest.fail("a model was resolved")
+
+    monkeypatch.setattr(launch_module, "resolve_model", never)
+    options = EngineOptions(services=(Service(name="a", model="a"),))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
+        run_server(options, ServerOptions(port=taken.getsockname()[1]))

@@ -143,7 +143,7 @@ class Batch:
         if delta.finish is not None:
             del self._open[event.request_id]
             if event.finish is None:
-                self._engine.cancel(event.request_id)
+                self._engine.cancel(event.request_id, complete=True)
             growing.completion = Completion(
                 service=growing.service,
                 choice=delta.choice,

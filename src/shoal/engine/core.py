@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from shoal.core import EngineDied, Idle, Request, StepPlan, StepResult, TokenEvent
+from shoal.core import EngineDied, FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.engine.stats import EngineStats, StepTotals
 from shoal.execute.protocol import Executor
 from shoal.kvcache.pool import BlockPool
@@ -50,9 +50,13 @@ class Engine:
         self._scheduler.submit(request, self._clock())
         self._idle = None
 
-    def cancel(self, request_id: str) -> None:
-        """End a request; its last event comes with this or the next step. Unknown ids are ignored."""
-        event = self._scheduler.cancel(request_id, self._clock())
+    def cancel(self, request_id: str, *, complete: bool = False) -> None:
+        """End a request; its last event comes with this or the next step. Unknown ids are ignored.
+
+        complete: a stop string ended its text, so it counts as finished.
+        """
+        reason = FinishReason.STOP if complete else FinishReason.CANCELLED
+        event = self._scheduler.cancel(request_id, self._clock(), reason)
         if event is not None:
             self._ended.append(event)
         self._idle = None

@@ -233,7 +233,7 @@ class EngineHandle:
             return
         self._forget(call, reader)
         if event.finish is None:
-            self._process.send(wire.Cancel([event.request_id]))
+            self._process.send(wire.Cancel([event.request_id], complete=True))
         if not call.open:
             call.stream.end()
 

@@ -5,6 +5,7 @@ end of file there ends this process, so none is left behind. Between steps it ta
 waiting; idle, it waits for one.
 """
 
+import gc
 import importlib
 import os
 import pickle
@@ -84,7 +85,7 @@ class EngineServer:
                     self._send(wire.Refused(message.id, str(error), error.param, error.code))
             case wire.Cancel():
                 for request_id in message.ids:
-                    self._engine.cancel(request_id)
+                    self._engine.cancel(request_id, complete=message.complete)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.Shutdown():
@@ -114,6 +115,8 @@ def serve(config: ProcessConfig, socket: "zmq.Socket[bytes]") -> bool:
     try:
         build = _find_builder(config.builder)
         engine, info = build(config.options, config.folders, in_process=False, progress=report)
+        gc.collect()
+        gc.freeze()  # models and modules never die: collections during steps need not walk them
         socket.send(wire.encode(wire.Ready(info)))
         try:
             EngineServer(engine, socket).run()

@@ -49,9 +49,10 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: these requests are no longer wanted."""
+    """To the engine: these requests are no longer wanted; ``complete``: because a stop string ended them."""
 
     ids: list[str]
+    complete: bool = False
 
 
 class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from shoal.core import FinishReason, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from shoal.core import NO_TOKEN, FinishReason, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from shoal.kvcache import BlockPool
 from shoal.schedule.commit import Flight
 from shoal.schedule.ledger import Ledger
 from shoal.schedule.tracked import Tracked
 
 T = TypeVar("T")
+
+_NOT_FINITE = "the model's logits were not finite; in float16 a model may overflow, try bfloat16 or float32"
 
 
 def account(flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool) -> list[TokenEvent]:
@@ -32,8 +34,11 @@ def account(flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool)
             continue
         one.computed += count
         one.charged_ns += duration_ns
-        if one.cancelled:
-            events.append(ledger.end(one, FinishReason.CANCELLED))
+        if one.ending is not None:
+            events.append(ledger.end(one, one.ending))
+            continue
+        if token == NO_TOKEN:
+            events.append(ledger.end(one, FinishReason.ERROR, error=_NOT_FINITE))
             continue
         if token is not None:
             one.generated += 1

@@ -75,6 +75,8 @@ def _advance(group: Group, decodes: Sequence[Tracked], chunks: Sequence[tuple[Tr
     """Count the plan's tokens as scheduled; the rows that sample one, which are also expected from now on."""
     sampled = list(range(len(decodes)))
     for one in decodes:
+        if group.prefills and one in group.prefills:  # the last token of a prompt
+            group.prefills.remove(one)
         one.scheduled += 1
         one.expected += 1
         one.in_flight += 1

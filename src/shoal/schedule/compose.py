@@ -28,7 +28,7 @@ def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
     growth: list[tuple[Tracked, int]] = []
     for one in running:
         expected, scheduled = one.expected, one.scheduled
-        if expected >= one.last_token or one.cancelled or one.sequence is None:
+        if expected >= one.last_token or one.ending is not None or one.sequence is None:
             continue
         if expected - scheduled == 1:
             if len(decodes) == budget:

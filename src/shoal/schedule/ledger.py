@@ -91,6 +91,7 @@ class Ledger:
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] | None = None,
         stop_token: int | None = None,
+        error: str | None = None,
     ) -> TokenEvent:
         """The request is over, with this last event; its blocks go once no plan in flight uses them."""
         group = self.groups[one.service]
@@ -102,7 +103,7 @@ class Ledger:
         if not one.in_flight:
             self.release(one)
         del self.requests[one.request.id]
-        if reason is FinishReason.CANCELLED:
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             self._counters[one.service].cancelled += 1
         else:
             self._counters[one.service].finished += 1
@@ -113,6 +114,7 @@ class Ledger:
             logprobs,
             reason,
             stop_token,
+            error,
             cached_tokens=one.cached_tokens,
         )
 

@@ -104,9 +104,12 @@ class Scheduler:
         self._submitted += 1
         self._ledger.add(one)
 
-    def cancel(self, request_id: str, now_ns: int) -> TokenEvent | None:
+    def cancel(
+        self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
+    ) -> TokenEvent | None:
         """End a request early; returns its last event, or None.
 
+        reason: CANCELLED, or STOP where its text is complete: only then its length is remembered.
         A request that is part of a plan in flight ends at that plan's update, which then has the event. An
         unknown id is one that has ended already: nothing happens.
         """
@@ -114,10 +117,10 @@ class Scheduler:
         if one is None:
             return None
         if one.in_flight:
-            one.cancelled = True
+            one.ending = reason
             return None
         self._epoch += 1
-        return self._ledger.end(one, FinishReason.CANCELLED)
+        return self._ledger.end(one, reason)
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""

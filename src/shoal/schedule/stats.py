@@ -21,9 +21,10 @@ class Counters:
 class ServiceStats:
     """One service so far.
 
-    waiting, running: requests now. finished, cancelled: requests ended. evictions: how often KV was dropped;
-    recomputed_tokens: tokens computed again because of it. cached_tokens: prompt tokens found in the
-    prefix index at first admissions, of prompt_tokens admitted. output_tokens: tokens delivered.
+    waiting, running: requests now. finished, cancelled: requests ended (those that failed count as
+    cancelled). evictions: how often KV was dropped; recomputed_tokens: tokens computed again because
+    of it. cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens
+    admitted. output_tokens: tokens delivered.
     unfilled_tokens: room for so many tokens is left at the ends of the running requests' tables now.
     """
 

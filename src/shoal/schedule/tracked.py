@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal.core import Request, SyntheticPrompt, derive_seed
+from shoal.core import FinishReason, Request, SyntheticPrompt, derive_seed
 from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
 
 
@@ -25,6 +25,7 @@ class Tracked:
     cached_tokens: prompt tokens found in the prefix index at its first admission. lost: tokens whose KV an
     eviction dropped. charged_ns: durations of the steps it took part in. refused_at: admissions so far when
     it was first turned away at the head of its queue (None: not since it last ran).
+    ending: why it ends at the update of the plan in flight (None: it does not).
     refused_epoch: the scheduler's state in which it was last turned away.
     """
 
@@ -47,7 +48,7 @@ class Tracked:
     shareable: int = 0
     in_flight: int = 0
     admitted: bool = False
-    cancelled: bool = False
+    ending: FinishReason | None = None
     ended: bool = False
     evictions: int = 0
     cached_tokens: int = 0

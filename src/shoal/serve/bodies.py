@@ -109,7 +109,7 @@ class GenerationBody(_Strict):
     """Sample from the k likeliest tokens; 0 or -1: from all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Sample from tokens at least min_p times as likely as the likeliest."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     ignore_eos: bool | None = None
     """Do not stop at the model's end-of-sequence token."""
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None

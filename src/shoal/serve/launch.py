@@ -9,7 +9,7 @@ from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.models import Progress, Tokenizer, resolve_model
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
-from shoal.serve.server import serve_until_stopped
+from shoal.serve.server import check_address, serve_until_stopped
 
 
 def run_server(
@@ -23,9 +23,10 @@ def run_server(
     """Fetch what is missing, start the engine and serve until SIGTERM or SIGINT; main thread only.
 
     fetching and loading are told how the start goes, ready gets the base URL and what the
-    engine tells about itself. Raises ConfigError,
-    ModelUnavailable, ModelUnsupported or EngineDied if the start fails.
+    engine tells about itself. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if
+    the start fails; an address in use is noticed before anything is loaded.
     """
+    check_address(options)
     folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
     tokenizers = {
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)

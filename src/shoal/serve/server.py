@@ -71,6 +71,11 @@ async def serve_until_stopped(
         await serving
 
 
+def check_address(options: ServerOptions) -> None:
+    """Raise ConfigError if the address cannot be listened on."""
+    _listen(options).close()
+
+
 def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
