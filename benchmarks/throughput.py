@@ -145,7 +145,7 @@ def peer(args: argparse.Namespace) -> list[Row]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"vLLM failed:\n{done.stderr[-3000:]}")
-    rates = json.loads(done.stdout.strip().splitlines()[-1])
+    rates = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     return [Row("vLLM", c, statistics.median(rates[str(c)])) for c in args.concurrency]
 
 
