@@ -3,14 +3,18 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.core import ModelUnavailable
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
-from shoal.kvcache.layout import plan_layout
+from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule import Scheduler, ServiceLimits
+
+if TYPE_CHECKING:
+    from shoal.execute.loading import ModelSet
 
 
 def build_engine(
@@ -41,17 +45,8 @@ def build_engine(
         attention=options.attention,
         progress=progress,
     )
-    cache = options.kv_cache
-    memory_bytes = cache.memory_bytes
-    if memory_bytes is None:
-        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
-    layout = plan_layout(
-        models.kv_shapes,
-        memory_bytes=memory_bytes,
-        block_size=cache.block_size,
-        kind=cache.layout,
-    )
-    pool = BlockPool(layout, prefix_caching=cache.prefix_caching)
+    layout = _plan_pool(options, models)
+    pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
     limits = {
         service.name: ServiceLimits(models.context_tokens[service.name], models.eos_token_ids[service.name])
         for service in options.services
@@ -80,6 +75,19 @@ def build_engine(
         weight_bytes=models.weight_bytes,
     )
     return engine, info
+
+
+def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
+    """The KV pool of the size that was asked for, or that the device leaves."""
+    memory_bytes = options.kv_cache.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
+    return plan_layout(
+        models.kv_shapes,
+        memory_bytes=memory_bytes,
+        block_size=options.kv_cache.block_size,
+        kind=options.kv_cache.layout,
+    )
 
 
 def describe_service(
