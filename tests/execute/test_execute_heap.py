@@ -7,11 +7,10 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, sys, torch
+import resource, torch
 from shoal.execute.heap import keep_freed_memory
 torch.set_num_threads(1)
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
+assert keep_freed_memory()
 x = torch.randn(2048, 576)
 def step():
     y = x.pow(2) + x
@@ -28,7 +27,5 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
-    faults = {
-        how: int(subprocess.check_output([sys.executable, "-c", PROGRAM, how])) for how in ("keep", "default")
-    }
-    assert faults["keep"] * 5 < faults["default"], faults
+    """The 20 steps touch some 100,000 pages; by default between 8,000 and 70,000 of them fault."""
+    assert int(subprocess.check_output([sys.executable, "-c", PROGRAM])) < 4_000

@@ -110,8 +110,6 @@ def load_models(
         raise ConfigError(
             f"attention backend {attention!r} is not known; possible are {', '.join(ATTENTION_BACKENDS)}"
         )
-    if target.type == "cpu":
-        keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
@@ -126,6 +124,8 @@ def load_models(
                 progress(f"loading {service.model} ({str(dtype).removeprefix('torch.')}) on {target}")
             loaded[folder, dtype] = _load(service.model, folder, dtype, target)
         models[service.name] = loaded[folder, dtype]
+    if target.type == "cpu":
+        keep_freed_memory()  # only now: what loading freed goes back to the system
     return ModelSet(models, services, target, attention)
 
 
