@@ -7,7 +7,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import torch
 from end_to_end_builders import OVERCOMMIT, greedy_reference, make_request, run_engine
+from served import Scenario, run_served
 from transformers import AutoModelForCausalLM
 
 from shoal.core import ModelUnavailable, Service
@@ -22,7 +22,6 @@ from shoal.engine import EngineHandle, EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
 from shoal.schedule import SchedulerOptions
-from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -100,36 +99,16 @@ def test_bfloat16_believes_what_transformers_believes_in_bfloat16(
             assert logprob == pytest.approx(float(theirs[token]), abs=0.35)
 
 
-def serve_bundled(
-    folders: dict[str, Path], scenario: Callable[[httpx.AsyncClient, EngineHandle], Awaitable[None]]
-) -> None:
-    """Run ``scenario`` against a server whose engine checks its pool whenever it is asked for stats."""
-
-    async def main() -> None:
-        services = tuple(Service(name=name, model=name) for name in MODELS)
-        options = EngineOptions(
-            services=services,
-            kv_cache=KVCacheOptions(memory_bytes=192 << 20),
-            scheduler=SchedulerOptions(max_batched_tokens=512, **OVERCOMMIT),
-        )
-        tokenizers = {name: Tokenizer.from_folder(folders[name]) for name in MODELS}
-        handle = await EngineHandle.start(
-            options, folders, tokenizers, builder="checked_engine:build_checked_engine"
-        )
-        stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
-        serving = serve_until_stopped(
-            handle, tokenizers, services, ServerOptions(port=0), stop, ready.set_result
-        )
-        server = asyncio.create_task(serving)
-        try:
-            async with httpx.AsyncClient(base_url=await ready, timeout=600) as client:
-                await scenario(client, handle)
-        finally:
-            stop.ask()
-            await server
-            await handle.close()
-
-    asyncio.run(main())
+def serve_bundled(folders: dict[str, Path], scenario: Scenario) -> None:
+    """Run ``scenario`` against a server of both models with a pool that is too small for everybody."""
+    services = tuple(Service(name=name, model=name) for name in MODELS)
+    options = EngineOptions(
+        services=services,
+        kv_cache=KVCacheOptions(memory_bytes=192 << 20),
+        scheduler=SchedulerOptions(max_batched_tokens=512, **OVERCOMMIT),
+    )
+    tokenizers = {name: Tokenizer.from_folder(folders[name]) for name in MODELS}
+    run_served(options, folders, tokenizers, scenario)
 
 
 async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any], stop_after: int | None) -> str:

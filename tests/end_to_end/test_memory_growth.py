@@ -7,11 +7,11 @@ import httpx
 import psutil
 import pytest
 from execute_builders import VOCAB, make_model, make_prompt, tiny_config
+from served import run_served
 
 from shoal.core import Service
 from shoal.engine import EngineHandle, EngineOptions
 from shoal.kvcache import KVCacheOptions
-from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
 GROWTH_LIMIT_BYTES = 12 << 20
 
@@ -65,26 +65,6 @@ def test_a_thousand_requests_leave_no_memory_behind(tmp_path: Path, monkeypatch:
         assert ended == 1300
         assert stats.pool.live_bytes == 0
 
-    async def main() -> None:
-        services = (Service(name="m", model="m"),)
-        options = EngineOptions(services=services, kv_cache=KVCacheOptions(memory_bytes=1 << 20))
-        tokenizers = {"m": IdTokenizer()}
-        handle = await EngineHandle.start(
-            options, {"m": folder}, tokenizers, builder="checked_engine:build_checked_engine"
-        )
-        stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
-        server = asyncio.create_task(
-            serve_until_stopped(
-                handle, tokenizers, services, ServerOptions(port=0), stop,
-                lambda *told: ready.set_result(told[0]),
-            )
-        )  # fmt: skip
-        try:
-            async with httpx.AsyncClient(base_url=await ready, timeout=60) as client:
-                await scenario(client, handle)
-        finally:
-            stop.ask()
-            await server
-            await handle.close()
-
-    asyncio.run(main())
+    services = (Service(name="m", model="m"),)
+    options = EngineOptions(services=services, kv_cache=KVCacheOptions(memory_bytes=1 << 20))
+    run_served(options, {"m": folder}, {"m": IdTokenizer()}, scenario)

@@ -1,0 +1,38 @@
+"""A real server, over HTTP, whose engine process checks its pool whenever it is asked for stats."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shoal.engine import EngineHandle, EngineOptions
+from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
+
+Scenario = Callable[[httpx.AsyncClient, EngineHandle], Awaitable[None]]
+
+
+def run_served(
+    options: EngineOptions, folders: Mapping[str, Path], tokenizers: Mapping[str, Any], scenario: Scenario
+) -> None:
+    """Run ``scenario`` against the server, then stop it; ``checked_engine`` must be importable there."""
+
+    async def main() -> None:
+        handle = await EngineHandle.start(
+            options, folders, tokenizers, builder="checked_engine:build_checked_engine"
+        )
+        stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
+        serving = serve_until_stopped(
+            handle, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
+        )
+        server = asyncio.create_task(serving)
+        try:
+            async with httpx.AsyncClient(base_url=await ready, timeout=600) as client:
+                await scenario(client, handle)
+        finally:
+            stop.ask()
+            await server
+            await handle.close()
+
+    asyncio.run(main())
