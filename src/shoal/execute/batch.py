@@ -45,8 +45,8 @@ class PrefillRow:
 class StepBatch:
     """The packed step.
 
-    input_ids, positions [1, tokens]; slots: cache index and row of each token; order: row of the plan
-    for each row of the batch; last: token position of each batch row's last token.
+    input_ids, positions: [1, tokens]. slot_index: cache index of the block that each token's KV goes to;
+    slot_rows: its row there. last: the token position of each of the plan's rows' last token, by row.
     """
 
     input_ids: torch.Tensor
