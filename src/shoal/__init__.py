@@ -6,12 +6,12 @@ HTTP one. Importing this package is cheap: torch is loaded only when an engine i
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.core import SamplingParams, Service
+from shoal.core import SLO, SamplingParams, Service
 
 if TYPE_CHECKING:
     from shoal.engine.offline import Shoal
 
-__all__ = ["SamplingParams", "Service", "Shoal"]
+__all__ = ["SLO", "SamplingParams", "Service", "Shoal"]
 __version__ = "0.1.0"
 
 

@@ -11,18 +11,20 @@ import pytest
 from cli_builders import METRICS, FakeApi, fake_server
 from rich.console import Console
 
-from shoal.cli.demo_client import Burst, Exchange, run_burst
+from shoal.cli.demo_client import Burst, Exchange, run_burst, time_alone
+from shoal.cli.demo_goals import demo_goals, goal_words
 from shoal.cli.demo_metrics import MetricsSummary
-from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts
+from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
 from shoal.cli.demo_report import Latency, summarise
 from shoal.cli.demo_run import conclude, send
 from shoal.cli.demo_server import ServerProcess, free_port
 from shoal.cli.demo_view import BurstView, one_line
-from shoal.core import EngineDied
+from shoal.core import SLO, EngineDied
 
 
-def make_exchange(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done"):
-    exchange = Exchange(number, DemoPrompt(service, "hi", 16, chat=service == CHAT), status=status)
+def make_exchange(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done", **slo):
+    prompt = DemoPrompt(service, "hi", 16, chat=service == CHAT)
+    exchange = Exchange(number, prompt, SLO(**slo), status=status)
     exchange.sent_ns, exchange.first_ns, exchange.end_ns = (int(t * 1e9) for t in (sent, first, end))
     exchange.output_tokens, exchange.text, exchange.finish_reason = tokens, "some text", "stop"
     return exchange
@@ -35,6 +37,43 @@ def test_prompts_alternate_between_the_services():
     assert all(p.chat == (p.service == CHAT) for p in prompts)
     assert len({p.max_tokens for p in prompts}) > 2
     assert len(demo_prompts(1000, max_tokens=1)) == 1000
+
+
+def test_the_typical_prompt_has_about_the_mean_limit():
+    prompts = [DemoPrompt(CHAT, str(limit), limit, chat=True) for limit in (10, 45, 70, 100)]
+    prompts.append(DemoPrompt(COMPLETE, "only", 7, chat=False))
+    assert [prompt.text for prompt in typical_prompts(prompts)] == ["45", "only"]
+    assert [prompt.max_tokens for prompt in typical_prompts(demo_prompts(24, 96))] == [96, 96]
+    assert [prompt.service for prompt in typical_prompts(demo_prompts(1))] == [CHAT]
+
+
+def test_goals_follow_from_the_times_alone():
+    goals = demo_goals({CHAT: 4.1, COMPLETE: 2.0})
+    assert goals == {CHAT: SLO(ttft_s=10, e2e_s=20.5), COMPLETE: SLO(e2e_s=10)}
+    assert goal_words(goals[CHAT]) == "TTFT 10 s, E2E 20.5 s"
+    assert demo_goals({}) == {}
+
+
+def test_requests_are_timed_alone_one_after_the_other():
+    api = FakeApi(refuse={"complete": (429, "full")})
+    with fake_server(api) as url:
+        alone = asyncio.run(time_alone(url, typical_prompts(demo_prompts(6))))
+    assert list(alone) == [CHAT]
+    assert alone[CHAT] > 0
+    assert [body["model"] for body in api.bodies] == [CHAT, COMPLETE]
+    assert not any("slo" in body for body in api.bodies)
+
+
+def test_goals_are_sent_with_the_requests():
+    api = FakeApi()
+    with fake_server(api) as url:
+        burst = asyncio.run(run_burst(url, demo_prompts(4), alone={CHAT: 2.0}))
+    sent = {body["model"]: body.get("slo") for body in api.bodies}
+    assert sent == {CHAT: {"ttft": 10, "tpot": None, "e2e": 10}, COMPLETE: None}
+    report = summarise(burst)
+    assert report.services[CHAT].slo == SLO(ttft_s=10, e2e_s=10)
+    assert report.services[CHAT].slo_attainment == 1.0
+    assert math.isnan(report.services[COMPLETE].slo_attainment)
 
 
 def test_a_burst_is_sent_to_both_endpoints_and_timed():
@@ -92,7 +131,7 @@ def test_the_report_follows_the_definitions():
             make_exchange(2, CHAT, sent=1, first=2.5, end=2.5, tokens=1),
             make_exchange(3, COMPLETE, status="failed"),
         ],
-        MetricsSummary({"chat": 2}, 0.5, 0.25),
+        metrics=MetricsSummary({"chat": 2}, 0.5, 0.25),
         duration_s=3.0,
     )
     report = summarise(burst)
@@ -107,8 +146,27 @@ def test_the_report_follows_the_definitions():
     assert not report.succeeded
 
 
+def test_attainment_and_normalised_latency_follow_the_definitions():
+    exchanges = [
+        make_exchange(1, CHAT, first=0.5, end=1.5, ttft_s=1, e2e_s=2),
+        make_exchange(2, CHAT, first=1.5, end=1.8, ttft_s=1, e2e_s=2),
+        make_exchange(3, CHAT, first=0.5, end=2.7, ttft_s=1, e2e_s=2),
+        make_exchange(4, CHAT, status="failed", ttft_s=1, e2e_s=2),
+        make_exchange(5, COMPLETE),
+        make_exchange(6, COMPLETE, status="failed"),
+    ]
+    report = summarise(Burst(exchanges, {CHAT: 0.5}))
+    chat, complete = report.services[CHAT], report.services[COMPLETE]
+    assert chat.slo_attainment == 0.25
+    assert chat.normalised_latency == pytest.approx((1.5 + 1.8 + 2.7) / 3 / 0.5)
+    assert chat.alone_s == 0.5
+    assert math.isnan(complete.slo_attainment)
+    assert math.isnan(complete.normalised_latency)
+
+
 def test_the_conclusion_is_a_table_and_json(tmp_path):
-    burst = Burst([make_exchange(1, CHAT), make_exchange(2, COMPLETE, status="failed")], duration_s=2.0)
+    exchanges = [make_exchange(1, CHAT, e2e_s=2.5), make_exchange(2, COMPLETE, status="failed")]
+    burst = Burst(exchanges, {CHAT: 0.5}, duration_s=2.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     conclude(summarise(burst), console, tmp_path / "demo.json")
     text = console.export_text()
@@ -116,7 +174,10 @@ def test_the_conclusion_is_a_table_and_json(tmp_path):
         "TTFT",
         "TPOT",
         "E2E",
-        "evictions",
+        "x alone: mean E2E over that of one request alone (chat 0.5 s)",
+        "SLO: share within chat E2E 2.5 s",
+        "100%",
+        "evictions: chat 0, complete 0",
         "1/1",
         "0/1",
         "500/500 ms",
@@ -127,18 +188,24 @@ def test_the_conclusion_is_a_table_and_json(tmp_path):
     written = json.loads((tmp_path / "demo.json").read_text())
     assert written["services"]["chat"]["ttft"] == {"mean_s": 0.5, "p99_s": 0.5}
     assert written["services"]["complete"]["ttft"]["mean_s"] is None
+    assert written["services"]["chat"]["normalised_latency"] == 3
+    assert written["services"]["chat"]["slo"]["e2e_s"] == 2.5
+    assert written["services"]["chat"]["slo_attainment"] == 1
+    assert written["services"]["complete"]["slo_attainment"] is None
     assert written["succeeded"] is False
     assert written["kv_peak_use"] is None
 
 
 def test_the_table_fits_a_narrow_terminal():
-    slow = {"first": 99.4, "end": 199.3, "tokens": 501}
-    burst = Burst([make_exchange(n, service, **slow) for n, service in ((1, CHAT), (2, COMPLETE))])
-    burst.duration_s = 200.0
+    slow = {"first": 99.4, "end": 199.3, "tokens": 501, "ttft_s": 10, "e2e_s": 200.25}
+    exchanges = [make_exchange(n, service, **slow) for n, service in ((1, CHAT), (2, COMPLETE))]
+    burst = Burst(exchanges, {CHAT: 40.05, COMPLETE: 1.55}, duration_s=200.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     conclude(summarise(burst), console, None)
     text = console.export_text()
     assert "…" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "129" in text
     assert "99.4/99.4 s" in text
     assert "200/200 ms" in text
 
@@ -146,7 +213,7 @@ def test_the_table_fits_a_narrow_terminal():
 def test_without_a_terminal_each_request_is_one_line():
     console = Console(width=100, record=True, force_terminal=False, file=open(os.devnull, "w"))  # noqa: SIM115
     with fake_server(FakeApi(words=["two\n", "lines"], refuse={"complete": (429, "full")})) as url:
-        send(url, demo_prompts(2), console)
+        send(url, demo_prompts(2), console, {})
     lines = console.export_text().splitlines()
     assert len(lines) == 2
     assert any(line.endswith("...two lines") for line in lines)

@@ -24,7 +24,9 @@ services:
     dtype: float32
     max_model_len: 2048
     chat_template: "{{ messages[0].content }}"
-    slo: {e2e: 1.5m}
+    slo: {e2e: 1.5m, e2e_scale: 5}
+    execution: 1200ms
+    quota: 3
 server: {host: 0.0.0.0, port: 9000, max_queue: 7, drain: 500ms}
 """
 
@@ -59,7 +61,9 @@ def test_the_plan_loads(tmp_path):
             dtype="float32",
             max_model_len=2048,
             chat_template="{{ messages[0].content }}",
-            slo=SLO(e2e_s=90),
+            slo=SLO(e2e_s=90, e2e_scale=5),
+            execution_s=1.2,
+            quota=3,
         ),
     )
     assert config.server == HttpOptions(host="0.0.0.0", port=9000, drain_s=0.5)
@@ -182,7 +186,7 @@ def test_mistakes_are_told_with_their_place(tmp_path, text, expected):
         ("[]", "services: name at least one model"),
         ("[{name: chat}]", "services[0].model: missing; write text"),
         ("[{model: ''}]", "services[0].model: expected text, got an empty string"),
-        ("[{model: a, slo: {ttft: 2s, e2e_scale: 5}}]", "services[0].slo.e2e_scale: unknown key"),
+        ("[{model: a, slo: {ttft: 2s, e2e_scal: 5}}]", "services[0].slo.e2e_scal: unknown key, did you mean"),
         ("[{model: a, dtype: int3}]", "services[0].dtype: expected one of auto, float32, bfloat16, float16"),
         ("[{model: a, max_model_len: 0}]", "services[0].max_model_len: must be at least 1, got 0"),
         ("[{model: a, chat_template: no.jinja}]", "cannot read the template file"),
@@ -225,3 +229,38 @@ def test_an_alias_may_stand_twice(tmp_path):
 
 def test_flags_alone_need_no_file():
     assert from_flags("smollm2").services == (Service(name="smollm2", model="smollm2"),)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("slo: {ttft: 0}", "line 2: services[0].slo.ttft: must be more than 0s, got 0"),
+        ("slo: {tpot: 0ms}", "line 2: services[0].slo.tpot: must be more than 0s, got 0ms"),
+        ("slo: {e2e: -1s}", "line 2: services[0].slo.e2e: expected a time such as 200ms"),
+        ("slo: {e2e_scale: 0}", "line 2: services[0].slo.e2e_scale: must be more than 0, got 0"),
+        ("slo: {e2e_scale: .inf}", "line 2: services[0].slo.e2e_scale: expected a number"),
+        ("slo: {e2e_scale: 1e7}", "line 2: services[0].slo.e2e_scale: must be at most 1e+06, got 1e7"),
+        ("slo: {scale: 5}", "line 2: services[0].slo.scale: unknown key"),
+        (
+            "dtype: auto\n    slo:\n      e2e_scale: 5",
+            "line 4: services[0].slo.e2e_scale: is a multiple of the service's execution time, which is not "
+            "known: measure it with `shoal profile` or write `execution: 1.2s`",
+        ),
+        ("execution: 0s", "line 2: services[0].execution: must be more than 0s, got 0s"),
+        ("quota: 0", "line 2: services[0].quota: must be at least 1, got 0"),
+        ("quota: 1.5", "line 2: services[0].quota: expected a whole number"),
+    ],
+)
+def test_goals_that_mean_nothing_are_told_with_their_place(tmp_path, lines, expected):
+    assert expected in error_of(tmp_path, f"services:\n  - {lines}\n    model: smollm2\n")
+
+
+def test_nothing_may_be_written_for_a_goal(tmp_path):
+    text = "services: [{model: smollm2, slo: {ttft: null, e2e_scale: null}, execution: null}]"
+    assert from_yaml(tmp_path, text).services == (Service(name="smollm2", model="smollm2"),)
+
+
+def test_goals_may_be_flags(tmp_path):
+    config = from_flags(services=("chat=smollm2,slo.e2e_scale=5,slo.ttft=2s,execution=1.2s,quota=4",))
+    slo = SLO(ttft_s=2, e2e_scale=5)
+    assert config.services == (Service(name="chat", model="smollm2", slo=slo, execution_s=1.2, quota=4),)

@@ -15,7 +15,15 @@ import psutil
 import pytest
 from engine_builders import BUILDER, ByteTokenizer, expected_tokens, make_options, make_request
 
-from shoal.core import EngineDied, FinishReason, InvalidRequest, ModelUnsupported, QueueFull, SamplingParams
+from shoal.core import (
+    SLO,
+    EngineDied,
+    FinishReason,
+    InvalidRequest,
+    ModelUnsupported,
+    QueueFull,
+    SamplingParams,
+)
 from shoal.engine.handle import EngineHandle
 
 PROMPT = [97, 98, 99, 100, 101]
@@ -372,3 +380,20 @@ def test_no_engine_outlives_its_parent():
 def test_the_client_side_does_not_import_torch():
     script = "import sys, shoal.engine, shoal.engine.offline; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_goals_are_sent_with_every_choice():
+    async def main():
+        async with started("fake") as handle:
+            send, sent = handle._process.send, []
+            handle._process.send = lambda message: (sent.append(message), send(message))
+            await read(await handle.submit("a", PROMPT, greedy(n=2), SLO(ttft_s=1)))
+            await read(handle.generate("a", PROMPT, greedy(), SLO(e2e_s=2)))
+            await read(await handle.submit("a", PROMPT, greedy()))
+            expected = [SLO(ttft_s=1), SLO(ttft_s=1), SLO(e2e_s=2), SLO()]
+            assert [message.to_request().slo for message in sent] == expected
+            with pytest.raises(InvalidRequest, match="execution time"):
+                await handle.submit("a", PROMPT, greedy(), SLO(e2e_scale=5))
+            assert len(sent) == 4
+
+    asyncio.run(main())

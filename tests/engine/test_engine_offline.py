@@ -5,7 +5,7 @@ import pytest
 from engine_builders import ByteTokenizer, build_fake, expected_tokens, make_request
 
 import shoal.engine.offline as offline
-from shoal import SamplingParams, Service, Shoal
+from shoal import SLO, SamplingParams, Service, Shoal
 from shoal.core import ConfigError, FinishReason, InvalidRequest, derive_seed
 from shoal.engine.choices import expand_choices
 from shoal.kvcache.options import KVCacheOptions
@@ -97,6 +97,51 @@ def test_stop_strings_cut_the_text():
     [completion] = output.outputs
     assert completion.text == whole[: whole.index(stop)]
     assert (completion.finish_reason, completion.stop_reason) == (FinishReason.STOP, stop)
+
+
+@pytest.mark.parametrize(
+    ("slo", "expected"),
+    [
+        (None, [SLO(), SLO()]),
+        (SLO(ttft_s=1), [SLO(ttft_s=1)] * 2),
+        ([SLO(e2e_s=2), SLO(tpot_s=0.1)], [SLO(e2e_s=2), SLO(tpot_s=0.1)]),
+    ],
+)
+def test_goals_go_with_the_prompts(slo, expected):
+    with two_services() as shoal:
+        submit, seen = shoal._engine.submit, []
+        shoal._engine.submit = lambda request: (seen.append(request.slo), submit(request))
+        shoal.generate(["x", "y"], greedy(), service="a", slo=slo)
+        shoal.chat([[{"role": "user", "content": text}] for text in "xy"], greedy(), service="b", slo=slo)
+    assert seen == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"),
+    [
+        (SLO(e2e_scale=5), r"slo\.e2e_scale is a multiple of the service's execution time"),
+        ([SLO(), SLO(ttft_s=0)], r"slo\.ttft must be more than 0"),
+        ([SLO()] * 3, "slo has 3 values for 2 prompts"),
+    ],
+)
+def test_goals_that_mean_nothing_are_refused(slo, words):
+    with two_services() as shoal, pytest.raises(InvalidRequest, match=words):
+        shoal.generate(["x", "y"], greedy(), service="a", slo=slo)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"slo": SLO(e2e_scale=5)}, "service a: slo.e2e_scale is a multiple .* `shoal profile`"),
+        ({"slo": SLO(ttft_s=-1)}, "service a: slo.ttft must be more than 0"),
+        ({"execution_s": 0.0}, "execution_s of service a must be more than 0"),
+        ({"execution_s": float("nan")}, "execution_s of service a must be more than 0"),
+        ({"quota": 0}, "quota of service a must be at least 1"),
+    ],
+)
+def test_services_whose_goals_mean_nothing_are_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        Shoal(Service(name="a", model="fake", **fields))
 
 
 @pytest.mark.parametrize(

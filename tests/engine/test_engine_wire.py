@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core import (
+    SLO,
     ConfigError,
     EngineDied,
     FinishReason,
@@ -52,7 +53,13 @@ def test_a_step_arrives_as_it_was_sent(events):
 )
 def test_a_request_arrives_as_it_was_sent(sampling):
     request = Request(
-        id="x", service="a", prompt=[1, 2, 3], sampling=sampling, arrival_ns=2**62, seed=2**64 - 1
+        id="x",
+        service="a",
+        prompt=[1, 2, 3],
+        sampling=sampling,
+        arrival_ns=2**62,
+        seed=2**64 - 1,
+        slo=SLO(ttft_s=0.25, e2e_scale=5),
     )
     frame = wire.encode(wire.Submit.from_request(request, [1, 2, 3]))
     assert wire.decode_to_engine(frame).to_request() == request

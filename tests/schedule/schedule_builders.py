@@ -2,10 +2,11 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from shoal.core import (
+    BlockCopy,
     FinishReason,
     Idle,
     Request,
@@ -16,7 +17,16 @@ from shoal.core import (
     derive_seed,
 )
 from shoal.kvcache import BlockPool, KVShape, LayerShape, PoolLayout, ServiceLayout
-from shoal.schedule import Admission, Aggressive, Scheduler, SchedulerOptions, ServiceLimits, describe
+from shoal.schedule import (
+    ORDERS,
+    Admission,
+    Aggressive,
+    Order,
+    Scheduler,
+    SchedulerOptions,
+    ServiceLimits,
+    describe,
+)
 
 STEP_NS = 1_000
 _numbers = count()
@@ -70,13 +80,26 @@ def make_scheduler(
     context: int = 1_000,
     eos: tuple[int, ...] = (),
     admission: Admission | None = None,
+    order: str | Order = "fcfs",
+    host_blocks: int | None = None,
+    execution_s: float | None = None,
     **options: object,
 ) -> Scheduler:
+    """A scheduler of ``pool``'s services; ``host_blocks``: merged blocks in host memory, for swapping."""
     pool = pool or make_pool()
-    limits = {name: ServiceLimits(context, eos) for name in pool.layout.services}
-    admission = admission or Aggressive(watermark=1.0)
-    scheduler = Scheduler(pool, limits, SchedulerOptions(admission=admission, **options))  # type: ignore[arg-type]
+    limits = {name: ServiceLimits(context, eos, execution_s=execution_s) for name in pool.layout.services}
+    options = {
+        "admission": admission or Aggressive(watermark=1.0),
+        "order": ORDERS[order]() if isinstance(order, str) else order,
+        **options,
+    }
+    host = None
+    if options.get("eviction") == "swap":
+        layout = replace(pool.layout, merged_blocks=pool.capacity if host_blocks is None else host_blocks)
+        host = BlockPool(layout, prefix_caching=False)
+    scheduler = Scheduler(pool, limits, SchedulerOptions(**options), host)  # type: ignore[arg-type]
     scheduler.pool = pool  # type: ignore[attr-defined]
+    scheduler.host = host  # type: ignore[attr-defined]
     return scheduler
 
 
@@ -103,17 +126,26 @@ class ReplayExecutor:
         self.computed_tokens = 0
         self.seen: set[int] = set()
         self.memory: dict[tuple[str, int], list[int]] = {}
+        self.host: dict[tuple[str, int], list[int]] = {}
+        self.copied = Counter[str]()
         self.owner: dict[int, str] = {}
         self.users: Counter[tuple[str, int]] = Counter()
 
     def run(self, plan: StepPlan) -> StepResult:
+        for copy in plan.vacate:
+            self._copy(copy)
         # A copy may write where a sequence that leaves in this plan used to be.
         for number in plan.left:
             gone = self.sequences.pop(number)
             self.users.subtract((gone.service, block) for block in gone.table)
+        for number, table in plan.moved:
+            one = self.sequences[number]
+            assert len(table) == len(one.table)
+            self.users.subtract((one.service, block) for block in one.table)
+            one.table = list(table)
+            self.users.update((one.service, block) for block in table)
         for copy in plan.copies:
-            self._own(copy.service, copy.target)
-            self.memory[copy.service, copy.target] = list(self.memory[copy.service, copy.source])
+            self._copy(copy)
         for one in plan.joined:
             assert one.sequence not in self.seen, "a sequence number was used twice"
             self.seen.add(one.sequence)
@@ -136,6 +168,18 @@ class ReplayExecutor:
                 one.tokens.append(digest % self.vocabulary)
                 tokens.append(digest % self.vocabulary)
         return StepResult(tokens, STEP_NS)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        assert not (copy.source_host and copy.target_host)
+        source = self.host if copy.source_host else self.memory
+        target = self.host if copy.target_host else self.memory
+        if not copy.target_host:
+            self._own(copy.service, copy.target)
+        # A block that was reserved and not yet written has nothing to copy.
+        target.pop((copy.service, copy.target), None)
+        if (copy.service, copy.source) in source:
+            target[copy.service, copy.target] = list(source[copy.service, copy.source])
+        self.copied["in" if copy.source_host else "out" if copy.target_host else "within"] += 1
 
     def _forward(self, service: str, one: _Sequence, new: int) -> int:
         size = self.pool.block_size
@@ -181,6 +225,7 @@ class Run:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
     computed_tokens: int = 0
+    copied: Counter[str] = field(default_factory=Counter)
 
     def take(self, events: Iterable[TokenEvent]) -> None:
         for event in events:
@@ -239,5 +284,8 @@ def run(
             pool.check_integrity()
     assert scheduler.in_flight == 0
     assert all(pool.live_blocks(service) == 0 for service in pool.layout.services), "memory is lost"
+    host = scheduler.host  # type: ignore[attr-defined]
+    assert host is None or all(not host.live_blocks(service) for service in host.layout.services)
     done.computed_tokens = executor.computed_tokens
+    done.copied = executor.copied
     return done

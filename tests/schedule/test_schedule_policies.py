@@ -1,5 +1,7 @@
 """Orders, admissions and victims: who goes first, who is let in, who leaves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from schedule_builders import make_pool, make_request, make_scheduler, run
@@ -8,20 +10,29 @@ from shoal.core import ConfigError, Idle, StepPlan, StepResult, derive_seed
 from shoal.forecast import LengthHistory
 from shoal.schedule import (
     ADMISSIONS,
-    ORDERS,
+    VICTIMS,
     Aggressive,
     Conservative,
     Decision,
     Oracle,
     PastFuture,
+    Predicted,
     SchedulerOptions,
+    Slice,
     Turn,
     admission_class,
 )
 from shoal.schedule.crowd import Crowd, Members
-from shoal.schedule.orders import PATIENCE_ADMISSIONS, PATIENCE_STEPS
+from shoal.schedule.orders import PATIENCE_STEPS, Fcfs, order_class
 from shoal.schedule.tracked import track
-from shoal.schedule.victims import LargeYoung, Newest, Shortage, SmallestThatFits
+from shoal.schedule.victims import (
+    FewestTokens,
+    LargeYoung,
+    LowestPriority,
+    Newest,
+    Shortage,
+    SmallestThatFits,
+)
 
 TWO = {"a": 1, "b": 1}
 
@@ -73,24 +84,6 @@ def test_a_head_that_does_not_fit_holds_up_its_own_service_only():
     assert list(done.ends) == ["other", requests[0].id, "large", "behind"]
 
 
-def test_a_refused_head_is_not_passed_for_ever():
-    """b's small requests keep coming and always fit; a's large one needs the pool to itself."""
-    scheduler = make_scheduler(make_pool(6, per_merged=TWO))
-    scheduler.submit(make_request(8, 3, service="b"), 0)
-    scheduler.submit(make_request(22, 1, service="a", id="large"), 0)
-    served = []
-
-    def before_step(step, done):
-        if "large" not in done.ends:
-            one = make_request(3, 2, service="b")
-            served.append(one.id)
-            scheduler.submit(one, 0)
-
-    done = run(scheduler, before_step=before_step)
-    overtook = list(done.ends).index("large")
-    assert PATIENCE_ADMISSIONS <= overtook <= PATIENCE_ADMISSIONS + 10
-
-
 def test_prompts_of_one_service_do_not_stop_the_decodes_of_another():
     scheduler = make_scheduler(make_pool(per_merged=TWO))
     scheduler.submit(make_request(3, 3, service="b", id="decode"), 0)
@@ -104,10 +97,10 @@ def test_prompts_of_one_service_do_not_stop_the_decodes_of_another():
     assert gaps.tolist() == [PATIENCE_STEPS + 1] * 2
 
 
-def test_an_order_can_wait_and_choose_requests(monkeypatch):
+def test_an_order_can_wait_and_choose_requests():
     """What later orders need: own priorities over requests, and a time to be asked again."""
 
-    class ShortestPromptAtNoon:
+    class ShortestPromptAtNoon(Fcfs):
         def decide(self, standing, now_ns):
             if now_ns < 12:
                 return Decision((), until_ns=12)
@@ -115,8 +108,7 @@ def test_an_order_can_wait_and_choose_requests(monkeypatch):
             waiting = sorted(group.waiting, key=lambda one: one.prompt_tokens)
             return Decision([Turn("a", group.running, waiting)])
 
-    monkeypatch.setitem(ORDERS, "noon", ShortestPromptAtNoon)
-    scheduler = make_scheduler(order="noon", max_running=1)
+    scheduler = make_scheduler(order=ShortestPromptAtNoon(), max_running=1)
     for length in (9, 3, 6):
         scheduler.submit(make_request(length, 1, id=f"{length}"), 0)
     assert scheduler.schedule(0) == Idle(12)
@@ -234,13 +226,38 @@ def shortage_of(pool, tracked, crowd, capacity):
     class Running:
         running = tracked
 
-    return Shortage(tracked, {"a": Running()}, {"a": crowd}, capacity)
+    def by_number(requests):
+        return [one.number for one in requests]
+
+    return Shortage(tracked, {"a": Running()}, {"a": crowd}, capacity, by_number)
 
 
 def test_newest_is_the_last_admitted():
     pool = make_pool()
     tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
     assert Newest().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[2]
+
+
+def test_lowest_priority_is_what_the_order_wants_least():
+    pool = make_pool()
+    tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
+    shortage = shortage_of(pool, tracked, crowd, 9)
+    assert LowestPriority().choose(shortage) is tracked[2]
+    wanted = {id(one): value for one, value in zip(tracked, (3.0, 7.0, 7.0), strict=True)}
+    shortage = replace(shortage, priority=lambda requests: [wanted[id(one)] for one in requests])
+    assert LowestPriority().choose(shortage) is tracked[2]
+    wanted[id(tracked[0])] = 8.0
+    assert LowestPriority().choose(shortage) is tracked[0]
+
+
+def test_fewest_tokens_loses_least():
+    pool = make_pool()
+    tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
+    for one, computed in zip(tracked, (5, 3, 3), strict=True):
+        one.computed = computed
+    assert FewestTokens().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[2]
+    tracked[0].computed = 2
+    assert FewestTokens().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[0]
 
 
 def test_large_young_takes_the_largest_below_the_mean_length():
@@ -268,7 +285,7 @@ def test_smallest_that_fits_frees_just_enough():
     assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 30)) is tracked[0]
 
 
-@pytest.mark.parametrize("victim", ["newest", "large-young", "smallest-that-fits"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_an_evicted_request_goes_on_where_it_was(victim):
     scheduler = make_scheduler(make_pool(5, prefix_caching=False), victim=victim)
     requests = [make_request(7, 8, id="x"), make_request(6, 8, id="y")]
@@ -284,8 +301,8 @@ def test_an_evicted_request_goes_on_where_it_was(victim):
 def test_names_are_looked_up_with_a_hint():
     with pytest.raises(ConfigError, match=r"did you mean 'past-future'.*aggressive, conservative, oracle"):
         admission_class("past-futur")
-    with pytest.raises(ConfigError, match="order 'lifo' is not known; possible are fcfs, fcfs-strict"):
-        SchedulerOptions(order="lifo")
+    with pytest.raises(ConfigError, match="order 'lifo' is not known; possible are doubling-budget, edf"):
+        order_class("lifo")
     with pytest.raises(ConfigError, match=r"victim 'oldest'.*newest"):
         SchedulerOptions(victim="oldest")
     assert admission_class("oracle") is ADMISSIONS["oracle"] is Oracle
@@ -296,6 +313,11 @@ def test_names_are_looked_up_with_a_hint():
     [
         (lambda: SchedulerOptions(max_running=0), "max_running must be at least 1, got 0"),
         (lambda: SchedulerOptions(max_batched_tokens=0), "max_batched_tokens"),
+        (lambda: SchedulerOptions(eviction="forget"), "recompute or swap, got 'forget'"),
+        (lambda: SchedulerOptions(starvation_s=0.0), "starvation must be above 0"),
+        (lambda: SchedulerOptions(lengths="guess"), "lengths 'guess' is not known"),
+        (lambda: Slice(tokens=0), "tokens must be at least 1"),
+        (lambda: Predicted(reserved=-0.1), "reserved must be in"),
         (lambda: SchedulerOptions(depth=3), "1 or 2 plans in flight, got 3"),
         (lambda: Conservative(overcommit=0), "overcommit must be above 0"),
         (lambda: Conservative(admit_every=0), "admit_every"),

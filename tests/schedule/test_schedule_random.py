@@ -1,14 +1,29 @@
 """Random workloads through every combination of policies; the executor objects to impossible plans."""
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_builders import make_pool, make_request, make_scheduler, run
+from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
 from shoal.core import FinishReason
-from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Aggressive, Conservative, Oracle, PastFuture
+from shoal.schedule import (
+    ADMISSIONS,
+    ORDERS,
+    VICTIMS,
+    Aggressive,
+    Conservative,
+    DoublingBudget,
+    EarliestDeadline,
+    Fcfs,
+    FcfsStrict,
+    Mlfq,
+    Oracle,
+    PastFuture,
+    Predicted,
+    RoundRobin,
+    ShortestRemaining,
+    Slice,
+)
 
 ADMISSION_POINTS = [
     Conservative(),
@@ -16,12 +31,39 @@ ADMISSION_POINTS = [
     Aggressive(watermark=1.0),
     PastFuture(),
     PastFuture(reserved=0.0, window=3, cold_start="max", draws="max", admit_every=2),
+    Predicted(),
+    Slice(tokens=1),
+    Slice(tokens=5),
     Oracle(),
 ]
+# Quanta and means are of the length of a few steps, so that levels and budgets change on the way.
+STEP_S = STEP_NS / 1e9
+ORDER_POINTS = [
+    Fcfs(),
+    FcfsStrict(),
+    RoundRobin(),
+    Mlfq(quantum_s=2 * STEP_S, levels=3),
+    DoublingBudget(variant="join"),
+    DoublingBudget(variant="literal"),
+    DoublingBudget(variant="batch"),
+    DoublingBudget(variant="c-mu"),
+    ShortestRemaining(),
+    EarliestDeadline(),
+]
+EVICTIONS = [
+    {"eviction": "recompute"},
+    {"eviction": "recompute", "preempt": True},
+    {"eviction": "swap"},
+    {"eviction": "swap", "preempt": True, "host_blocks": 3},
+    {"eviction": "swap", "preempt": True, "starvation_s": 7 * STEP_S},
+    {"eviction": "recompute", "starvation_s": 3 * STEP_S},
+]
+LENGTHS = ["maximum", "history", "oracle"]
 
 
-def test_every_admission_is_tried_below():
+def test_every_policy_is_tried_below():
     assert {type(one) for one in ADMISSION_POINTS} == set(ADMISSIONS.values())
+    assert {type(one) for one in ORDER_POINTS} == set(ORDERS.values())
 
 
 @st.composite
@@ -66,7 +108,7 @@ def workloads(draw, services=("a", "b", "c")):
     }
 
 
-def serve(work, admission, order="fcfs", victim="newest"):
+def serve(work, admission, order="fcfs", victim="newest", **options):
     blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
         make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
@@ -77,15 +119,17 @@ def serve(work, admission, order="fcfs", victim="newest"):
         depth=work["depth"],
         max_running=work["max_running"],
         max_batched_tokens=work["max_batched_tokens"],
+        execution_s=8 * STEP_S,
+        **options,
     )
     ahead = sorted(zip(work["arrivals"], work["requests"], strict=True), key=lambda pair: pair[0])
     cancels = sorted(work["cancels"].items(), key=lambda pair: pair[1])
 
     def before_step(step, done):
         while ahead and (ahead[0][0] <= step or not scheduler.unfinished):
-            scheduler.submit(ahead.pop(0)[1], 0)
+            scheduler.submit(ahead.pop(0)[1], step * STEP_NS)
         while cancels and cancels[0][1] <= step:
-            event = scheduler.cancel(cancels.pop(0)[0], 0)
+            event = scheduler.cancel(cancels.pop(0)[0], step * STEP_NS)
             if event is not None:
                 done.take([event])
         return bool(ahead)
@@ -109,32 +153,73 @@ def check_ends(work, scheduler, done):
     assert sum(one.waiting + one.running for one in stats) == 0
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("victim", VICTIMS)
-@settings(max_examples=60, deadline=None)
-@given(workloads(), st.sampled_from(ADMISSION_POINTS))
-def test_every_request_ends_exactly_once(order, victim, work, admission):
-    scheduler, done = serve(work, admission, order, victim)
+policies = st.fixed_dictionaries(
+    {
+        "order": st.sampled_from(ORDER_POINTS),
+        "victim": st.sampled_from(list(VICTIMS)),
+        "lengths": st.sampled_from(LENGTHS),
+    }
+)
+
+
+@pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
+@pytest.mark.parametrize("eviction", EVICTIONS, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(work=workloads(), admission=st.sampled_from(ADMISSION_POINTS), policy=policies)
+def test_every_request_ends_exactly_once(order, eviction, work, admission, policy):
+    scheduler, done = serve(work, admission, **{**policy, **eviction, "order": order})
     assert done.ends.keys() == {one.id for one in work["requests"]}
     check_ends(work, scheduler, done)
 
 
-@settings(max_examples=80, deadline=None)
-@given(workloads(), st.data())
-def test_outputs_do_not_depend_on_the_policy(work, data):
+@settings(max_examples=150, deadline=None)
+@given(workloads(), st.sampled_from(ADMISSION_POINTS), policies, st.sampled_from(EVICTIONS))
+def test_outputs_do_not_depend_on_the_policy(work, admission, policy, eviction):
     work = {**work, "cancels": {}}
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1}, Conservative())
-    order, victim = data.draw(st.sampled_from(list(itertools.product(ORDERS, VICTIMS))))
-    _, other = serve(work, data.draw(st.sampled_from(ADMISSION_POINTS)), order, victim)
+    _, other = serve(work, admission, **policy, **eviction)
     assert other.tokens == plain.tokens
     assert other.ends == plain.ends
 
 
-@settings(max_examples=80, deadline=None)
-@given(workloads(services=("a",)), st.sampled_from([1, 2]))
-def test_conservative_never_evicts(work, depth):
-    scheduler, _ = serve({**work, "depth": depth}, Conservative())
-    assert scheduler.stats().services["a"].evictions == 0
+@settings(max_examples=150, deadline=None)
+@given(workloads(), st.sampled_from([1, 2]), policies)
+def test_conservative_never_evicts(work, depth, policy):
+    """With several services packed demand counts: compaction may be needed, eviction never is."""
+    scheduler, _ = serve({**work, "depth": depth}, Conservative(), **policy)
+    assert sum(one.evictions for one in scheduler.stats().services.values()) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(EVICTIONS))
+def test_nobody_is_evicted_inside_a_slice(work, tokens, policy, eviction):
+    """Who leaves has generated a multiple of a slice's tokens since it was let in."""
+    blocks, block_size, per_merged = work["pool"]
+    scheduler = make_scheduler(
+        make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
+        admission=Slice(tokens=tokens),
+        execution_s=8 * STEP_S,
+        max_running=work["max_running"],
+        max_batched_tokens=work["max_batched_tokens"],
+        **policy,
+        **eviction,
+    )
+    at_entry, evicted = {}, []
+
+    def before_step(step, done):
+        if done.plans:
+            at_entry.update({one.sequence: len(one.tokens) for one in done.plans[-1].joined})
+
+    ledger = scheduler._ledger
+    evict = ledger.evict
+
+    def watch(one):
+        evicted.append((one.known - at_entry[one.sequence]) % tokens)
+        evict(one)
+
+    ledger.evict = watch
+    run(scheduler, work["requests"], before_step=before_step)
+    assert not any(evicted)
 
 
 @settings(max_examples=60, deadline=None)

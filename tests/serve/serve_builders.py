@@ -12,6 +12,7 @@ import httpx
 from fastapi import FastAPI
 
 from shoal.core import (
+    SLO,
     EngineDied,
     FinishReason,
     InvalidRequest,
@@ -23,6 +24,7 @@ from shoal.core import (
     TokenLogprobs,
     derive_seed,
 )
+from shoal.core.service import NO_GOALS
 from shoal.engine.choices import expand_choices
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.reader import ChoiceReader
@@ -33,7 +35,11 @@ from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopp
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2
 VOCAB = 258
-SERVICES = (Service(name="chat", model="fake-chat"), Service(name="base", model="fake-base"))
+# Goals that everything meets, and none.
+SERVICES = (
+    Service(name="chat", model="fake-chat", slo=SLO(ttft_s=600, e2e_scale=60), execution_s=10),
+    Service(name="base", model="fake-base"),
+)
 
 
 class ByteTokenizer:
@@ -99,6 +105,7 @@ class FakeEngine:
                 kv_tokens=1024,
                 vocab_size=VOCAB,
                 eos_token_ids=(EOS,),
+                execution_s=service.execution_s,
             )
             for service in SERVICES
         }
@@ -112,14 +119,16 @@ class FakeEngine:
             weight_bytes=2**20,
         )
 
-    async def submit(self, service: str, prompt: Sequence[int], sampling: SamplingParams) -> Stream:
+    async def submit(
+        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+    ) -> Stream:
         if not self.alive:
             raise EngineDied("the engine process ended (exit code 1)")
-        check_request(self.info, service, prompt, sampling)
+        check_request(self.info, service, prompt, sampling, slo)
         if self.waiting and self.waiting + sampling.n > self.max_queue:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
         self.waiting += sampling.n
-        requests = expand_choices(f"call-{len(self.submitted)}", service, list(prompt), sampling, 0)
+        requests = expand_choices(f"call-{len(self.submitted)}", service, list(prompt), sampling, 0, slo)
         self.submitted += requests
         stream = Stream(f"call-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
         task = asyncio.create_task(self._run(stream, requests, sampling))

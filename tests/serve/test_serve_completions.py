@@ -19,6 +19,7 @@ from serve_builders import (
     post,
 )
 
+from shoal.core import SLO
 from shoal.serve import create_app
 
 
@@ -301,3 +302,30 @@ def test_importing_the_server_loads_no_torch():
     code = "import sys, json, shoal.serve; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers"} & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (CHAT, chat(), SLO()),
+        (CHAT, chat(slo=None), SLO()),
+        (CHAT, chat(slo={"e2e_scale": 2, "ttft": None}), SLO(e2e_scale=2)),
+        (
+            COMPLETIONS,
+            completion(prompt=["a", "b"], slo={"ttft": 1, "tpot": 0.05, "e2e": 2.5}),
+            SLO(ttft_s=1, tpot_s=0.05, e2e_s=2.5),
+        ),
+    ],
+)
+def test_goals_reach_the_engine(path, body, expected):
+    engine = FakeEngine()
+    assert ask(path, body, engine).status_code == 200
+    assert {request.slo for request in engine.submitted} == {expected}
+
+
+def test_goals_are_in_the_document():
+    schemas = make_app().openapi()["components"]["schemas"]
+    assert set(schemas["Goals"]["properties"]) == {"ttft", "tpot", "e2e", "e2e_scale"}
+    assert schemas["Goals"]["additionalProperties"] is False
+    for body in ("ChatBody", "CompletionBody"):
+        assert {"$ref": "#/components/schemas/Goals"} in schemas[body]["properties"]["slo"]["anyOf"]

@@ -74,6 +74,14 @@ def error_of(answer, status):
         ({"best_of": 3}, "best_of"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"messages": []}, "messages"),
+        ({"slo": 2}, "slo"),
+        ({"slo": {"ttft": 0}}, "slo.ttft"),
+        ({"slo": {"tpot": -0.1}}, "slo.tpot"),
+        ({"slo": {"e2e": "2s"}}, "slo.e2e"),
+        ({"slo": {"e2e": True}}, "slo.e2e"),
+        ({"slo": {"e2e": 1e300}}, "slo.e2e"),
+        ({"slo": {"ttft_s": 1}}, "slo.ttft_s"),
+        ({"slo": {"e2e_scale": 5}}, "slo.e2e_scale"),
     ],
 )
 def test_wrong_completion_fields_are_named(fields, param):
@@ -107,6 +115,10 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"prompt": "x"}, "prompt"),
+        ({"slo": [1]}, "slo"),
+        ({"slo": {"e2e_scale": 0}}, "slo.e2e_scale"),
+        ({"slo": {"e2e_scale": 1e7}}, "slo.e2e_scale"),
+        ({"slo": {"deadline": 1}}, "slo.deadline"),
     ],
 )
 def test_wrong_chat_fields_are_named(fields, param):
@@ -118,6 +130,28 @@ def test_unknown_field_gets_a_hint():
     error = error_of(ask(COMPLETIONS, completion(max_token=5)), 400)
     assert error["param"] == "max_token"
     assert "'max_tokens'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"slo": {"ttft_s": 1}}, "unknown field 'slo.ttft_s'; did you mean 'ttft'?"),
+        (
+            {"slo": {"deadline": 1}},
+            "unknown field 'slo.deadline'; possible here: ttft, tpot, e2e, e2e_scale",
+        ),
+        ({"slo": {"ttft": 0}}, "slo.ttft: input should be greater than 0"),
+        ({"slo": {"e2e_scale": 5}}, "slo.e2e_scale is a multiple of the service's execution time, which"),
+    ],
+)
+def test_wrong_goals_are_explained(fields, expected):
+    assert error_of(ask(COMPLETIONS, completion(**fields)), 400)["message"].startswith(expected)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_goals_are_finite(value):
+    raw = b'{"model": "base", "prompt": "a", "slo": {"e2e": ' + value + b"}}"
+    error_of(ask(COMPLETIONS, raw), 400)
 
 
 @pytest.mark.parametrize(

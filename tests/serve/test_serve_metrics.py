@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client
 
-from shoal.core import RequestRecord
+from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.serve.metrics import ServerMetrics
 
 
@@ -71,7 +71,7 @@ def test_failed_requests_count_as_errors_and_have_no_latency():
 
 
 def test_latencies_come_from_the_record():
-    metrics = ServerMetrics(["base"])
+    metrics = ServerMetrics([Service(name="base", model="m", execution_s=2)])
     record = RequestRecord(
         request_id="r",
         service="base",
@@ -81,10 +81,76 @@ def test_latencies_come_from_the_record():
         prompt_tokens=4,
         output_tokens=11,
     )
-    metrics.finished("base", "stop", record)
+    metrics.answered(FinishReason.STOP, record, SLO())
     values = samples(metrics.render(None).decode())
     base = ("service", "base")
     assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
     assert values["shoal_request_tpot_seconds_sum", base] == pytest.approx(0.5)
     assert values["shoal_request_e2e_seconds_sum", base] == pytest.approx(7)
+    assert values["shoal_request_normalised_latency_sum", base] == pytest.approx(3.5)
+    assert values["shoal_request_normalised_latency_bucket", ("le", "3.0"), base] == 0
+    assert values["shoal_request_normalised_latency_bucket", ("le", "5.0"), base] == 1
     assert values["shoal_engine_up",] == 0
+
+
+def goals_counted(values):
+    return {
+        (dict(labels)["service"], dict(labels)["outcome"]): value
+        for (name, *labels), value in values.items()
+        if name == "shoal_slo_requests_total"
+    }
+
+
+NEVER, ALWAYS = {"e2e": 1e-9}, {"e2e": 600, "ttft": 600, "tpot": 600}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/chat/completions", chat(), {("chat", "met"): 1, ("chat", "missed"): 0}),
+        ("/v1/chat/completions", chat(slo=NEVER), {("chat", "met"): 0, ("chat", "missed"): 1}),
+        ("/v1/chat/completions", chat(slo={"ttft": 1e-9}), {("chat", "met"): 0, ("chat", "missed"): 1}),
+        ("/v1/chat/completions", chat(slo={"e2e_scale": 1e-9}), {("chat", "met"): 0, ("chat", "missed"): 1}),
+        ("/v1/chat/completions", chat(slo={}, stream=True), {("chat", "met"): 1, ("chat", "missed"): 0}),
+        ("/v1/completions", completion(), {("chat", "met"): 0, ("chat", "missed"): 0}),
+        (
+            "/v1/completions",
+            completion(slo=NEVER, n=2, stream=True),
+            {("chat", "met"): 0, ("chat", "missed"): 0, ("base", "missed"): 2},
+        ),
+        (
+            "/v1/completions",
+            completion(slo=ALWAYS, prompt=["a", "b"]),
+            {("chat", "met"): 0, ("chat", "missed"): 0, ("base", "met"): 2},
+        ),
+    ],
+)
+def test_the_goals_of_a_request_go_before_those_of_its_service(path, body, expected):
+    assert goals_counted(scrape_after((path, body))) == expected
+
+
+def test_a_request_that_fails_has_missed_its_goals():
+    failing = FakeEngine(error_after=1)
+    values = scrape_after(
+        ("/v1/completions", completion(slo=ALWAYS)), ("/v1/completions", completion()), engine=failing
+    )
+    assert goals_counted(values)["base", "missed"] == 1
+    assert values["shoal_requests_finished_total", ("reason", "error"), ("service", "base")] == 2
+
+
+def test_a_request_that_its_client_cancels_counts_for_no_goal():
+    metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1))])
+    metrics.ended("base", FinishReason.CANCELLED, SLO())
+    values = samples(metrics.render(None).decode())
+    assert values["shoal_requests_finished_total", ("reason", "cancelled"), ("service", "base")] == 1
+    assert goals_counted(values) == {("base", "met"): 0, ("base", "missed"): 0}
+
+
+def test_only_services_with_an_execution_time_have_a_normalised_latency():
+    values = scrape_after(("/v1/completions", completion()), ("/v1/chat/completions", chat()))
+    counts = {
+        dict(labels)["service"]: value
+        for (name, *labels), value in values.items()
+        if name == "shoal_request_normalised_latency_count"
+    }
+    assert counts == {"chat": 1}

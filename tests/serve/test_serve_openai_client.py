@@ -126,9 +126,16 @@ def test_errors_become_the_clients_exceptions(client):
     assert long.value.code == "context_length_exceeded"
 
 
+def test_goals_are_an_extra_field(client):
+    answer = client.completions.create(model="base", prompt="a", extra_body={"slo": {"ttft": 0.5}})
+    assert answer.choices
+    with pytest.raises(openai.BadRequestError, match=r"slo\.ttft"):
+        client.completions.create(model="base", prompt="a", extra_body={"slo": {"ttft": 0}})
+
+
 def test_full_queue_is_a_rate_limit_error():
     class FullEngine(FakeEngine):
-        async def submit(self, service, prompt, sampling):
+        async def submit(self, service, prompt, sampling, slo):
             raise QueueFull("8 requests wait already", retry_after_s=2)
 
     with serving_in_thread(FullEngine()) as url, connect(url) as client:

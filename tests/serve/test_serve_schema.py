@@ -18,6 +18,7 @@ CROSS_FIELD_RULES = (
     "n",
     "stop_token_ids",
     "prompt",
+    "slo.e2e_scale",
 )
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 

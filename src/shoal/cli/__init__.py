@@ -1,4 +1,4 @@
-"""The command line: ``shoal serve | generate | chat | models | demo | version``.
+"""The command line: ``shoal serve | generate | static | chat | models | demo | profile | version``.
 
 Here belong commands, their help, what they print, and the demo. What they do is done by the rooms
 below. Importing this package, and ``shoal --help``, must stay quick: a command imports what it needs

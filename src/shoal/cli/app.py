@@ -13,7 +13,9 @@ from shoal.cli.chat import chat
 from shoal.cli.demo import demo
 from shoal.cli.generate import generate
 from shoal.cli.models import models
+from shoal.cli.profile import profile
 from shoal.cli.serve import serve
+from shoal.cli.static import static
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported, ShoalError
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -32,6 +34,8 @@ app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(demo)
+app.command()(static)
+app.command()(profile)
 app.add_typer(models, name="models")
 
 

@@ -21,8 +21,9 @@ def demo(
 ) -> None:
     """Serve two bundled models from one engine and send both a burst of real prompts.
 
-    Fetches the models on first use. Shows the answers as they stream and ends with latencies,
-    evictions and memory use of each service. Exit code 0 means that every request finished.
+    Fetches the models on first use. Times one request of each service alone, then shows the answers of the
+    burst as they stream, and ends with latencies, normalised latency (times what a request takes alone), SLO
+    attainment, evictions and memory use. Exit code 0 means that every request finished.
 
     **Examples:**
 

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from shoal.cli.demo_goals import demo_goals
 from shoal.cli.demo_metrics import MetricsSummary
 from shoal.cli.demo_prompts import DemoPrompt
-from shoal.core import RequestRecord
+from shoal.core import SLO, RequestRecord, has_goal
+from shoal.core.service import NO_GOALS
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _POLL_S = 0.2
@@ -19,10 +21,14 @@ _POLL_S = 0.2
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and what has come back so far; written only by the task that sends it."""
+    """One request and what has come back so far; written only by the task that sends it.
+
+    slo: its goals, as times.
+    """
 
     number: int
     prompt: DemoPrompt
+    slo: SLO = NO_GOALS
     status: str = "waiting"
     text: str = ""
     error: str = ""
@@ -53,9 +59,13 @@ class Exchange:
 
 @dataclass(slots=True)
 class Burst:
-    """All requests of one demo, and what the server said about itself meanwhile."""
+    """All requests of one demo, and what the server said about itself meanwhile.
+
+    alone: seconds that a request of a service takes when nothing else runs.
+    """
 
     exchanges: list[Exchange]
+    alone: Mapping[str, float] = field(default_factory=dict)
     metrics: MetricsSummary = field(default_factory=MetricsSummary)
     duration_s: float = 0.0
 
@@ -63,11 +73,38 @@ class Burst:
 Watcher = Callable[[Exchange], None]
 
 
-async def run_burst(url: str, prompts: Sequence[DemoPrompt], watch: Watcher | None = None) -> Burst:
-    """Send all prompts at once to the server at ``url``; ``watch`` is called whenever one changes."""
-    burst = Burst([Exchange(number, prompt) for number, prompt in enumerate(prompts, 1)])
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, trust_env=False) as client:
+async def time_alone(url: str, prompts: Sequence[DemoPrompt]) -> dict[str, float]:
+    """Seconds from sending to the last token of each prompt, one after the other, by service.
+
+    What does not finish is left out: the burst will tell why.
+    """
+    seconds = {}
+    async with _client(url) as client:
+        for number, prompt in enumerate(prompts, 1):
+            exchange = Exchange(number, prompt)
+            await _exchange(client, exchange, _ignore)
+            if exchange.finished:
+                seconds[prompt.service] = exchange.record().e2e_s
+    return seconds
+
+
+async def run_burst(
+    url: str,
+    prompts: Sequence[DemoPrompt],
+    watch: Watcher | None = None,
+    alone: Mapping[str, float] | None = None,
+) -> Burst:
+    """Send all prompts at once to the server at ``url``; ``watch`` is called whenever one changes.
+
+    alone: what ``time_alone`` found; the goals of the requests follow from it.
+    """
+    goals = demo_goals(alone or {})
+    exchanges = [
+        Exchange(number, prompt, goals.get(prompt.service, NO_GOALS))
+        for number, prompt in enumerate(prompts, 1)
+    ]
+    burst = Burst(exchanges, alone or {})
+    async with _client(url) as client:
         poller = asyncio.create_task(_poll_metrics(client, burst.metrics))
         start = time.monotonic_ns()
         try:
@@ -80,10 +117,15 @@ async def run_burst(url: str, prompts: Sequence[DemoPrompt], watch: Watcher | No
     return burst
 
 
+def _client(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, trust_env=False)
+
+
 async def _exchange(client: httpx.AsyncClient, exchange: Exchange, watch: Watcher) -> None:
     exchange.sent_ns = time.monotonic_ns()
     try:
-        path, body = _request(exchange.prompt)
+        path, body = _request(exchange.prompt, exchange.slo)
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
@@ -99,8 +141,8 @@ async def _exchange(client: httpx.AsyncClient, exchange: Exchange, watch: Watche
     watch(exchange)
 
 
-def _request(prompt: DemoPrompt) -> tuple[str, dict[str, Any]]:
-    body = {
+def _request(prompt: DemoPrompt, slo: SLO) -> tuple[str, dict[str, Any]]:
+    body: dict[str, Any] = {
         "model": prompt.service,
         "max_tokens": prompt.max_tokens,
         "temperature": 0.8,
@@ -109,6 +151,8 @@ def _request(prompt: DemoPrompt) -> tuple[str, dict[str, Any]]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if has_goal(slo):
+        body["slo"] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
     if prompt.chat:
         return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt.text}]}
     return "/v1/completions", body | {"prompt": prompt.text}

@@ -1,6 +1,8 @@
 """What the demo asks: questions for a chat model and beginnings for a base model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 CHAT, COMPLETE = "chat", "complete"
 
@@ -43,6 +45,16 @@ _BEGINNINGS = (
     "The main difference between whales and fish is that",
     "She opened the old letter with trembling hands and read:",
 )
+
+
+def typical_prompts(prompts: Sequence[DemoPrompt]) -> list[DemoPrompt]:
+    """One prompt of each service: that whose limit is nearest to the mean of its service."""
+    typical = []
+    for service in dict.fromkeys(prompt.service for prompt in prompts):
+        own = [prompt for prompt in prompts if prompt.service == service]
+        mean = fmean(prompt.max_tokens for prompt in own)
+        typical.append(min(own, key=lambda prompt: abs(prompt.max_tokens - mean)))
+    return typical
 
 
 def demo_prompts(count: int, max_tokens: int = 96) -> list[DemoPrompt]:

@@ -4,15 +4,15 @@ import asyncio
 import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from shoal.cli.demo_client import Burst, run_burst
-from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts
-from shoal.cli.demo_report import DemoReport, report_table, summarise
+from shoal.cli.demo_client import Burst, run_burst, time_alone
+from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
+from shoal.cli.demo_report import DemoReport, report_notes, report_table, summarise
 from shoal.cli.demo_server import ServerProcess, free_port
 from shoal.cli.demo_view import BurstView
 from shoal.cli.progress import Waiting
@@ -33,22 +33,31 @@ def run_demo(requests: int, max_tokens: int, flags: Sequence[str], json_path: Pa
         with Waiting() as waiting:
             server.wait_ready(_START_S, lambda _: waiting.say("starting the engine and loading both models"))
         console.print(f"[bold]{' and '.join(MODELS.values())}[/] share one engine at {server.url}")
-        burst = send(server.url, demo_prompts(requests, max_tokens), console)
+        prompts = demo_prompts(requests, max_tokens)
+        with Waiting() as waiting:
+            waiting.say("timing one request of each service alone")
+            alone = asyncio.run(time_alone(server.url, typical_prompts(prompts)))
+        burst = send(server.url, prompts, console, alone)
     report = summarise(burst)
     conclude(report, console, json_path)
     return report.succeeded
 
 
-def send(url: str, prompts: list[DemoPrompt], console: Console) -> Burst:
-    """Send the prompts to the server at ``url`` and show the answers as they come."""
+def send(url: str, prompts: list[DemoPrompt], console: Console, alone: Mapping[str, float]) -> Burst:
+    """Send the prompts to the server at ``url`` and show the answers as they come.
+
+    alone: what a request of each service takes alone, in seconds.
+    """
     with BurstView(console, prompts) as view:
-        return asyncio.run(run_burst(url, prompts, view.changed))
+        return asyncio.run(run_burst(url, prompts, view.changed, alone))
 
 
 def conclude(report: DemoReport, console: Console, json_path: Path | None) -> None:
-    """Print the table, and what failed; write the JSON where it is wanted."""
+    """Print the table, its notes and what failed; write the JSON where it is wanted."""
     console.print()
     console.print(report_table(report))
+    for note in report_notes(report):
+        console.print(note, highlight=False, markup=False)
     for failure in report.failures:
         console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
     if json_path is not None:

@@ -29,7 +29,11 @@ ENGINE_FLAGS = (
     Flag("block-size", "kv_cache.block_size", "TOKENS", "Tokens per KV block."),
     Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),
     Flag("prefix-caching", "kv_cache.prefix_caching", "", "Reuse the KV of shared prefixes.", switch=True),
-    Flag("order", "scheduler.order", "NAME", "Who runs first, e.g. fcfs or fcfs-strict."),
+    Flag(
+        "swap", "kv_cache.swap", "SIZE", "Host memory for the KV of evicted requests, with --eviction swap."
+    ),
+    Flag("preset", "scheduler.preset", "NAME", "A whole scheduler by name, e.g. shoal, vllm or seallm."),
+    Flag("order", "scheduler.order", "NAME[:KEY=VALUE,..]", "Who runs first, e.g. fcfs or mlfq:levels=4."),
     Flag(
         "admission",
         "scheduler.admission",
@@ -37,6 +41,16 @@ ENGINE_FLAGS = (
         "When a waiting request may start, e.g. past-future:reserved=5%.",
     ),
     Flag("victim", "scheduler.victim", "NAME", "Who is evicted when the pool is full, e.g. newest."),
+    Flag("eviction", "scheduler.eviction", "NAME", "What becomes of evicted KV: recompute or swap."),
+    Flag(
+        "preempt",
+        "scheduler.preempt",
+        "",
+        "Let waiting requests evict running ones that the order finds less urgent.",
+        switch=True,
+    ),
+    Flag("lengths", "scheduler.lengths", "NAME", "Belief about output lengths, e.g. history or learned."),
+    Flag("starvation", "scheduler.starvation", "TIME", "Wait after which a request goes first, e.g. 10s."),
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),

@@ -115,6 +115,7 @@ class Bounded(ScalarKind):
     minimum: float | None = None
     maximum: float | None = None
     shower: Callable[[Any], str] = str
+    above: float | None = None
 
     def parse(self, text: str) -> Any:
         """The number, if it lies in the range."""
@@ -123,6 +124,8 @@ class Bounded(ScalarKind):
             raise ValueError(f"must be at least {self.shower(self.minimum)}, got {text}")
         if self.maximum is not None and value > self.maximum:
             raise ValueError(f"must be at most {self.shower(self.maximum)}, got {text}")
+        if self.above is not None and value <= self.above:
+            raise ValueError(f"must be more than {self.shower(self.above)}, got {text}")
         return value
 
     def show(self, value: Any) -> str:
@@ -142,10 +145,12 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Bounded:
     return Bounded("whole number", "a whole number", _parse_int, minimum, maximum)
 
 
-def number(minimum: float | None = None, maximum: float | None = None) -> Bounded:
-    """A number, or a percentage, within bounds."""
+def number(minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> Bounded:
+    """A number, or a percentage, within bounds; ``above`` is one that it must exceed."""
     shower = "{:g}".format
-    return Bounded("number or percent", "a number or a percentage", parse_number, minimum, maximum, shower)
+    return Bounded(
+        "number or percent", "a number or a percentage", parse_number, minimum, maximum, shower, above
+    )
 
 
 def size() -> Bounded:
@@ -153,9 +158,9 @@ def size() -> Bounded:
     return Bounded("size", "a size such as 2GiB", parse_size, 1, None, format_size)
 
 
-def seconds() -> Bounded:
-    """A time, kept in seconds."""
-    return Bounded("time", "a time such as 200ms", parse_duration, None, None, format_duration)
+def seconds(above: float | None = None) -> Bounded:
+    """A time, kept in seconds; ``above`` is one that it must exceed."""
+    return Bounded("time", "a time such as 200ms", parse_duration, None, None, format_duration, above)
 
 
 def nanoseconds() -> Bounded:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Choice, Maybe, Template, integer
+from shoal.config.kinds import Choice, Maybe, Template, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, problem
 from shoal.config.sections import Rules, Section, section_of
-from shoal.core import ConfigError, Service
+from shoal.core import SLO, ConfigError, Service, slo_problem
+from shoal.core.slo import LARGEST_SCALE
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -27,7 +28,11 @@ class ServiceSection(Section):
             raise problem(
                 node.where, f"{path}.name", f"use no spaces, '=' or ',' in a name, got {fields['name']!r}"
             )
-        return Service(**fields)
+        service = Service(**fields)
+        if found := slo_problem(service.slo, service.execution_s):
+            goal, wrong = found
+            raise problem(_place(node, "slo", goal), f"{path}.slo.{goal}", wrong)
+        return service
 
 
 def service_section(template_folder: Path) -> Section:
@@ -36,12 +41,27 @@ def service_section(template_folder: Path) -> Section:
         (Service, "dtype"): Choice(DTYPES),
         (Service, "max_model_len"): Maybe(integer(1)),
         (Service, "chat_template"): Maybe(Template(template_folder)),
+        (Service, "execution_s"): Maybe(seconds(above=0)),
+        (Service, "quota"): integer(1),
+        (SLO, "ttft_s"): Maybe(seconds(above=0)),
+        (SLO, "tpot_s"): Maybe(seconds(above=0)),
+        (SLO, "e2e_s"): Maybe(seconds(above=0)),
+        (SLO, "e2e_scale"): Maybe(number(above=0, maximum=LARGEST_SCALE)),
     }
     plain = section_of(Service, rules)
     keys = tuple(
         replace(key, default="the model's name") if key.name == "name" else key for key in plain.keys
     )
     return ServiceSection(Service, keys)
+
+
+def _place(node: Node, *keys: str) -> str:
+    """Where the innermost of ``keys`` was written."""
+    where = node.where
+    for key in keys:
+        if isinstance(node, Table) and key in node.entries:
+            where, node = node.key_places[key], node.entries[key]
+    return where
 
 
 def default_name(model: str) -> str:

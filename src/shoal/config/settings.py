@@ -1,25 +1,28 @@
 """The whole configuration: every key, and how a file and flags become option dataclasses."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shoal.config.flags import overlay
-from shoal.config.kinds import Choice, Maybe, ScalarKind, Several, integer
+from shoal.config.kinds import Choice, Maybe, ScalarKind, Several, as_table, integer
 from shoal.config.nodes import Node, Table, problem, read_yaml
 from shoal.config.policies import Policy
+from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
 from shoal.core import ConfigError, Service
 from shoal.engine.options import EngineOptions
+from shoal.forecast import PREDICTORS
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, SchedulerOptions
 
 S = TypeVar("S")
 
-# These need output lengths that are known beforehand, which only workloads have.
-_OFFLINE_ADMISSIONS = ("oracle",)
+# What needs output lengths that are known beforehand, which only workloads have.
+_OFFLINE = ("oracle",)
+_DEFAULT_PRESET = "shoal"
 _MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
 
 
@@ -67,6 +70,20 @@ class ServerSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerSection(Section):
+    """The scheduler's options, over those of the preset that is named beside them."""
+
+    def read(self, node: Node, path: str) -> tuple[SchedulerOptions, str]:
+        """The options, and the preset's name."""
+        fields = self.read_fields(node, path)
+        preset = fields.pop("preset", _DEFAULT_PRESET)
+        try:
+            return replace(PRESETS[preset].scheduler, **fields), preset
+        except ConfigError as error:
+            raise problem(node.where, path, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigSection(Section):
     """The top of the file."""
 
@@ -74,7 +91,19 @@ class ConfigSection(Section):
         """The whole configuration."""
         fields = self.read_fields(node, path)
         fields["server"], rest = fields["server"]
+        if "scheduler" in fields:
+            fields["scheduler"], preset = fields["scheduler"]
+            fields["kv_cache"] = _with_layout(fields.get("kv_cache"), node, PRESETS[preset].layout)
         return Config(**fields, **rest)
+
+
+def _with_layout(options: KVCacheOptions | None, node: Node, layout: str) -> KVCacheOptions:
+    """The pool's options, with the preset's layout where none was written."""
+    options = KVCacheOptions() if options is None else options
+    written = as_table(node, "").entries.get("kv_cache")
+    if isinstance(written, Table) and "layout" in written.entries:
+        return options
+    return replace(options, layout=layout)
 
 
 class DeviceName(ScalarKind):
@@ -95,10 +124,11 @@ def config_section(server: type[S], template_folder: Path = Path()) -> Section:
     rules: dict[tuple[type, str], Any] = {
         (KVCacheOptions, "block_size"): integer(1, 4096),
         (KVCacheOptions, "layout"): Choice(("merged", "split")),
-        (SchedulerOptions, "order"): Choice(tuple(ORDERS)),
+        (SchedulerOptions, "order"): Policy({name: section_of(cls, {}) for name, cls in ORDERS.items()}),
+        (SchedulerOptions, "lengths"): Choice(tuple(name for name in PREDICTORS if name not in _OFFLINE)),
         (SchedulerOptions, "victim"): Choice(tuple(VICTIMS)),
         (SchedulerOptions, "admission"): Policy(
-            {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in _OFFLINE_ADMISSIONS}
+            {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in _OFFLINE}
         ),
         (SchedulerOptions, "max_running"): integer(1),
         (SchedulerOptions, "max_batched_tokens"): integer(1),
@@ -108,6 +138,9 @@ def config_section(server: type[S], template_folder: Path = Path()) -> Section:
         (Config, "devices"): Several(DeviceName()),
     }
     rules[Config, "services"] = Several(service_section(template_folder))
+    scheduler = section_of(SchedulerOptions, rules)
+    preset = Key("preset", "preset", Choice(tuple(PRESETS)), _DEFAULT_PRESET)
+    rules[Config, "scheduler"] = SchedulerSection(SchedulerOptions, (preset, *scheduler.keys))
     plain = section_of(server, rules)
     queue = Key("max_queue", "max_queue", integer(1), _MAX_QUEUE)
     rules[Config, "server"] = ServerSection(server, (*plain.keys, queue))

@@ -15,11 +15,13 @@ from shoal.core.errors import (
     QueueFull,
     ShoalError,
 )
-from shoal.core.metrics import RequestRecord, percentile
+from shoal.core.lengths import LengthPredictor
+from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
 from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
 from shoal.core.sampling import SamplingParams
 from shoal.core.service import SLO, Service
+from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
 from shoal.core.step import NO_TOKEN, BlockCopy, Idle, Joined, StepPlan, StepResult, StepTimings
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Idle",
     "InvalidRequest",
     "Joined",
+    "LengthPredictor",
     "ModelUnavailable",
     "ModelUnsupported",
     "Prompt",
@@ -47,7 +50,13 @@ __all__ = [
     "SyntheticPrompt",
     "TokenEvent",
     "TokenLogprobs",
+    "attainment",
     "derive_seed",
+    "has_goal",
+    "met",
+    "normalised_latency",
     "percentile",
+    "resolve_slo",
+    "slo_problem",
     "uniform",
 ]

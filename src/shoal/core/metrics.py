@@ -38,6 +38,15 @@ class RequestRecord:
         return (self.finish_ns - self.first_token_ns) / 1e9 / (self.output_tokens - 1)
 
 
+def normalised_latency(record: RequestRecord, execution_s: float) -> float:
+    """Arrival to last token in units of ``execution_s``, what the mean request of the service takes alone.
+
+    The yardstick is fixed, and the same in all runs that are compared; SeaLLM's equation 1 is the mean of
+    this over requests.
+    """
+    return record.e2e_s / execution_s
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linearly interpolated percentile (0-100) of ``values``; NaN where there are none."""
     if not values:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.core.sampling import SamplingParams
+from shoal.core.service import NO_GOALS, SLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Request:
     """One accepted request for one continuation of one prompt (``n`` choices are ``n`` requests).
 
     seed: keys every draw of this request; already differs between the choices of one call.
-    true_output_tokens: the output length when it is known beforehand (workloads); read only by the
-    ``oracle`` admission and by simulation.
+    true_output_tokens: the output length when it is known beforehand (workloads); read only by what is
+    called ``oracle`` and by simulation. slo: goals of this request; those left None are its service's.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Request:
     arrival_ns: int = 0
     seed: int = 0
     true_output_tokens: int | None = None
+    slo: SLO = NO_GOALS
 
 
 class FinishReason(StrEnum):

@@ -37,22 +37,29 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the whole of one of a service's blocks onto another of its blocks."""
+    """Copy the whole of one of a service's blocks onto another of its blocks.
+
+    source_host, target_host: the number is of the host's memory (swapped KV), not of the device's pool.
+    """
 
     service: str
     source: int
     target: int
+    source_host: bool = False
+    target_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One iteration of one service's model.
 
-    Executed in this order: ``zero`` merged blocks (ids), ``copies``, then group changes (``left``,
-    ``joined``, ``grown``: (sequence, further block ids)), then the forward pass over
-    ``new_tokens[i]`` tokens of ``sequences[i]``, then one token sampled for each index in
-    ``sampled`` (rows whose last known token is computed by this step). ``left`` may name
-    sequences of any service; ``joined``, ``grown`` and ``sequences`` belong to ``service``.
+    Executed in this order: ``vacate`` (copies that save what lies in blocks about to be given up: swapping
+    out and compaction, one after the other), ``zero`` merged blocks (ids), ``copies`` (into blocks just
+    taken: copy on write and swapping in), then group changes (``left``; ``moved``: (sequence, its whole new
+    block table) after a compaction; ``joined``; ``grown``: (sequence, further block ids)), then the forward
+    pass over ``new_tokens[i]`` tokens of ``sequences[i]``, then one token sampled for each index in
+    ``sampled`` (rows whose last known token is computed by this step). ``left``, ``moved`` and the copies
+    may name any service; ``joined``, ``grown`` and ``sequences`` belong to ``service``.
     """
 
     number: int
@@ -63,8 +70,10 @@ class StepPlan:
     joined: tuple[Joined, ...] = ()
     left: tuple[int, ...] = ()
     grown: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
+    vacate: tuple[BlockCopy, ...] = ()
     zero: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

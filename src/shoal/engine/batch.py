@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from shoal.core import FinishReason, RequestRecord, SamplingParams, TokenEvent, TokenLogprobs
+from shoal.core import SLO, FinishReason, RequestRecord, SamplingParams, TokenEvent, TokenLogprobs
+from shoal.core.service import NO_GOALS
 from shoal.engine.choices import expand_choices
 from shoal.engine.core import Engine
 from shoal.engine.detokenize import Decoder
@@ -86,12 +87,13 @@ class Batch:
         tokens: Sequence[int],
         sampling: SamplingParams,
         decoder: Decoder,
+        slo: SLO = NO_GOALS,
     ) -> None:
         """Submit a prompt that has passed ``check_request``."""
         call_id = f"offline-{next(_call_numbers)}"
         choices = []
         for choice, request in enumerate(
-            expand_choices(call_id, service, tokens, sampling, self._engine.now_ns())
+            expand_choices(call_id, service, tokens, sampling, self._engine.now_ns(), slo)
         ):
             growing = _Growing(ChoiceReader(request, choice, sampling, decoder), service, len(tokens))
             self._open[request.id] = growing

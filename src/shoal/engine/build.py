@@ -9,6 +9,7 @@ from shoal.core import ModelUnavailable
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
+from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule import Scheduler, ServiceLimits
@@ -23,11 +24,13 @@ def build_engine(
     *,
     in_process: bool,
     progress: Callable[[str], None] | None = None,
+    wrap: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> tuple[Engine, EngineInfo]:
     """Load the models of ``options`` and put an engine around them.
 
     folders: where each service's model lies. in_process: whether the caller itself steps the engine,
-    so that all cores are its own. Imports torch. Raises ConfigError, ModelUnavailable or
+    so that all cores are its own. wrap: puts something around the executor, such as a recorder of
+    its plans. Imports torch. Raises ConfigError, ModelUnavailable or
     ModelUnsupported.
     """
     from shoal.execute.loading import load_models
@@ -48,13 +51,19 @@ def build_engine(
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
     limits = {
-        service.name: ServiceLimits(models.context_tokens[service.name], models.eos_token_ids[service.name])
+        service.name: ServiceLimits(
+            models.context_tokens[service.name],
+            models.eos_token_ids[service.name],
+            slo=service.slo,
+            execution_s=service.execution_s,
+            quota=service.quota,
+        )
         for service in options.services
     }
     scheduler = Scheduler(pool, limits, options.scheduler)
     depth = options.scheduler.depth
     executor = TorchExecutor(models, layout, depth=depth, unit_ids=pool.unit_ids)
-    engine = Engine(scheduler, pool, executor, depth=depth)
+    engine = Engine(scheduler, pool, wrap(executor), depth=depth)
     info = EngineInfo(
         services={
             service.name: describe_service(
@@ -90,6 +99,16 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
     )
 
 
+def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
+    """The pool of KV saved in host memory, if victims are swapped."""
+    if options.scheduler.eviction != "swap":
+        return None
+    swap_bytes = options.kv_cache.swap_bytes
+    return BlockPool(
+        layout.resized(layout.total_bytes if swap_bytes is None else swap_bytes), prefix_caching=False
+    )
+
+
 def describe_service(
     model: str, scheduler: Scheduler, pool: BlockPool, name: str, limits: ServiceLimits, vocab_size: int
 ) -> ServiceInfo:
@@ -101,6 +120,7 @@ def describe_service(
         kv_tokens=pool.max_blocks(name) * pool.block_size,
         vocab_size=vocab_size,
         eos_token_ids=tuple(limits.eos_token_ids),
+        execution_s=limits.execution_s,
     )
 
 

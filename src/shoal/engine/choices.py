@@ -4,17 +4,23 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal.core import Request, SamplingParams, derive_seed
+from shoal.core import SLO, Request, SamplingParams, derive_seed
+from shoal.core.service import NO_GOALS
 
 
 def expand_choices(
-    call_id: str, service: str, prompt: Sequence[int], sampling: SamplingParams, arrival_ns: int
+    call_id: str,
+    service: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    arrival_ns: int,
+    slo: SLO = NO_GOALS,
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
     Their seeds derive from ``sampling.seed``, or from one that is drawn here if it is None, so the
     choices differ. Their sampling keeps what an engine acts on: ``n`` is 1, and there are no stop
-    strings, because whoever holds the tokenizer watches for those.
+    strings, because whoever holds the tokenizer watches for those. slo: goals of each of them.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     single = replace(sampling, n=1, stop=(), seed=seed)
@@ -26,6 +32,7 @@ def expand_choices(
             sampling=single,
             arrival_ns=arrival_ns,
             seed=derive_seed(seed, choice),
+            slo=slo,
         )
         for choice in range(sampling.n)
     ]

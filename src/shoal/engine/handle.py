@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from shoal.core import (
+    SLO,
     EngineDied,
     InvalidRequest,
     QueueFull,
@@ -18,6 +19,7 @@ from shoal.core import (
     SamplingParams,
     TokenEvent,
 )
+from shoal.core.service import NO_GOALS
 from shoal.engine import wire
 from shoal.engine.choices import expand_choices
 from shoal.engine.detokenize import Decoder
@@ -116,14 +118,16 @@ class EngineHandle:
         """Choices that wait for their first token."""
         return self._waiting
 
-    async def submit(self, service: str, prompt: Sequence[int], sampling: SamplingParams) -> Stream:
-        """Send a call to the engine and return its stream.
+    async def submit(
+        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+    ) -> Stream:
+        """Send a call to the engine and return its stream; ``slo``: goals that go before the service's.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
         if self._refusal is not None:
             raise EngineDied(self._refusal)
-        check_request(self.info, service, prompt, sampling)
+        check_request(self.info, service, prompt, sampling, slo)
         if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
             raise QueueFull(
                 f"{self._waiting} requests wait already and at most {self._max_queue} may "
@@ -131,14 +135,15 @@ class EngineHandle:
                 self._retry_after_s(self._waiting + sampling.n - self._max_queue),
             )
         tokens = list(prompt)
-        requests = expand_choices(f"call-{next(self._ids)}", service, tokens, sampling, time.monotonic_ns())
+        call_id = f"call-{next(self._ids)}"
+        requests = expand_choices(call_id, service, tokens, sampling, time.monotonic_ns(), slo)
         return self._open(requests, tokens, sampling)
 
     async def generate(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams
+        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
     ) -> AsyncIterator[Delta]:
         """The deltas of a call; errors as ``submit`` are raised when the first is asked for."""
-        async with await self.submit(service, prompt, sampling) as stream:
+        async with await self.submit(service, prompt, sampling, slo) as stream:
             async for delta in stream:
                 yield delta
 

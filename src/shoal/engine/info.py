@@ -11,6 +11,7 @@ class ServiceInfo:
     context_tokens: the model's limit (or the service's own). max_total_tokens: the most tokens,
     prompt and output together, that one request can have here; less than the context where the KV
     pool is small. kv_tokens: the most tokens that the KV pool could hold for this service alone.
+    execution_s: as in ``Service``; without it no request can ask for an ``e2e_scale``.
     """
 
     model: str
@@ -19,6 +20,7 @@ class ServiceInfo:
     kv_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    execution_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from shoal.core import ConfigError, InvalidRequest, SamplingParams, Service
+from shoal.core import SLO, ConfigError, InvalidRequest, SamplingParams, Service
 from shoal.engine.batch import Batch, RequestOutput
 from shoal.engine.build import build_engine
 from shoal.engine.options import EngineOptions
@@ -20,7 +20,7 @@ from shoal.schedule.options import SchedulerOptions
 PromptInput = str | Sequence[int]
 Message = Mapping[str, Any]
 
-T = TypeVar("T", str, SamplingParams)
+T = TypeVar("T", str, SamplingParams, SLO)
 
 
 class Shoal:
@@ -72,13 +72,14 @@ class Shoal:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         service: str | Sequence[str] | None = None,
         progress: bool = True,
+        slo: SLO | Sequence[SLO] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; one output each, in their order, with ``n`` completions inside.
 
-        prompts: one text or token-id list, or many. sampling, service: one for all, or one for each;
-        service may be left out where there is only one. progress: a bar on standard error, if that is
-        a terminal. Raises InvalidRequest before anything runs if one of the prompts cannot be served.
-        Ctrl-C cancels everything and raises KeyboardInterrupt.
+        prompts: one text or token-id list, or many. sampling, service, slo: one for all, or one for each;
+        service may be left out where there is only one, and goals left out of slo are the service's.
+        progress: a bar on standard error, if that is a terminal. Raises InvalidRequest before anything
+        runs if one of the prompts cannot be served. Ctrl-C cancels everything and raises KeyboardInterrupt.
         """
         many = _as_many(prompts)
         names = self._services_of(service, len(many))
@@ -86,7 +87,7 @@ class Shoal:
             self.tokenizers[name].encode(prompt) if isinstance(prompt, str) else list(prompt)
             for name, prompt in zip(names, many, strict=True)
         ]
-        return self._run(many, encoded, names, sampling, progress)
+        return self._run(many, encoded, names, sampling, slo, progress)
 
     def chat(
         self,
@@ -94,6 +95,7 @@ class Shoal:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         service: str | Sequence[str] | None = None,
         progress: bool = True,
+        slo: SLO | Sequence[SLO] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations: one list of ``{"role": ..., "content": ...}``, or many.
 
@@ -105,7 +107,7 @@ class Shoal:
             self.tokenizers[name].apply_chat_template(conversation)
             for name, conversation in zip(names, conversations, strict=True)
         ]
-        return self._run(encoded, encoded, names, sampling, progress)
+        return self._run(encoded, encoded, names, sampling, slo, progress)
 
     def stats(self) -> EngineStats:
         """Counters since the start, and the memory of now."""
@@ -135,18 +137,21 @@ class Shoal:
         encoded: Sequence[Sequence[int]],
         names: Sequence[str],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
+        slo: SLO | Sequence[SLO] | None,
         progress: bool,
     ) -> list[RequestOutput]:
         wanted = _one_each(sampling or SamplingParams(), len(encoded), "sampling")
-        for name, tokens, params in zip(names, encoded, wanted, strict=True):
-            check_request(self.info, name, tokens, params)
+        goals = _one_each(slo or SLO(), len(encoded), "slo")
+        calls = list(zip(names, encoded, wanted, goals, strict=True))
+        for name, tokens, params, own in calls:
+            check_request(self.info, name, tokens, params, own)
         with self._lock:
             if self._closed:
                 raise ConfigError("this Shoal is closed; make a new one to generate")
             batch = Batch(self._engine, progress=progress)
             try:
-                for prompt, name, tokens, params in zip(prompts, names, encoded, wanted, strict=True):
-                    batch.add(prompt, name, tokens, params, self.tokenizers[name])
+                for prompt, (name, tokens, params, own) in zip(prompts, calls, strict=True):
+                    batch.add(prompt, name, tokens, params, self.tokenizers[name], own)
             except BaseException:
                 batch.cancel()
                 raise
@@ -194,7 +199,7 @@ def _as_conversations(
 
 def _one_each(value: T | Sequence[T], count: int, name: str) -> Sequence[T]:
     """``value`` repeated, or its values if there is one for each of ``count`` prompts."""
-    if isinstance(value, str | SamplingParams):
+    if isinstance(value, str | SamplingParams | SLO):
         return [value] * count
     if len(value) != count:
         raise InvalidRequest(

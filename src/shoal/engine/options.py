@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from shoal.core import ConfigError, Service
+from shoal.core import ConfigError, Service, slo_problem
+from shoal.core.slo import LONGEST_GOAL_S
 from shoal.kvcache.options import KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
 
@@ -33,7 +34,23 @@ class EngineOptions:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"service names must differ, but {', '.join(twice)} is used more than once")
+        for service in self.services:
+            _check_service(service)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, got {self.threads}")
         if self.max_queue < 1:
             raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
+
+
+def _check_service(service: Service) -> None:
+    """Refuse numbers that mean nothing; raises ConfigError."""
+    if service.execution_s is not None and not 0 < service.execution_s <= LONGEST_GOAL_S:
+        raise ConfigError(
+            f"execution_s of service {service.name} must be more than 0 and at most {LONGEST_GOAL_S:g} "
+            f"seconds, got {service.execution_s}"
+        )
+    if service.quota < 1:
+        raise ConfigError(f"quota of service {service.name} must be at least 1, got {service.quota}")
+    if found := slo_problem(service.slo, service.execution_s):
+        goal, wrong = found
+        raise ConfigError(f"service {service.name}: slo.{goal} {wrong}")

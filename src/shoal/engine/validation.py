@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
-from shoal.core import InvalidRequest, SamplingParams
+from shoal.core import SLO, InvalidRequest, SamplingParams, slo_problem
+from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo, ServiceInfo
 
 
-def check_request(info: EngineInfo, service: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
+def check_request(
+    info: EngineInfo, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+) -> None:
     """Refuse a request that could never be served as asked; raises InvalidRequest."""
     limits = find_service(info, service)
     if not prompt:
@@ -25,6 +28,9 @@ def check_request(info: EngineInfo, service: str, prompt: Sequence[int], samplin
                 f"token ids go from 0 to {limits.vocab_size - 1}",
                 param="stop_token_ids",
             )
+    if found := slo_problem(slo, limits.execution_s):
+        goal, why = found
+        raise InvalidRequest(f"slo.{goal} {why}", param=f"slo.{goal}")
     _check_length(limits, service, len(prompt), sampling)
 
 

@@ -6,6 +6,7 @@ Every message is one ZeroMQ frame. Requests and events travel as arrays without 
 import msgspec
 
 from shoal.core import (
+    SLO,
     ConfigError,
     EngineDied,
     ModelUnavailable,
@@ -30,11 +31,20 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
     sampling: SamplingParams
     arrival_ns: int
     seed: int
+    slo: SLO
 
     @classmethod
     def from_request(cls, request: Request, prompt: list[int]) -> "Submit":
         """The message for ``request``, whose prompt must be token ids."""
-        return cls(request.id, request.service, prompt, request.sampling, request.arrival_ns, request.seed)
+        return cls(
+            request.id,
+            request.service,
+            prompt,
+            request.sampling,
+            request.arrival_ns,
+            request.seed,
+            request.slo,
+        )
 
     def to_request(self) -> Request:
         """The request that was sent."""
@@ -45,6 +55,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
             sampling=self.sampling,
             arrival_ns=self.arrival_ns,
             seed=self.seed,
+            slo=self.slo,
         )
 
 

@@ -53,6 +53,8 @@ class RunningGroups:
         """Carry out the plan's deltas."""
         for number in plan.left:
             self.sequences.pop(number, None)
+        for number, blocks in plan.moved:
+            self.sequences[number].blocks = list(blocks)
         for joined in plan.joined:
             self.sequences[joined.sequence] = _enter(joined)
         for number, blocks in plan.grown:

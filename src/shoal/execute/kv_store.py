@@ -6,7 +6,10 @@ ids [blocks] for the merged layout, unit ids [blocks, units of a block] for the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,8 +19,12 @@ from shoal.kvcache import LayerExtent, PoolLayout, ServiceLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-UnitIds = Callable[[str, Sequence[int]], np.ndarray]
-"""Split layout: (service, block ids) -> unit ids [blocks, units of a block]."""
+
+class UnitIds(Protocol):
+    """Split layout: where a pool's blocks lie (``BlockPool.unit_ids``)."""
+
+    def __call__(self, service: str, blocks: Sequence[int], *, before: bool = False) -> np.ndarray:
+        """Unit ids [blocks, units of a block]; ``before``: as they were before the step just scheduled."""
 
 
 class ServiceCache(ABC):
@@ -31,6 +38,7 @@ class ServiceCache(ABC):
         self._stride = view.stride_bytes // self.dtype.itemsize
         self._count = layout.total_bytes // view.stride_bytes
         self._elements = buffer.view(self.dtype)
+        self.rows = self._view(0, self._stride)
 
     def _view(self, offset_bytes: int, *shape: int) -> torch.Tensor:
         """[count, *shape] at ``offset_bytes`` of every block or unit, one stride apart."""
@@ -57,8 +65,11 @@ class ServiceCache(ABC):
         """Copies of one layer's keys and values in ``index`` order: [blocks * block_size, kv_heads, dim]."""
 
     @abstractmethod
-    def copy(self, copy: BlockCopy) -> None:
-        """Copy a whole block onto another."""
+    def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int | torch.Tensor]:
+        """For each block what names it in ``rows`` [blocks or units, elements of a stride].
+
+        before: where it lay before the step just scheduled, which may have given it away.
+        """
 
 
 class MergedCache(ServiceCache):
@@ -66,7 +77,6 @@ class MergedCache(ServiceCache):
 
     def __init__(self, buffer: torch.Tensor, layout: PoolLayout, view: ServiceLayout) -> None:
         super().__init__(buffer, layout, view)
-        self._rows = self._view(0, self._stride)
         self._keys = [self._extent(e.key_offset, e, e.key_dim) for e in view.layers]
         self._values = [self._extent(e.value_offset, e, e.value_dim) for e in view.layers]
 
@@ -90,9 +100,9 @@ class MergedCache(ServiceCache):
         values = self._values[layer].index_select(0, index)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
-    def copy(self, copy: BlockCopy) -> None:
-        """See ServiceCache."""
-        self._rows[copy.target] = self._rows[copy.source]
+    def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int]:
+        """See ServiceCache; a block's number is its place."""
+        return blocks
 
 
 class SplitCache(ServiceCache):
@@ -104,13 +114,15 @@ class SplitCache(ServiceCache):
         super().__init__(buffer, layout, view)
         self._service = view.service
         self._unit_ids = unit_ids
-        self._units = self._view(0, self._stride)
         self._keys = [self._view(e.key_offset, self.block_size, e.key_dim) for e in view.layers]
         self._values = [self._view(e.value_offset, self.block_size, e.value_dim) for e in view.layers]
 
     def index(self, blocks: np.ndarray) -> torch.Tensor:
         """See ServiceCache."""
-        units = self._unit_ids(self._service, blocks.tolist())
+        return self._located(blocks.tolist(), before=False)
+
+    def _located(self, blocks: Sequence[int], *, before: bool) -> torch.Tensor:
+        units = self._unit_ids(self._service, blocks, before=before)
         return torch.from_numpy(np.ascontiguousarray(units, dtype=np.int64)).to(self.device)
 
     def _columns(self, layer: int, index: torch.Tensor) -> torch.Tensor:
@@ -137,35 +149,100 @@ class SplitCache(ServiceCache):
             values.view(blocks, heads, self.block_size, -1).transpose(1, 2).flatten(0, 1),
         )
 
-    def copy(self, copy: BlockCopy) -> None:
-        """See ServiceCache."""
-        pair = self.index(np.array([copy.source, copy.target]))
-        self._units[pair[1]] = self._units[pair[0]]
+    def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[torch.Tensor]:
+        """See ServiceCache; a block's place is its units."""
+        return self._located(blocks, before=before).unbind()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy whose addresses are settled: they hold whatever the pool does with the blocks meanwhile."""
+
+    source: ServiceCache
+    source_place: int | torch.Tensor
+    target: ServiceCache
+    target_place: int | torch.Tensor
+
+    def carry_out(self) -> None:
+        """Copy the whole block; between host and device as one transfer in the order of the device's work."""
+        content = self.source.rows[self.source_place]
+        if isinstance(self.target_place, int):
+            self.target.rows[self.target_place].copy_(content, non_blocking=True)
+        else:
+            self.target.rows[self.target_place] = content.to(self.target.device)
 
 
 class KVStore:
-    """The pool's flat buffer and every service's view of it.
+    """The pool's flat buffer, that of swapped KV in host memory, and every service's views of them.
 
-    The buffer is not initialised: nothing may rely on rows that no step has written.
+    The buffers are not initialised: nothing may rely on rows that no step has written.
+
+    unit_ids, host_unit_ids: needed where the layout is split. host_layout: None where nothing is swapped.
     """
 
-    def __init__(self, layout: PoolLayout, device: torch.device, unit_ids: UnitIds | None = None) -> None:
+    def __init__(
+        self,
+        layout: PoolLayout,
+        device: torch.device,
+        unit_ids: UnitIds | None = None,
+        host_layout: PoolLayout | None = None,
+        host_unit_ids: UnitIds | None = None,
+    ) -> None:
         self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
         self._merged_bytes = layout.merged_bytes
-        self.services: dict[str, ServiceCache] = {}
-        for name, view in layout.services.items():
-            if layout.kind == "merged":
-                self.services[name] = MergedCache(self.buffer, layout, view)
-            elif unit_ids is not None:
-                self.services[name] = SplitCache(self.buffer, layout, view, unit_ids)
-            else:
-                raise ValueError("the split layout needs the pool's unit_ids")
+        self.services = _views(self.buffer, layout, unit_ids)
+        self.host_buffer: torch.Tensor | None = None
+        self.host_services: dict[str, ServiceCache] = {}
+        if host_layout is not None:
+            self.host_buffer = torch.empty(
+                host_layout.total_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
+            )
+            self.host_services = _views(self.host_buffer, host_layout, host_unit_ids)
 
     def zero(self, merged_block: int) -> None:
         """Clear a merged block that changes dtype."""
         start = merged_block * self._merged_bytes
         self.buffer[start : start + self._merged_bytes] = 0
 
+    def locate(self, copies: Iterable[BlockCopy]) -> list[Transfer]:
+        """Settle the addresses of a plan's copies; to be asked before the next plan is scheduled.
+
+        A source in the pool is the block as it was before the plan's step, which may have given it up.
+        """
+        transfers: list[Transfer] = []
+        for (name, from_host, to_host), same in groupby(
+            copies, key=lambda copy: (copy.service, copy.source_host, copy.target_host)
+        ):
+            run = list(same)
+            source = self._cache(name, from_host)
+            target = self._cache(name, to_host)
+            sources = source.places([copy.source for copy in run], before=not from_host)
+            targets = target.places([copy.target for copy in run])
+            transfers += [
+                Transfer(source, one, target, other) for one, other in zip(sources, targets, strict=True)
+            ]
+        return transfers
+
+    def _cache(self, service: str, host: bool) -> ServiceCache:
+        if not host:
+            return self.services[service]
+        if self.host_buffer is None:
+            raise ValueError("a plan swaps KV, but the executor was given no host_layout")
+        return self.host_services[service]
+
     def copy(self, copy: BlockCopy) -> None:
         """Copy one block of a service onto another."""
-        self.services[copy.service].copy(copy)
+        self.copy_all((copy,))
+
+    def copy_all(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out copies one after the other: what one writes, a later one may read."""
+        for transfer in self.locate(copies):
+            transfer.carry_out()
+
+
+def _views(buffer: torch.Tensor, layout: PoolLayout, unit_ids: UnitIds | None) -> dict[str, ServiceCache]:
+    if layout.kind == "merged":
+        return {name: MergedCache(buffer, layout, view) for name, view in layout.services.items()}
+    if unit_ids is None:
+        raise ValueError("the split layout needs the pool's unit_ids")
+    return {name: SplitCache(buffer, layout, view, unit_ids) for name, view in layout.services.items()}

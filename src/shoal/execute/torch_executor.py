@@ -11,7 +11,7 @@ from shoal.core import StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.interface import STEP_KEYWORD
-from shoal.execute.kv_store import KVStore, UnitIds
+from shoal.execute.kv_store import KVStore, Transfer, UnitIds
 from shoal.execute.loading import ModelSet
 from shoal.execute.sampler import sample
 from shoal.kvcache import PoolLayout
@@ -20,27 +20,37 @@ from shoal.kvcache import PoolLayout
 class TorchExecutor:
     """Runs plans one after the other; with ``depth`` 2 in a thread, so that the next is scheduled meanwhile.
 
-    unit_ids: where the split layout scattered a block (the pool's method); the merged layout needs none.
+    host_layout: of the host memory for swapped KV; None where no plan swaps. unit_ids, host_unit_ids: where
+    the split layout scattered a block (the pools' methods); the merged layout needs none.
     """
 
     def __init__(
-        self, models: ModelSet, layout: PoolLayout, *, depth: int = 1, unit_ids: UnitIds | None = None
+        self,
+        models: ModelSet,
+        layout: PoolLayout,
+        *,
+        depth: int = 1,
+        unit_ids: UnitIds | None = None,
+        host_layout: PoolLayout | None = None,
+        host_unit_ids: UnitIds | None = None,
     ) -> None:
         self._backend = models.backend
         self._models = models.models
-        self.store = KVStore(layout, models.device, unit_ids)
+        self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
         self._groups = RunningGroups()
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor; without a thread the plan runs here and its result waits for ``collect``."""
+        # Settled here: by the time the thread gets to it, the pool may have given blocks to the next plan.
+        vacate, copies = self.store.locate(plan.vacate), self.store.locate(plan.copies)
         if self._thread is not None:
-            self._results.append(self._thread.submit(self._run, plan))
+            self._results.append(self._thread.submit(self._run, plan, vacate, copies))
             return
         done: Future[StepResult] = Future()
         try:
-            done.set_result(self._run(plan))
+            done.set_result(self._run(plan, vacate, copies))
         except Exception as error:
             done.set_exception(error)
         self._results.append(done)
@@ -56,12 +66,14 @@ class TorchExecutor:
         self._results.clear()
 
     @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan, vacate: Sequence[Transfer], copies: Sequence[Transfer]) -> StepResult:
         started = time.perf_counter_ns()
+        for transfer in vacate:
+            transfer.carry_out()
         for merged_block in plan.zero:
             self.store.zero(merged_block)
-        for copy in plan.copies:
-            self.store.copy(copy)
+        for transfer in copies:
+            transfer.carry_out()
         self._groups.apply(plan)
         rows = [self._groups[number] for number in plan.sequences]
         batch = build_batch(rows, plan.new_tokens, self.store.services[plan.service])

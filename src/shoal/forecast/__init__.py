@@ -1,22 +1,48 @@
 """What Shoal believes about the future of its requests.
 
-Here belong beliefs about output lengths and the peak of memory that follows from them; functions of
-numbers, vectorised, without a clock and without state other than a window of past lengths. What is
-done with a forecast (admission, eviction) is decided in rooms above.
+Here belong beliefs about output lengths, the peak of memory that follows from them, the time that a step
+takes, and a service's traffic of late; functions of numbers, vectorised, without a clock and without state
+other than what was learned from finished requests. What is done with a forecast (admission, eviction) is
+decided in rooms above.
 """
 
 from shoal.forecast.draws import derive_seeds, uniforms
+from shoal.forecast.latency import LatencyModel, StepShape
+from shoal.forecast.latency_fit import FitReport, PaddedSample, fit_latency, fit_padded
+from shoal.forecast.latency_padded import Bilinear, PaddedLatency
+from shoal.forecast.latency_profile import LatencyProfile, load_profile, save_profile
+from shoal.forecast.learned import Accuracy, LearnedLengths
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
+from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
 from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
+from shoal.forecast.predictors import PREDICTORS, make_predictor
 
 __all__ = [
     "COLD_STARTS",
+    "PREDICTORS",
+    "Accuracy",
+    "Bilinear",
     "Demand",
+    "FitReport",
+    "LatencyModel",
+    "LatencyProfile",
+    "LearnedLengths",
     "LengthDistribution",
     "LengthHistory",
+    "PaddedLatency",
+    "PaddedSample",
+    "ServiceMonitor",
     "SharedBlocks",
+    "Spread",
+    "StepShape",
     "Timeline",
+    "Traffic",
     "derive_seeds",
+    "fit_latency",
+    "fit_padded",
+    "load_profile",
+    "make_predictor",
     "safe_peak",
+    "save_profile",
     "uniforms",
 ]

@@ -98,11 +98,19 @@ class LengthHistory:
         self._sorted: IntArray = np.array(self._recent, dtype=np.int64)
         self._ends: Ends | None = None
         self._full: LengthDistribution | None = None
+        self._mean: float | None = None
 
     @property
     def censors(self) -> bool:
         """Whether running requests count as observations now."""
         return len(self._recent) < self.window
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the lengths remembered; None before the first."""
+        if self._mean is None and self._recent:
+            self._mean = float(self._sorted.mean())
+        return self._mean
 
     def record(self, length: int) -> None:
         """One more request finished with ``length`` output tokens (never a cancelled or failed one)."""
@@ -112,7 +120,7 @@ class LengthHistory:
             self._sorted = np.delete(self._sorted, self._sorted.searchsorted(self._recent[0]))
         self._recent.append(length)
         self._sorted = np.insert(self._sorted, self._sorted.searchsorted(length), length)
-        self._ends, self._full = None, None
+        self._ends, self._full, self._mean = None, None, None
 
     def distribution(self, generated: IntArray) -> LengthDistribution:
         """What is believed now, where running requests have generated ``generated`` tokens."""

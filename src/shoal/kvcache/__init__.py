@@ -5,6 +5,7 @@ belong to the executor; who gets blocks, who waits and who is evicted from the r
 the scheduler; a request's block table is the scheduler's too.
 """
 
+from shoal.kvcache.compaction import Move
 from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -20,6 +21,7 @@ __all__ = [
     "KVShape",
     "LayerExtent",
     "LayerShape",
+    "Move",
     "PoolLayout",
     "PoolUsage",
     "PrefixIndex",

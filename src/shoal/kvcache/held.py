@@ -44,6 +44,19 @@ class Held:
         if not same:
             del self.by_holes[count]
 
+    def fill(self, merged: int, count: int) -> list[int]:
+        """Take ``count`` holes of one merged block, which has as many and stays in use."""
+        holes = self.holes[merged]
+        self.unfile(merged, len(holes))
+        taken = holes[-count:]
+        del holes[-count:]
+        self.free_slots -= count
+        if holes:
+            self.file(merged, len(holes))
+        else:
+            del self.holes[merged]
+        return taken
+
     def note_if_idle(self, merged: int) -> None:
         """A merged block that holds only cached and free sub-blocks may be evicted from now on."""
         if self.parked[merged] + len(self.holes.get(merged, ())) == self.per_merged:

@@ -13,7 +13,7 @@ many units as its model has pairs of layer and KV head.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,6 +91,22 @@ class PoolLayout:
     def total_bytes(self) -> int:
         """Bytes that the buffer must have."""
         return self.merged_bytes * self.merged_blocks
+
+    def resized(self, memory_bytes: int) -> "PoolLayout":
+        """The same blocks in a pool of another size, such as one for swapped KV in host memory.
+
+        Raises:
+            ConfigError: one block of some service does not fit.
+        """
+        merged_blocks = memory_bytes // self.merged_bytes
+        largest = max(self.services.values(), key=lambda view: view.units_per_block)
+        if merged_blocks < largest.units_per_block:
+            raise ConfigError(
+                f"a KV pool of {memory_bytes} bytes does not hold one block of service {largest.service!r}, "
+                f"which takes {largest.units_per_block * self.merged_bytes} bytes in this layout; "
+                f"give it (kv_cache memory, or swap for evicted requests) at least that much"
+            )
+        return replace(self, merged_blocks=merged_blocks)
 
     def padding(self, service: str) -> float:
         """The share of a block's bytes that never holds KV, in [0, 1)."""

@@ -1,8 +1,9 @@
 """The merged layout's books: a slab of merged blocks, each cut into sub-blocks of one service."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+from shoal.kvcache.compaction import choose_emptied, choose_targets, live_blocks, partly_live, releasable
 from shoal.kvcache.held import Held, check_held
 from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.prefix import PrefixIndex
@@ -197,6 +198,51 @@ class MergedStore:
             index.forget(block)
         del held.idle[merged], held.parked[merged], held.newest[merged]
         self.release(service, cached)
+
+    def can_compact(self, service: int, count: int) -> bool:
+        """See BlockStore."""
+        missing = self._missing(service, count)
+        if missing <= 0:
+            return False
+        spare = sum(
+            releasable(held, len(index.cached), self._dtypes.dirty)
+            for owner, (held, index) in enumerate(zip(self._held, self._indexes, strict=True))
+            if owner != service
+        )
+        return spare >= missing
+
+    def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
+        """See BlockStore."""
+        missing = self._missing(service, count)
+        emptied = choose_emptied(self._held, service, missing, self._dtypes.dirty) if missing > 0 else None
+        moves = []
+        for owner, merged_blocks in (emptied or {}).items():
+            moves += [(owner, source, target) for source, target in self._pack(owner, set(merged_blocks))]
+        return moves
+
+    def _missing(self, service: int, count: int) -> int:
+        """Merged blocks that ``count`` blocks would need beyond what is free or may be evicted."""
+        return -(-(count - self.attainable(service)) // self._held[service].per_merged)
+
+    def _pack(self, service: int, emptied: Collection[int]) -> list[tuple[int, int]]:
+        """Move the live blocks of the merged blocks ``emptied`` into others; (source, target) of each."""
+        held, cached = self._held[service], self._indexes[service].cached
+        kept = partly_live(held, self._dtypes.dirty)
+        sources: list[int] = []
+        for merged in emptied:
+            sources += live_blocks(held, merged, cached)
+            del kept[merged]
+        gone = [block for block in cached if block // held.per_merged in emptied]
+        short = len(sources) - sum(len(held.holes.get(merged, ())) for merged in kept)
+        if short > 0:
+            gone += [block for block in cached if block // held.per_merged in kept][:short]
+        for block in gone:
+            self._evict_block(service, block)
+        targets: list[int] = []
+        for merged, filled in choose_targets(held, kept, len(sources)):
+            targets += held.fill(merged, filled)
+        self.release(service, sources)
+        return list(zip(sources, targets, strict=True))
 
     def take_dirty(self) -> tuple[int, ...]:
         """Merged blocks last written with another dtype, since the last call."""

@@ -13,9 +13,12 @@ class KVCacheOptions:
     layout: "merged" (one slab of equal merged blocks for all models) or "split" (one block per layer
         and KV head, the baseline).
     prefix_caching: keep the KV of finished requests for later ones that start with the same tokens.
+    swap_bytes: host memory for the KV of evicted requests, where the scheduler's ``eviction`` is "swap";
+        None takes as much as the pool itself.
     """
 
     memory_bytes: int | None = None
     block_size: int = 16
     layout: str = "merged"
     prefix_caching: bool = True
+    swap_bytes: int | None = None

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from shoal.kvcache.compaction import Move
 from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.merged import MergedStore
 from shoal.kvcache.prefix import PrefixIndex
@@ -73,6 +74,32 @@ class BlockPool:
     def can_allocate(self, service: str, count: int) -> bool:
         """Whether ``allocate`` would succeed now."""
         return self._store.attainable(self._books[service].number) >= count
+
+    def can_compact(self, service: str, count: int) -> bool:
+        """Whether ``compact`` would make room for ``count`` blocks that cannot be allocated now."""
+        return self._store.can_compact(self._books[service].number, count)
+
+    def compact(self, service: str, count: int) -> list[Move] | None:
+        """Pack live blocks of other services, so that ``allocate(service, count)`` succeeds afterwards.
+
+        The books change at once; the caller renames the blocks in its tables, and has the content moved
+        before anything is written into blocks allocated later. Sources and targets share no merged block,
+        so the moves may be carried out in any order, and before merged blocks are zeroed: those yet to be
+        zeroed (``take_dirty``) take no part. As few merged blocks as possible are emptied, the emptiest
+        first; cached blocks in them are evicted, and others where the holes do not suffice.
+
+        Returns None, and nothing changes, where ``allocate`` would succeed already, where even packed blocks
+        leave too little room, and always in the split layout, whose units suit everybody wherever they are.
+        """
+        moves = []
+        names = list(self._books)
+        for owner, source, target in self._store.compact(self._books[service].number, count):
+            books = self._books[names[owner]]
+            books.references[target] = books.references[source]
+            books.references[source] = 0
+            books.index.rename(source, target)
+            moves.append(Move(books.name, source, target))
+        return moves or None
 
     def free(self, service: str, blocks: Sequence[int]) -> None:
         """Take one reference from each block of a table, in its order.
@@ -174,22 +201,25 @@ class BlockPool:
 
         They were last taken for another dtype, so that their old bits may read as NaN. The buffer itself
         starts zeroed. Ask after the allocations of a step and before its forward pass: a later answer
-        would wipe what the step wrote.
+        would wipe what the step wrote. Each call ends a step, as ``unit_ids`` understands it.
         """
         return self._store.take_dirty()
 
-    def unit_ids(self, service: str, blocks: Sequence[int]) -> Units:
+    def unit_ids(self, service: str, blocks: Sequence[int], *, before: bool = False) -> Units:
         """Split layout: the units of each block, int32 ``[len(blocks), units_per_block]``, a copy.
 
         Columns go by layer and then KV head (``LayerExtent.first_unit + head``); a unit starts at byte
         ``unit * layout.merged_bytes``. Valid while the blocks are live.
+
+        before: as it was before the step that the last ``take_dirty`` ended; so a block that the step gave
+        up, and perhaps handed out again with other units, is found where its content lies.
 
         Raises:
             ValueError: the pool has the merged layout, where a block's number is its address.
         """
         if self._split is None:
             raise ValueError("unit_ids is for the split layout; in the merged one use id * stride_bytes")
-        return self._split.unit_ids(self._books[service].number, blocks)
+        return self._split.unit_ids(self._books[service].number, blocks, before)
 
     def usage(self) -> PoolUsage:
         """A snapshot of what the memory is used for."""

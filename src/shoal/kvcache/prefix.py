@@ -60,6 +60,13 @@ class PrefixIndex:
         self.hash_of[block] = block_hash
         return True
 
+    def rename(self, block: int, target: int) -> None:
+        """A referenced block's content has moved: where it is published, it is found at ``target``."""
+        block_hash = self.hash_of.pop(block, None)
+        if block_hash is not None:
+            self.hash_of[target] = block_hash
+            self.block_of[block_hash] = target
+
     def longest_run(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest leading run of ``hashes`` that is published."""
         blocks = []

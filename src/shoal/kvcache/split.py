@@ -32,6 +32,9 @@ class SplitStore:
             for row, per_block in zip(rows, self._units_per_block, strict=True)
         ]
         self._free_rows = [list(range(row - 1, -1, -1)) for row in rows]
+        # Rows overwritten in this step and in the one before it: block -> its units until then.
+        self._overwritten: list[dict[int, Units]] = [{} for _ in rows]
+        self._ended: list[dict[int, Units]] = [{} for _ in rows]
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
     @property
@@ -48,9 +51,15 @@ class SplitStore:
         """Free blocks in held units: there are none."""
         return 0
 
-    def unit_ids(self, service: int, blocks: Sequence[int]) -> Units:
-        """Units of the given blocks, [blocks, units per block]; a copy."""
-        return self._tables[service][np.asarray(blocks, dtype=np.int64)]
+    def unit_ids(self, service: int, blocks: Sequence[int], before: bool = False) -> Units:
+        """Units of the given blocks, [blocks, units per block]; a copy. ``before``: see BlockPool."""
+        units = self._tables[service][np.asarray(blocks, dtype=np.int64)]
+        if before:
+            former = self._ended[service]
+            for at, block in enumerate(blocks):
+                if block in former:
+                    units[at] = former[block]
+        return units
 
     def available(self, service: int) -> int:
         """Blocks that ``take`` can give now."""
@@ -76,7 +85,10 @@ class SplitStore:
         top = self._free_count
         self._free_count = top - count * per_block
         units = self._free_units[self._free_count : top]
-        self._tables[service][rows] = units.reshape(count, per_block)
+        overwritten, table = self._overwritten[service], self._tables[service]
+        for row, former in zip(rows, table[rows], strict=True):
+            overwritten.setdefault(row, former)
+        table[rows] = units.reshape(count, per_block)
         if self._dtypes.mixed:
             self._dtypes.taken(service, units.tolist())
         return rows
@@ -104,8 +116,18 @@ class SplitStore:
         self._indexes[owner].forget(block)
         self.release(owner, (block,))
 
+    def can_compact(self, service: int, count: int) -> bool:
+        """Never: every unit suits everybody already."""
+        return False
+
+    def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
+        """No moves: every unit suits everybody already."""
+        return []
+
     def take_dirty(self) -> tuple[int, ...]:
-        """Units last written with another dtype, since the last call."""
+        """Units last written with another dtype, since the last call; this ends a step."""
+        self._ended = self._overwritten
+        self._overwritten = [{} for _ in self._tables]
         return self._dtypes.take_dirty()
 
     def check(self, live: Sequence[Sequence[int]]) -> None:

@@ -46,6 +46,16 @@ class BlockStore(Protocol):
     def evict_coldest(self, service: int) -> None:
         """Forget the cached blocks that are missed least, so that ``service`` has more available."""
 
+    def can_compact(self, service: int, count: int) -> bool:
+        """Whether ``compact`` would find moves."""
+
+    def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
+        """Pack live blocks so that ``count`` become attainable: (owner, source, target) of each move.
+
+        Empty, and nothing changes, where that is not needed or not possible. The caller carries references
+        and hashes over.
+        """
+
     def take_dirty(self) -> tuple[int, ...]:
         """Merged blocks (split: units) last written with another dtype, since the last call."""
 
@@ -63,13 +73,15 @@ class DtypeLog:
     """Which dtype each merged block was last taken for, and which have changed since somebody asked.
 
     Fresh memory is taken to be zero, so that a first use never counts as a change.
+
+    mixed: whether there are several dtypes. dirty: merged blocks (as keys) that changed since somebody asked.
     """
 
     def __init__(self, size: int, dtypes: Sequence[str]) -> None:
         self.mixed = len(set(dtypes)) > 1
         self._dtypes = list(dtypes)
         self._last: list[str | None] = [None] * (size if self.mixed else 0)
-        self._dirty: dict[int, None] = {}
+        self.dirty: dict[int, None] = {}
 
     def taken(self, service: int, merged: Sequence[int]) -> None:
         """Note that ``service`` takes these merged blocks."""
@@ -79,11 +91,11 @@ class DtypeLog:
         for one in merged:
             if self._last[one] != dtype:
                 if self._last[one] is not None:
-                    self._dirty[one] = None
+                    self.dirty[one] = None
                 self._last[one] = dtype
 
     def take_dirty(self) -> tuple[int, ...]:
         """The merged blocks whose dtype changed, once."""
-        dirty = tuple(self._dirty)
-        self._dirty.clear()
+        dirty = tuple(self.dirty)
+        self.dirty.clear()
         return dirty

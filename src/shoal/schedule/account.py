@@ -14,7 +14,9 @@ T = TypeVar("T")
 _NOT_FINITE = "the model's logits were not finite; in float16 a model may overflow, try bfloat16 or float32"
 
 
-def account(flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool) -> list[TokenEvent]:
+def account(
+    flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool, now_ns: int
+) -> list[TokenEvent]:
     """Enter what a plan produced; returns one event for each request that it changed."""
     events = []
     caching, size, duration_ns = pool.prefix_caching, pool.block_size, result.duration_ns
@@ -34,20 +36,23 @@ def account(flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool)
             continue
         one.computed += count
         one.charged_ns += duration_ns
+        one.served_ns = now_ns
         if one.ending is not None:
-            events.append(ledger.end(one, one.ending))
+            events.append(ledger.end(one, one.ending, now_ns))
             continue
         if token == NO_TOKEN:
-            events.append(ledger.end(one, FinishReason.ERROR, error=_NOT_FINITE))
+            events.append(ledger.end(one, FinishReason.ERROR, now_ns, error=_NOT_FINITE))
             continue
         if token is not None:
             one.generated += 1
             if one.tokens:
                 one.tokens.append(token)
+            if one.generated == 1:
+                one.first_token_ns = now_ns
         if caching and one.computed >= (one.published + 1) * size:
             ledger.publish(one)
         if token is not None:
-            events.append(_receive(one, token, logprobs, ledger))
+            events.append(_receive(one, token, logprobs, ledger, now_ns))
             delivered += 1
     ledger.delivered(flight.plan.service, delivered)
     return events
@@ -64,12 +69,17 @@ def _by_row(plan: StepPlan, sampled: Sequence[T] | None) -> Sequence[T | None]:
     return rows
 
 
-def _receive(one: Tracked, token: int, logprobs: TokenLogprobs | None, ledger: Ledger) -> TokenEvent:
+def _receive(
+    one: Tracked, token: int, logprobs: TokenLogprobs | None, ledger: Ledger, now_ns: int
+) -> TokenEvent:
     known = None if logprobs is None else (logprobs,)
     if token in one.stops or one.known >= one.last_token:
         finish, stop_token = _judge(one, token)
         if finish is not None:
-            return ledger.end(one, finish, (token,), known, stop_token)
+            return ledger.end(one, finish, now_ns, (token,), known, stop_token)
+    if one.generated >= one.predicted:
+        predictor = ledger.groups[one.service].beliefs.predictor
+        one.predicted = predictor.predict(one.request, one.generated, one.ceiling)
     return TokenEvent(one.request.id, (token,), known, cached_tokens=one.cached_tokens)
 
 

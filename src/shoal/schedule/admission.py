@@ -1,11 +1,12 @@
 """Admissions: is there memory for one more request?
 
 One family over the question "which output lengths do I believe": the largest possible (conservative),
-none beyond what is there (aggressive), those of the recent past (past-future), the true ones (oracle).
+none beyond what is there (aggressive), those of the recent past (past-future), those that a length predictor
+gives each request (predicted), the true ones (oracle), the next few tokens only (slice).
 Memory is counted in merged blocks. Past-Future scheduler: Gong et al., sections 3.1 to 3.3.
 
-No admission sees fragmentation: with several services, blocks that are free inside another service's
-merged blocks count as free.
+No admission sees fragmentation: blocks that are free inside another service's merged blocks count as free,
+and compaction makes them so.
 """
 
 from abc import ABC, abstractmethod
@@ -31,6 +32,11 @@ class Admission(ABC):
         """Refuse knobs without meaning; raises ConfigError."""
         if self.admit_every < 1:
             raise ConfigError(f"admission admit_every must be at least 1 step, got {self.admit_every}")
+
+    @property
+    def slice_tokens(self) -> int | None:
+        """Output tokens after which a request must be scheduled anew; None: it runs while memory lasts."""
+        return None
 
     def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
         """Whether the requests in ``crowds`` (one of each service) fit in ``capacity`` merged blocks."""
@@ -161,6 +167,66 @@ class Oracle(Admission):
         return int(safe_peak([crowd.peak("truth", _truths) for crowd in crowds])[0])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted(Admission):
+    """The output lengths that the scheduler's predictor believes (``SchedulerOptions.lengths``), as M*.
+
+    UELLM (section on its resource profiler): memory is set aside by a request's predicted length, and
+    corrected when a request outgrows it.
+
+    reserved: share of the capacity kept back for predictions that were too low.
+    """
+
+    reserved: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        Admission.__post_init__(self)
+        _require(0 <= self.reserved < 1, "reserved", "must be in [0, 1)", self.reserved)
+
+    def limit(self, capacity: int) -> float:
+        """The capacity without the reserve."""
+        return (1 - self.reserved) * capacity
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """The safe M* of all services."""
+        return int(safe_peak([crowd.peak("predicted", _predictions) for crowd in crowds])[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice(Admission):
+    """Every request owns the blocks of its next ``tokens`` output tokens, and is scheduled anew after them.
+
+    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is evicted inside one.
+    At its end a request keeps its KV and waits for memory for the next; where nobody can go on, one is
+    evicted.
+    """
+
+    tokens: int = 128
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        Admission.__post_init__(self)
+        _require(self.tokens >= 1, "tokens", "must be at least 1", self.tokens)
+
+    @property
+    def slice_tokens(self) -> int:
+        """The length of a slice."""
+        return self.tokens
+
+    def limit(self, capacity: int) -> float:
+        """All of it."""
+        return capacity
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """What is known already; slices are allocated, so that the pool itself says what is left."""
+        return sum(crowd.footprint for crowd in crowds)
+
+
+def _predictions(crowd: Crowd) -> IntArray:
+    return crowd.predicted[None, :]
+
+
 def _truths(crowd: Crowd) -> IntArray:
     return crowd.members.truths[None, :]
 
@@ -174,6 +240,8 @@ ADMISSIONS: Mapping[str, type[Admission]] = {
     "conservative": Conservative,
     "aggressive": Aggressive,
     "past-future": PastFuture,
+    "predicted": Predicted,
+    "slice": Slice,
     "oracle": Oracle,
 }
 """Admissions by name."""

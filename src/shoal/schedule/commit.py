@@ -16,11 +16,15 @@ _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A plan in flight, the request of each of its rows, and blocks referenced until its update."""
+    """A plan in flight, and the request of each of its rows.
+
+    borrowed: blocks of its service, saved: host blocks of its service, referenced until its update.
+    """
 
     plan: StepPlan
     requests: list[Tracked]
     borrowed: list[int]
+    saved: list[int]
 
 
 class Committer:
@@ -36,15 +40,19 @@ class Committer:
     ) -> Flight:
         """Plan ``number``: the share of those running, who get ``blocks`` to grow, and the newcomers."""
         grown = _grow(share.growth, blocks)
+        saved: list[int] = []
         for newcomer in newcomers:
             self._ledger.enter(newcomer.request)
+            saved += self._ledger.forget_saved(newcomer.request)
+        for one, end in share.slices:
+            one.slice_end = end
         chunks = share.chunks + [(newcomer.request, newcomer.chunk) for newcomer in newcomers]
         requests = share.decodes + [one for one, _ in chunks]
         sampled = _advance(group, share.decodes, chunks)
         sequences = tuple([one.sequence for one in requests if one.sequence is not None])
         new_tokens = (1,) * len(share.decodes) + tuple([count for _, count in chunks])
         columns = self._reuse(group.service, (sequences, new_tokens, tuple(sampled)))
-        copies = tuple([newcomer.copy for newcomer in newcomers if newcomer.copy is not None])
+        ledger = self._ledger
         plan = StepPlan(
             number=number,
             service=group.service,
@@ -52,15 +60,30 @@ class Committer:
             new_tokens=columns[1],
             sampled=columns[2],
             joined=tuple([newcomer.joined() for newcomer in newcomers]),
-            left=tuple(self._ledger.left),
+            left=tuple(ledger.left),
             grown=grown,
-            copies=copies,
+            vacate=tuple(ledger.vacate),
             zero=self._pool.take_dirty(),
+            copies=tuple([copy for newcomer in newcomers for copy in newcomer.copies]),
+            moved=tuple(ledger.moved.items()),
         )
-        self._ledger.left.clear()
-        group.last_step = number
+        ledger.left.clear()
+        ledger.vacate.clear()
+        ledger.moved.clear()
+        self._count_turns(number, group, prefill=bool(chunks))
         group.changed(members=bool(newcomers))
-        return Flight(plan, requests, [copy.source for copy in copies])
+        borrowed = [copy.source for copy in plan.copies if not copy.source_host]
+        return Flight(plan, requests, borrowed, saved)
+
+    def _count_turns(self, number: int, group: Group, *, prefill: bool) -> None:
+        """What orders that alternate between services look at."""
+        for other in self._ledger.groups.values():
+            if other is not group:
+                other.streak = 0
+        group.streak = 0 if prefill else group.streak + 1
+        group.last_step = number
+        if prefill:
+            group.last_prefill = number
 
     def _reuse(self, service: str, columns: _Columns) -> _Columns:
         """The last plan's tuples where nothing changed, so that an executor can tell by identity."""

@@ -1,6 +1,6 @@
 """What the running requests of a turn would compute, before anything is committed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.schedule.tracked import Tracked
@@ -12,6 +12,7 @@ class Share:
 
     decodes: compute one token each. chunks: (request, tokens) of prompts not yet through. growth:
     (request, blocks) that they need first. claimed: blocks needed in all. budget: tokens left for newcomers.
+    slices: (request, its new ``slice_end``) of those that begin a slice.
     """
 
     decodes: list[Tracked]
@@ -19,6 +20,7 @@ class Share:
     growth: list[tuple[Tracked, int]]
     claimed: int
     budget: int
+    slices: Sequence[tuple[Tracked, int]] = ()
 
 
 def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
@@ -39,8 +41,68 @@ def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
                 growth.append((one, 1))
         elif expected > scheduled:
             prompts.append(one)
-    budget -= len(decodes)
+    chunks, further, budget = _chunk(prompts, budget - len(decodes), block_size)
+    growth += further
+    return Share(decodes, chunks, growth, sum(count for _, count in growth), budget)
+
+
+def compose_slices(
+    running: Iterable[Tracked],
+    budget: int,
+    block_size: int,
+    slice_tokens: int,
+    can_allocate: Callable[[int], bool],
+) -> Share:
+    """The same where requests own the blocks of a slice: those inside one go on, the others if they get one.
+
+    A slice that begins reserves the blocks of all its tokens (``slice_blocks``). Slices are handed out in
+    the order given; who gets none keeps its KV and is not part of the step.
+    """
+    decodes: list[Tracked] = []
+    prompts: list[Tracked] = []
+    growth: list[tuple[Tracked, int]] = []
+    slices: list[tuple[Tracked, int]] = []
+    claimed = 0
+    for one in running:
+        expected, scheduled = one.expected, one.scheduled
+        if expected >= one.last_token or one.ending is not None or one.sequence is None:
+            continue
+        if expected == scheduled:
+            continue
+        if expected - scheduled == 1 and len(decodes) == budget:
+            continue
+        if expected >= one.slice_end:
+            further = slice_blocks(one, slice_tokens, block_size) - len(one.blocks)
+            if further > 0:
+                if not can_allocate(claimed + further):
+                    continue
+                growth.append((one, further))
+                claimed += further
+            slices.append((one, slice_end(one, slice_tokens)))
+        if expected - scheduled == 1:
+            decodes.append(one)
+        else:
+            prompts.append(one)
+    chunks, _, budget = _chunk(prompts, budget - len(decodes), block_size)
+    return Share(decodes, chunks, growth, claimed, budget, slices)
+
+
+def slice_end(one: Tracked, slice_tokens: int) -> int:
+    """Tokens expected at which a slice that begins now ends."""
+    return min(one.expected + slice_tokens, one.last_token)
+
+
+def slice_blocks(one: Tracked, slice_tokens: int, block_size: int) -> int:
+    """Blocks of its whole table once a slice that begins now is reserved: ceil((a + min(S, rest)) / B)."""
+    return -(-slice_end(one, slice_tokens) // block_size)
+
+
+def _chunk(
+    prompts: Iterable[Tracked], budget: int, block_size: int
+) -> tuple[list[tuple[Tracked, int]], list[tuple[Tracked, int]], int]:
+    """(request, tokens) of prompts while ``budget`` lasts, (request, blocks) needed, and what is left."""
     chunks = []
+    growth = []
     for one in prompts:
         count = min(budget, one.expected - one.scheduled)
         if count == 0:
@@ -48,6 +110,6 @@ def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
         chunks.append((one, count))
         budget -= count
         further = -(-(one.scheduled + count) // block_size) - len(one.blocks)
-        if further:
+        if further > 0:
             growth.append((one, further))
-    return Share(decodes, chunks, growth, sum(count for _, count in growth), budget)
+    return chunks, growth, budget

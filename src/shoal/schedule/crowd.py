@@ -78,7 +78,8 @@ def _append(column: npt.NDArray[Number], value: int) -> npt.NDArray[Number]:
 class Crowd:
     """An immutable snapshot of one service's requests that hold memory, or would if one more is admitted.
 
-    generated: output tokens of each, those being sampled included. lengths: what the service's history says
+    generated: output tokens of each, those being sampled included. predicted: output tokens that a length
+    predictor believes of each. lengths: what the service's history says
     about output lengths; a function, so that nobody pays for it who does not ask. before: the crowd that
     this is with one more request, which shares no block with it.
     """
@@ -87,6 +88,7 @@ class Crowd:
     block_size: int
     members: Members
     generated: IntArray
+    predicted: IntArray
     history: Callable[[], LengthDistribution]
     before: "Crowd | None" = None
     _timelines: dict[object, Timeline] = field(default_factory=dict)
@@ -103,7 +105,8 @@ class Crowd:
         """A snapshot of ``requests``, whose columns are ``members``."""
         expected = np.array([one.expected for one in requests], dtype=np.int64)
         generated = expected - members.prompts
-        return cls(layout, block_size, members, generated, lambda: history.distribution(generated))
+        predicted = np.array([one.predicted for one in requests], dtype=np.int64)
+        return cls(layout, block_size, members, generated, predicted, lambda: history.distribution(generated))
 
     def plus(self, request: Tracked, shared: SharedBlocks | None) -> "Crowd":
         """This crowd and one more request; beliefs about lengths stay those of this crowd."""
@@ -111,6 +114,7 @@ class Crowd:
             self,
             members=self.members.plus(request, shared),
             generated=_append(self.generated, request.generated),
+            predicted=_append(self.predicted, request.predicted),
             history=lambda: self.lengths,
             before=self if shared is self.members.shared else None,
             _timelines={},
@@ -122,6 +126,7 @@ class Crowd:
             self,
             members=self.members.without(row),
             generated=np.delete(self.generated, row),
+            predicted=np.delete(self.predicted, row),
             history=lambda: self.lengths,
             before=None,
             _timelines={},
@@ -193,6 +198,7 @@ class Crowd:
             self,
             members=self.members.last(),
             generated=self.generated[-1:],
+            predicted=self.predicted[-1:],
             history=lambda: self.lengths,
             before=None,
             _timelines={},

@@ -1,12 +1,15 @@
 """Plans as text: schedule logs that people read and tests compare."""
 
-from shoal.core import StepPlan
+from collections.abc import Iterable
+
+from shoal.core import BlockCopy, StepPlan
 
 
 def describe(plan: StepPlan) -> str:
     """One line: number, service, each sequence and its tokens (``*``: one is sampled), then the changes.
 
-    ``3 chat: 0+1* 4+7 | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 | zero 3``
+    ``3 chat: 0+1* 4+7 | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 | zero 3``; also
+    ``vacate code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
     """
     sampled = set(plan.sampled)
     rows = " ".join(
@@ -25,10 +28,22 @@ def describe(plan: StepPlan) -> str:
     if plan.grown:
         parts.append("grown " + " ".join(f"{sequence}({_ids(blocks)})" for sequence, blocks in plan.grown))
     if plan.copies:
-        parts.append("copy " + " ".join(f"{copy.source}>{copy.target}" for copy in plan.copies))
+        parts.append("copy " + _copies(plan.copies, plan.service))
     if plan.zero:
         parts.append("zero " + _ids(plan.zero))
+    if plan.vacate:
+        parts.append("vacate " + _copies(plan.vacate, plan.service))
+    if plan.moved:
+        parts.append("moved " + " ".join(f"{sequence}({_ids(blocks)})" for sequence, blocks in plan.moved))
     return " | ".join(parts)
+
+
+def _copies(copies: Iterable[BlockCopy], service: str) -> str:
+    return " ".join(
+        ("" if copy.service == service else f"{copy.service}:")
+        + f"{'h' if copy.source_host else ''}{copy.source}>{'h' if copy.target_host else ''}{copy.target}"
+        for copy in copies
+    )
 
 
 def _ids(blocks: tuple[int, ...]) -> str:

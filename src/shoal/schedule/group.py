@@ -1,22 +1,40 @@
 """One service's requests inside the scheduler."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.forecast import LengthHistory
+from shoal.core import NO_GOALS, SLO, LengthPredictor
+from shoal.forecast import LengthHistory, ServiceMonitor
 from shoal.kvcache import ServiceLayout
 from shoal.schedule.crowd import Crowd, Members
+from shoal.schedule.queue import WaitingQueue
 from shoal.schedule.sharing import SharedPrefixes
 from shoal.schedule.tracked import Tracked
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTraits:
+    """What is known of a service that orders may use.
+
+    mean_s, deviation_s: execution time of its requests (the steps they took part in), as learned online.
+    mean_output_tokens: of its finished requests; None before the first. quota: decode steps in a round.
+    """
+
+    mean_s: float
+    deviation_s: float
+    mean_output_tokens: float | None = None
+    quota: int = 8
 
 
 class GroupView(Protocol):
     """What policies may read of a service.
 
-    waiting: without KV, first to be admitted first; evicted requests are back in the order of submission.
-    running: with KV, longest admitted first. prefills: those of them whose known tokens are not all
-    scheduled, in the same order. last_step: number of the last plan for this service (-1: none yet).
+    waiting: without KV, by the order's rank, then by submission. running: with KV, longest admitted first.
+    prefills: those of them whose known tokens are not all scheduled, in the same order. last_step: number
+    of the last plan for this service, last_prefill: of the last that computed part of a prompt (-1: none
+    yet). streak: how many plans for this service that were decodes only were made last without one for
+    another service or a prompt between them. traits: what is known of the service.
     """
 
     @property
@@ -29,23 +47,68 @@ class GroupView(Protocol):
     def prefills(self) -> Sequence[Tracked]: ...  # noqa: D102
     @property
     def last_step(self) -> int: ...  # noqa: D102
+    @property
+    def last_prefill(self) -> int: ...  # noqa: D102
+    @property
+    def streak(self) -> int: ...  # noqa: D102
+    @property
+    def traits(self) -> ServiceTraits: ...  # noqa: D102
+    def crowd(self) -> Crowd:
+        """The running requests as columns of numbers, in their order; made once after a change."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """One service's memory of its past, and what it makes of it; fed when requests arrive and end."""
+
+    history: LengthHistory
+    monitor: ServiceMonitor
+    predictor: LengthPredictor
 
 
 class Group:
-    """Queue, running requests, length history and shared prefixes of one service."""
+    """Queue, running requests, beliefs and shared prefixes of one service.
 
-    def __init__(self, layout: ServiceLayout, block_size: int, history: LengthHistory) -> None:
+    slo, execution_s: the service's goals, and its fixed execution time where known. served_guard_ns: when the
+    starvation guard last made a plan for it. earliest_due_ns: no running request starves before that.
+    """
+
+    def __init__(
+        self,
+        layout: ServiceLayout,
+        block_size: int,
+        beliefs: Beliefs,
+        *,
+        slo: SLO = NO_GOALS,
+        execution_s: float | None = None,
+        quota: int = 8,
+    ) -> None:
         self.service = layout.service
-        self.history = history
-        self.waiting: deque[Tracked] = deque()
+        self.layout = layout
+        self.beliefs = beliefs
+        self.history = beliefs.history
+        self.slo = slo
+        self.execution_s = execution_s
+        self.waiting = WaitingQueue()
         self.running: list[Tracked] = []
         self.prefills: list[Tracked] = []
         self.last_step = -1
+        self.last_prefill = -1
+        self.streak = 0
         self.shared = SharedPrefixes()
-        self._layout = layout
+        self.served_guard_ns: int | None = None
+        self.earliest_due_ns = 0
+        self._quota = quota
         self._block_size = block_size
         self._members: Members | None = None
         self._crowd: Crowd | None = None
+
+    @property
+    def traits(self) -> ServiceTraits:
+        """What is known of the service now."""
+        mean_s, deviation_s = self.beliefs.monitor.execution
+        return ServiceTraits(mean_s, deviation_s, self.history.mean, self._quota)
 
     def changed(self, *, members: bool) -> None:
         """Tokens or (``members``) the running requests or their shared blocks changed."""
@@ -57,10 +120,21 @@ class Group:
         """A snapshot of the running requests, made again only after a change."""
         if self._crowd is None:
             if self._members is None:
-                tables = [(one.blocks, one.shareable) for one in self.running]
-                self._members = Members.of(self.running, self.shared.sets(tables))
-            self._crowd = Crowd.of(self._layout, self._block_size, self._members, self.running, self.history)
+                self._members = self._members_of(self.running)
+            self._crowd = self._crowd_of(self._members, self.running)
         return self._crowd
+
+    def crowd_without(self, gone: Sequence[Tracked]) -> Crowd:
+        """The crowd if these running requests had left."""
+        left = set(map(id, gone))
+        rest = [one for one in self.running if id(one) not in left]
+        return self._crowd_of(self._members_of(rest), rest)
+
+    def _members_of(self, requests: Sequence[Tracked]) -> Members:
+        return Members.of(requests, self.shared.sets([(one.blocks, one.shareable) for one in requests]))
+
+    def _crowd_of(self, members: Members, requests: Sequence[Tracked]) -> Crowd:
+        return Crowd.of(self.layout, self._block_size, members, requests, self.history)
 
     def crowd_with(
         self, crowd: Crowd, joined: Sequence[Tracked], newcomer: Tracked, hits: Sequence[int]
@@ -74,9 +148,13 @@ class Group:
         self.shared.drop(hits)
         return crowd.plus(newcomer, shared)
 
-    def put_back(self, request: Tracked) -> None:
-        """An evicted request waits again, before all that were submitted after it."""
-        place = 0
-        while place < len(self.waiting) and self.waiting[place].number < request.number:
-            place += 1
-        self.waiting.insert(place, request)
+    def rename(self, moved: Mapping[int, int]) -> list[Tracked]:
+        """Blocks got other numbers; returns the running requests whose tables changed."""
+        self.shared.rename(moved)
+        changed = []
+        for one in self.running:
+            if any(block in moved for block in one.blocks):
+                one.blocks = [moved.get(block, block) for block in one.blocks]
+                changed.append(one)
+        self.changed(members=True)
+        return changed

@@ -3,16 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.core import InvalidRequest, Request
+from shoal.core import NO_GOALS, SLO, InvalidRequest, Request
 from shoal.kvcache import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What a service's model allows: its context in tokens, and the tokens that end an output."""
+    """What a service's model allows, and what is wanted of it.
+
+    context_tokens: of the model. eos_token_ids: tokens that end an output. slo, execution_s, quota: as in
+    ``Service``.
+    """
 
     context_tokens: int
     eos_token_ids: tuple[int, ...] = ()
+    slo: SLO = NO_GOALS
+    execution_s: float | None = None
+    quota: int = 8
 
 
 def longest_total(pool: BlockPool, service: str, limits: ServiceLimits) -> int:

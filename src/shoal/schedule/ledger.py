@@ -1,45 +1,60 @@
 """The books of the requests themselves: who waits, who runs, who holds which blocks."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from shoal.core import FinishReason, TokenEvent, TokenLogprobs
-from shoal.kvcache import BlockPool
+from shoal.core import BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
+from shoal.core.slo import met
+from shoal.kvcache import BlockPool, Move
 from shoal.schedule.group import Group
+from shoal.schedule.orders import Order
 from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
 from shoal.schedule.tracked import Tracked
 
 
 class Ledger:
-    """Moves requests between waiting, running and ended, and blocks between their tables and the pool.
+    """Moves requests between waiting, running and ended, and blocks between their tables and the pools.
 
-    requests: unfinished ones by id. left: sequence numbers that the next plan tells the executor to drop.
-    admissions: how often a request was admitted; also the next sequence number.
+    host: the pool of swapped KV in host memory; without one an evicted request is computed again.
+    requests: unfinished ones by id. left, vacate, moved: what the next plan tells the executor (sequences to
+    drop, copies out of blocks given up, tables after a compaction). admissions: how often a request was
+    admitted; also the next sequence number. ends: how many requests have ended.
     """
 
-    def __init__(self, pool: BlockPool, groups: Mapping[str, Group]) -> None:
+    def __init__(
+        self, pool: BlockPool, groups: Mapping[str, Group], order: Order, host: BlockPool | None = None
+    ) -> None:
         self.groups = groups
         self.requests: dict[str, Tracked] = {}
         self.left: list[int] = []
+        self.vacate: list[BlockCopy] = []
+        self.moved: dict[int, tuple[int, ...]] = {}
         self.admissions = 0
+        self.ends = 0
         self._pool = pool
+        self._host = host
+        self._order = order
         self._counters = {name: Counters() for name in groups}
 
-    def add(self, one: Tracked) -> None:
+    def add(self, one: Tracked, now_ns: int) -> None:
         """A new request waits."""
+        group = self.groups[one.service]
         self.requests[one.request.id] = one
-        self.groups[one.service].waiting.append(one)
+        group.beliefs.monitor.arrived(now_ns)
+        one.served_ns = now_ns
+        self._await(one, group)
+
+    def _await(self, one: Tracked, group: Group) -> None:
+        one.rank = self._order.rank(one, group)
+        group.waiting.add(one)
 
     def enter(self, one: Tracked) -> None:
         """A waiting request whose table has been filled runs."""
         group = self.groups[one.service]
         one.sequence = self.admissions
         self.admissions += 1
-        one.refused_at = None
-        if group.waiting[0] is one:
-            group.waiting.popleft()
-        else:
-            group.waiting.remove(one)
+        group.waiting.remove(one)
         group.running.append(one)
         group.prefills.append(one)
         counters = self._counters[one.service]
@@ -52,14 +67,66 @@ class Ledger:
         one.lost = 0
 
     def evict(self, one: Tracked) -> None:
-        """A running request that is part of no plan in flight loses its KV, and waits with its tokens."""
+        """A running request that is part of no plan in flight gives up its blocks, and waits with its tokens.
+
+        Its KV is saved on the host where there is room, otherwise dropped.
+        """
         one.evictions += 1
         one.lost = one.computed
-        self._counters[one.service].evictions += 1
+        counters = self._counters[one.service]
+        counters.evictions += 1
+        if self._save(one):
+            counters.swapped_tokens += one.computed
         self._leave(one)
         self.release(one)
         one.scheduled = one.computed = one.published = 0
-        self.groups[one.service].put_back(one)
+        one.blocked_until = self.ends + 1
+        self._await(one, self.groups[one.service])
+
+    def _save(self, one: Tracked) -> bool:
+        if self._host is None or not one.computed:
+            return False
+        blocks = self._host.allocate(one.service, -(-one.computed // self._host.block_size))
+        if blocks is None:
+            return False
+        self.vacate += [
+            BlockCopy(one.service, source, target, target_host=True)
+            for source, target in zip(one.blocks, blocks, strict=False)
+        ]
+        one.saved, one.saved_tokens = blocks, one.computed
+        return True
+
+    def forget_saved(self, one: Tracked) -> list[int]:
+        """The host blocks of a request that has its KV back, for the caller to free when they are copied."""
+        saved, one.saved, one.saved_tokens = one.saved, [], 0
+        return saved
+
+    def free_saved(self, service: str, blocks: Sequence[int]) -> None:
+        """Give up host blocks."""
+        if blocks and self._host is not None:
+            self._host.free(service, blocks)
+
+    def _drop_saved(self, one: Tracked) -> None:
+        """Nobody will want its saved KV; what was still to be saved need not be."""
+        if one.saved:
+            self.vacate = [
+                copy
+                for copy in self.vacate
+                if not (copy.target_host and copy.service == one.service and copy.target in one.saved)
+            ]
+            self.free_saved(one.service, self.forget_saved(one))
+
+    def compacted(self, moves: Sequence[Move]) -> None:
+        """The pool moved blocks: tables follow, and the next plan carries it out."""
+        renamed: dict[str, dict[int, int]] = defaultdict(dict)
+        for move in moves:
+            self.vacate.append(BlockCopy(move.service, move.source, move.target))
+            renamed[move.service][move.source] = move.target
+        for service, moved in renamed.items():
+            for one in self.groups[service].rename(moved):
+                assert one.sequence is not None
+                self.moved[one.sequence] = tuple(one.blocks)
+            self._counters[service].compacted_blocks += len(moved)
 
     def delivered(self, service: str, tokens: int) -> None:
         """Count so many more output tokens."""
@@ -88,6 +155,7 @@ class Ledger:
         self,
         one: Tracked,
         reason: FinishReason,
+        now_ns: int,
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] | None = None,
         stop_token: int | None = None,
@@ -96,18 +164,20 @@ class Ledger:
         """The request is over, with this last event; its blocks go once no plan in flight uses them."""
         group = self.groups[one.service]
         one.ended = True
+        self.ends += 1
         if one.sequence is None:
             group.waiting.remove(one)
         else:
             self._leave(one)
         if not one.in_flight:
             self.release(one)
+        self._drop_saved(one)
         del self.requests[one.request.id]
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             self._counters[one.service].cancelled += 1
         else:
             self._counters[one.service].finished += 1
-            group.history.record(one.generated)
+            self._learn(one, group, now_ns)
         return TokenEvent(
             one.request.id,
             tokens,
@@ -118,11 +188,35 @@ class Ledger:
             cached_tokens=one.cached_tokens,
         )
 
+    def _learn(self, one: Tracked, group: Group, now_ns: int) -> None:
+        """A request that finished is what beliefs are made of."""
+        group.history.record(one.generated)
+        group.beliefs.predictor.record(one.request, one.generated)
+        record = RequestRecord(
+            request_id=one.request.id,
+            service=one.service,
+            arrival_ns=one.request.arrival_ns,
+            first_token_ns=one.first_token_ns,
+            finish_ns=now_ns,
+            prompt_tokens=one.prompt_tokens,
+            output_tokens=one.generated,
+        )
+        group.beliefs.monitor.finished(
+            now_ns,
+            prompt_tokens=one.prompt_tokens,
+            output_tokens=one.generated,
+            execution_ns=one.charged_ns,
+            arrival_ns=one.request.arrival_ns,
+            first_token_ns=one.first_token_ns,
+            met=met(record, one.slo),
+        )
+
     def _leave(self, one: Tracked) -> None:
         """A running request runs no longer; its blocks are released apart."""
         group = self.groups[one.service]
         assert one.sequence is not None
         self.left.append(one.sequence)
+        self.moved.pop(one.sequence, None)
         one.sequence = None
         group.running.remove(one)
         if one in group.prefills:
@@ -145,6 +239,7 @@ class Ledger:
                 unfilled_tokens=sum(
                     len(one.blocks) * self._pool.block_size - one.scheduled for one in group.running
                 ),
+                swapped=sum(1 for one in group.waiting if one.saved) if self._host is not None else 0,
                 **asdict(self._counters[name]),
             )
             for name, group in self.groups.items()

@@ -12,19 +12,23 @@ from shoal.core import (
     StepResult,
     TokenEvent,
 )
+from shoal.core.slo import resolve_slo
+from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
 from shoal.schedule.account import account
 from shoal.schedule.commit import Committer, Flight
-from shoal.schedule.compose import Share, compose
-from shoal.schedule.group import Group
+from shoal.schedule.compose import Share, compose, compose_slices, slice_blocks
+from shoal.schedule.group import Beliefs, Group
 from shoal.schedule.intake import ServiceLimits, check_request, longest_total
 from shoal.schedule.ledger import Ledger
-from shoal.schedule.newcomers import Door, Newcomer
+from shoal.schedule.newcomers import Door, Refusal
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.orders import ORDERS, Standing, Turn
+from shoal.schedule.orders import Standing, Turn
+from shoal.schedule.room import Room
+from shoal.schedule.starvation import Guard
 from shoal.schedule.stats import SchedulerStats
 from shoal.schedule.tracked import Tracked, track
-from shoal.schedule.victims import VICTIMS, Shortage
+from shoal.schedule.victims import VICTIMS
 
 
 class _Drain(Exception):
@@ -36,12 +40,15 @@ class Scheduler:
 
     One plan at a time is made for one service: its decodes, then chunks of its unfinished prompts, then
     newcomers. The order policy proposes turns, the admission lets newcomers in, the victim policy makes room.
+    host: pool of KV saved in host memory, where victims are to be swapped instead of computed again.
 
-    Progress. When running requests need blocks and none is free, victims are evicted until it fits; a
-    newcomer evicts nobody, and nobody is admitted in that step. The request admitted longest ago, over all
-    services, is never a candidate, whatever the policy. It alone fits into the pool, because its ceiling
-    does; so it runs to its end, the next then is the oldest, and two requests cannot evict each other for
-    ever. A request that needs blocks is itself a candidate.
+    Progress. When running requests need blocks and none is free, the pool is compacted, or victims are
+    evicted until it fits; then nobody is admitted in that step. A newcomer evicts nobody, unless it may
+    preempt those less urgent or has starved. The request admitted longest ago, over all services, is never a candidate
+    (but for a starved one). It alone fits into the pool, because its ceiling does; so it runs to its end, the
+    next then is the oldest, and two requests cannot evict each other for ever. A request that needs blocks is
+    itself a candidate. Where requests own slices, nobody is evicted inside one; if all holders of memory
+    wait for a slice that none can get, one of them is evicted.
 
     With plans in flight a shortage waits for them first: they may end requests. So a victim is never part
     of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while it is part
@@ -51,29 +58,42 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, services: Mapping[str, ServiceLimits], options: SchedulerOptions
+        self,
+        pool: BlockPool,
+        services: Mapping[str, ServiceLimits],
+        options: SchedulerOptions,
+        host: BlockPool | None = None,
     ) -> None:
         self.options = options
         self._pool = pool
         self._limits = services
-        self._order = ORDERS[options.order]()
-        self._victim = VICTIMS[options.victim]()
+        self._order = options.order
         self._admission = options.admission
-        self._groups = {
-            name: Group(
-                pool.layout.services[name],
-                pool.block_size,
-                self._admission.new_history(max(1, self.ceiling(name, 1))),
-            )
-            for name in services
-        }
-        self._ledger = Ledger(pool, self._groups)
+        self._groups = {name: self._new_group(name) for name in services}
+        self._ledger = Ledger(pool, self._groups, self._order, host)
         self._committer = Committer(pool, self._ledger)
+        self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
+        self._guard = Guard(round(options.starvation_s * 1e9))
         self._flights: deque[Flight] = deque()
         self._submitted = 0
         self._steps = 0
         self._epoch = 0
         self._composed: tuple[int, Sequence[Tracked], Share] | None = None
+
+    def _new_group(self, name: str) -> Group:
+        limits = self._limits[name]
+        longest = max(1, self.ceiling(name, 1))
+        history = self._admission.new_history(longest)
+        monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
+        predictor = make_predictor(self.options.lengths, longest, history)
+        return Group(
+            self._pool.layout.services[name],
+            self._pool.block_size,
+            Beliefs(history, monitor, predictor),
+            slo=limits.slo,
+            execution_s=limits.execution_s,
+            quota=limits.quota,
+        )
 
     @property
     def unfinished(self) -> int:
@@ -101,8 +121,11 @@ class Scheduler:
         eos = self._limits[request.service].eos_token_ids
         hashed = self._pool.block_size if self._pool.prefix_caching else None
         one = track(request, self._submitted, ceiling, eos, hashed)
+        group = self._groups[request.service]
+        one.slo = resolve_slo(request.slo, group.slo, group.execution_s)
+        one.predicted = group.beliefs.predictor.predict(request, 0, one.ceiling)
         self._submitted += 1
-        self._ledger.add(one)
+        self._ledger.add(one, now_ns)
 
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
@@ -120,39 +143,91 @@ class Scheduler:
             one.ending = reason
             return None
         self._epoch += 1
-        return self._ledger.end(one, reason)
+        return self._ledger.end(one, reason, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
         if len(self._flights) >= self.options.depth:
             return Idle()
-        decision = self._order.decide(Standing(self._groups, self._steps, self._ledger.admissions), now_ns)
-        for turn in decision.turns:
-            try:
-                plan = self._take(turn)
-            except _Drain:
-                return Idle()
+        try:
+            plan = self._serve_starved(now_ns)
+            while plan is None:
+                standing = Standing(self._groups, self._steps)
+                decision = self._order.decide(standing, now_ns)
+                plan = self._first(decision.turns)
+                if plan is None and not self._unstick():
+                    return self._idle(decision.until_ns, now_ns)
+        except _Drain:
+            return Idle()
+        return plan
+
+    def _first(self, turns: Sequence[Turn]) -> StepPlan | None:
+        for turn in turns:
+            plan = self._take(turn)
             if plan is not None:
                 return plan
-        return Idle(decision.until_ns)
+        return None
 
-    def _take(self, turn: Turn) -> StepPlan | None:
-        """The plan for a turn, or None if it comes to nothing."""
-        pool = self._pool
-        share = self._share(turn)
-        newcomers = self._let_in(turn, share)
-        if turn.prefill and not newcomers and not share.chunks:
-            return None
-        while (blocks := pool.allocate(turn.service, share.claimed)) is None:
-            self._evict()
+    def _serve_starved(self, now_ns: int) -> StepPlan | None:
+        for one in self._guard.starving(self._groups.values(), now_ns):
+            group = self._groups[one.service]
+            if one.sequence is None:
+                turn = Turn(one.service, (), (one,), prefill=True)
+            elif one in group.prefills:
+                turn = Turn(one.service, (one,))
+            else:
+                turn = Turn(one.service, [one, *(other for other in group.running if other is not one)])
+            plan = self._take(turn, urgent=one)
+            if plan is not None:
+                if one.in_flight:
+                    self._guard.served(group, now_ns)
+                return plan
+        return None
+
+    def _idle(self, until_ns: int | None, now_ns: int) -> Idle:
+        if self._flights or not self.unfinished:
+            return Idle(until_ns)
+        starves_ns = self._guard.next_ns(self._groups.values(), now_ns)
+        times = [time for time in (until_ns, starves_ns) if time is not None]
+        return Idle(min(times, default=None))
+
+    def _take(self, turn: Turn, urgent: Tracked | None = None) -> StepPlan | None:
+        """The plan for a turn, or None if it comes to nothing.
+
+        urgent: a starved request that the turn is for; as a newcomer it evicts whom it must.
+        """
+        evicted = False
+        while True:
             share = self._share(turn)
+            if not self._pool.can_allocate(turn.service, share.claimed):
+                if turn.prefill and not self._prefills(turn, share):
+                    return None
+                self._make_room(turn.service, share.claimed)
+                evicted = True
+                continue
+            if evicted and urgent is None:
+                door = None
+                break
+            door = self._let_in(turn, share, urgent)
+            if door is None or door.joined or not self._make_way(door, urgent):
+                break
+        newcomers = [] if door is None else door.joined
+        if turn.prefill and not newcomers and not self._prefills(turn, share):
+            return None
         if not (share.decodes or share.chunks or newcomers):
             return None
+        blocks = self._pool.allocate(turn.service, share.claimed)
+        assert blocks is not None
         flight = self._committer.commit(self._steps, self._groups[turn.service], share, newcomers, blocks)
         self._flights.append(flight)
         self._steps += 1
         self._epoch += 1
         return flight.plan
+
+    def _prefills(self, turn: Turn, share: Share) -> bool:
+        """Whether running requests compute part of a prompt; its last token alone looks like a decode."""
+        begun = self._groups[turn.service].prefills
+        return bool(share.chunks) or (bool(begun) and any(one in begun for one in share.decodes))
 
     def _share(self, turn: Turn) -> Share:
         """What the turn's running requests would compute; kept for a second turn of the same ones."""
@@ -160,45 +235,108 @@ class Scheduler:
             epoch, running, share = self._composed
             if epoch == self._epoch and running is turn.running:
                 return share
-        share = compose(turn.running, self.options.max_batched_tokens, self._pool.block_size)
+        budget, size = self.options.max_batched_tokens, self._pool.block_size
+        slice_tokens = self._admission.slice_tokens
+        if slice_tokens is None:
+            share = compose(turn.running, budget, size)
+        else:
+            share = compose_slices(
+                turn.running,
+                budget,
+                size,
+                slice_tokens,
+                lambda blocks: self._pool.can_allocate(turn.service, blocks),
+            )
         self._composed = (self._epoch, turn.running, share)
         return share
 
-    def _let_in(self, turn: Turn, share: Share) -> list[Newcomer]:
-        running = sum(len(group.running) for group in self._groups.values())
-        if running and self._steps % self._admission.admit_every:
-            return []
-        if not self._pool.can_allocate(turn.service, share.claimed):
-            return []
+    def _let_in(self, turn: Turn, share: Share, urgent: Tracked | None) -> Door | None:
+        """Admit from the turn's queue until somebody is refused; None where nobody was asked."""
+        running = self._room.holders()
+        if running and urgent is None and self._steps % self._admission.admit_every:
+            return None
         door: Door | None = None
         budget = share.budget
         for one in turn.waiting:
-            if budget == 0 or running == self.options.max_running or one.refused_epoch == self._epoch:
+            if budget == 0 or (one.refused_epoch == self._epoch and urgent is None):
                 break
             if door is None:
-                group = self._groups[turn.service]
-                others = [other for other in self._groups.values() if other is not group and other.running]
-                door = Door(self._pool, self._admission, group, others, share.claimed)
-            spent = door.admit(one, budget, always=running == 0)
-            if spent == 0:
+                door = Door(
+                    self._pool,
+                    self._admission,
+                    turn.service,
+                    self._groups,
+                    share.claimed,
+                    self._ledger.ends,
+                )
+            if running >= self.options.max_running:
+                spent: int | Refusal = Refusal.MEMORY
+            else:
+                spent = door.admit(one, budget, always=running == 0 or one is urgent)
+            if isinstance(spent, Refusal):
                 one.refused_epoch = self._epoch
-                if one.refused_at is None:
-                    one.refused_at = self._ledger.admissions
+                door.refused = (one, spent)
                 break
             budget -= spent
             running += 1
-        return [] if door is None else door.joined
+        return door
 
-    def _evict(self) -> None:
-        """Take the KV of one running request; it waits again with its tokens."""
+    def _make_way(self, door: Door, urgent: Tracked | None) -> bool:
+        """Do something so that the request refused at the door may get in now; whether anything was done."""
+        if door.refused is None:
+            return False
+        one, refusal = door.refused
+        try:
+            if refusal is Refusal.FRAGMENTED:
+                self._require_drained()
+                done = self._room.compact(one.service, door.needed)
+            elif refusal is Refusal.MEMORY and (self.options.preempt or urgent is not None):
+                done = self._preempt(one, starved=urgent is not None)
+            else:
+                done = False
+        except _Drain:
+            one.refused_epoch = -1  # it is to be looked at again as soon as the pipeline is empty
+            raise
+        if done:
+            self._epoch += 1
+        return done
+
+    def _preempt(self, one: Tracked, *, starved: bool) -> bool:
+        """Evict the least urgent of those who must give way to ``one``, if that can help."""
+        weaker = self._room.weaker(one, starved=starved)
+        if not weaker or not self._room.would_fit(one, weaker, always=starved):
+            return False
+        self._require_drained()
+        victim = weaker[-1]
+        victim.displaced += starved
+        self._ledger.evict(victim)
+        return True
+
+    def _make_room(self, service: str, blocks: int) -> None:
+        """Free memory for running requests: in pieces that are there, or else somebody's."""
+        self._require_drained()
+        if not self._room.compact(service, blocks):
+            self._room.evict_one()
+        self._epoch += 1
+
+    def _unstick(self) -> bool:
+        """Where all holders of memory wait for a slice, help one to it or evict one; whether that was so."""
+        slice_tokens = self._admission.slice_tokens
+        holders = [one for group in self._groups.values() for one in group.running]
+        if slice_tokens is None or self._flights or len(holders) < 2:
+            return False
+        for one in holders:
+            blocks = slice_blocks(one, slice_tokens, self._pool.block_size) - len(one.blocks)
+            if self._room.compact(one.service, blocks):
+                break
+        else:
+            self._room.evict_one()
+        self._epoch += 1
+        return True
+
+    def _require_drained(self) -> None:
         if self._flights:
             raise _Drain
-        everybody = [one for group in self._groups.values() for one in group.running]
-        everybody.sort(key=lambda one: one.sequence or 0)
-        crowds = {name: group.crowd() for name, group in self._groups.items()}
-        one = self._victim.choose(Shortage(everybody[1:], self._groups, crowds, self._pool.capacity))
-        self._ledger.evict(one)
-        self._epoch += 1
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Account for what the oldest plan in flight produced; returns one event for each request it changed.
@@ -216,8 +354,9 @@ class Scheduler:
         flight = self._flights.popleft()
         self._epoch += 1
         self._pool.free(plan.service, flight.borrowed)
+        self._ledger.free_saved(plan.service, flight.saved)
         self._groups[plan.service].changed(members=False)
-        return account(flight, result, self._ledger, self._pool)
+        return account(flight, result, self._ledger, self._pool, now_ns)
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""

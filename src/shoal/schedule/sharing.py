@@ -1,6 +1,6 @@
 """Which blocks several running requests of one service hold together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -32,6 +32,13 @@ class SharedPrefixes:
                 holders[block] = left
             else:
                 del holders[block]
+
+    def rename(self, moved: Mapping[int, int]) -> None:
+        """Blocks got other numbers."""
+        holders = [(moved[block], count) for block, count in self._holders.items() if block in moved]
+        for block in moved:
+            self._holders.pop(block, None)
+        self._holders.update(holders)
 
     def sets(self, tables: Sequence[tuple[Sequence[int], int]]) -> SharedBlocks | None:
         """Blocks held by at least two of the requests, given each one's table and its shareable length."""

@@ -12,6 +12,8 @@ class Counters:
     cancelled: int = 0
     evictions: int = 0
     recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    compacted_blocks: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -22,10 +24,12 @@ class ServiceStats:
     """One service so far.
 
     waiting, running: requests now. finished, cancelled: requests ended (those that failed count as
-    cancelled). evictions: how often KV was dropped; recomputed_tokens: tokens computed again because
-    of it. cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens
-    admitted. output_tokens: tokens delivered.
-    unfilled_tokens: room for so many tokens is left at the ends of the running requests' tables now.
+    cancelled). evictions: how often running requests lost their blocks; recomputed_tokens: tokens computed
+    again because of it; swapped_tokens: tokens whose KV was saved on the host instead; swapped: requests
+    waiting with KV saved there now. compacted_blocks: blocks copied to make merged blocks free.
+    cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens admitted.
+    output_tokens: tokens delivered. unfilled_tokens: room for so many tokens is left at the ends of the
+    running requests' tables now.
     """
 
     waiting: int
@@ -34,10 +38,13 @@ class ServiceStats:
     cancelled: int
     evictions: int
     recomputed_tokens: int
+    swapped_tokens: int
+    compacted_blocks: int
     cached_tokens: int
     prompt_tokens: int
     output_tokens: int
     unfilled_tokens: int
+    swapped: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal.core import FinishReason, Request, SyntheticPrompt, derive_seed
+from shoal.core import NO_GOALS, SLO, FinishReason, Request, SyntheticPrompt, derive_seed
 from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
 
 
@@ -23,8 +23,14 @@ class Tracked:
     hashes: of its leading full blocks. published: leading blocks that were offered to the prefix index;
     shareable: those of them that others can find there. in_flight: plans in flight it is part of.
     cached_tokens: prompt tokens found in the prefix index at its first admission. lost: tokens whose KV an
-    eviction dropped. charged_ns: durations of the steps it took part in. refused_at: admissions so far when
-    it was first turned away at the head of its queue (None: not since it last ran).
+    eviction dropped. charged_ns: durations of the steps it took part in. served_ns: when it last took part
+    in a step (before the first: when it was submitted). predicted: believed output tokens, more than
+    ``generated``. slo: its goals, the service's where it has none of its own, ``e2e_scale`` resolved
+    into ``e2e_s``. rank: its place among the waiting; waits: whether it is one of them. first_token_ns:
+    when its first output token was known (0: not yet). slice_end: tokens expected at which it needs its next
+    slice (the last token where the admission knows no slices). saved: host blocks that hold the KV of its
+    leading ``saved_tokens``. blocked_until: it waits until so many requests of the engine have ended.
+    displaced: how often it was evicted for a starved request.
     ending: why it ends at the update of the plan in flight (None: it does not).
     refused_epoch: the scheduler's state in which it was last turned away.
     """
@@ -54,7 +60,17 @@ class Tracked:
     cached_tokens: int = 0
     lost: int = 0
     charged_ns: int = 0
-    refused_at: int | None = None
+    served_ns: int = 0
+    predicted: int = 1
+    slo: SLO = NO_GOALS
+    rank: float = 0.0
+    waits: bool = False
+    first_token_ns: int = 0
+    slice_end: int = 0
+    saved: list[int] = field(default_factory=list)
+    saved_tokens: int = 0
+    blocked_until: int = 0
+    displaced: int = 0
     refused_epoch: int = -1
 
     @property

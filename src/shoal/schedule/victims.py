@@ -1,10 +1,11 @@
 """Victims: which running request loses its KV when another needs a block and none is free.
 
-The victim's tokens stay; it waits again and is computed again. The scheduler never offers the request that
-was admitted longest ago, so every choice leaves somebody who is sure to finish (see ``Scheduler``).
+The victim's tokens stay; it waits again, and its KV is computed again or was saved. The scheduler never
+offers the request that was admitted longest ago, so every choice leaves somebody who is sure to finish
+(see ``Scheduler``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,13 +25,14 @@ class Shortage:
 
     candidates: whom it may choose, longest admitted first; never empty. groups and crowds: all running
     requests, of which a crowd's columns are a group's ``running`` in order. capacity: of the pool, in
-    merged blocks.
+    merged blocks. priority: how urgent the order finds each of some requests, smaller first.
     """
 
     candidates: Sequence[Tracked]
     groups: Mapping[str, GroupView]
     crowds: Mapping[str, Crowd]
     capacity: int
+    priority: Callable[[Sequence[Tracked]], Sequence[float]]
 
     def size(self, request: Tracked) -> float:
         """Merged blocks that a request holds, in fractions."""
@@ -89,6 +91,23 @@ class SmallestThatFits:
         return by_size[-1]
 
 
+class LowestPriority:
+    """The one that the order would serve last; of equals the newest."""
+
+    def choose(self, shortage: Shortage) -> Tracked:
+        """The largest priority value."""
+        ranked = zip(shortage.priority(shortage.candidates), shortage.candidates, strict=True)
+        return max(ranked, key=lambda pair: (pair[0], pair[1].sequence or 0))[1]
+
+
+class FewestTokens:
+    """The one with the fewest tokens, so that least is computed again; of equals the newest."""
+
+    def choose(self, shortage: Shortage) -> Tracked:
+        """The fewest computed tokens."""
+        return min(shortage.candidates, key=lambda one: (one.computed, -(one.sequence or 0)))
+
+
 def _mean_peak(crowd: Crowd) -> int:
     """M* if every request has the mean length believed of it, rounded up."""
     if not len(crowd):
@@ -102,5 +121,7 @@ VICTIMS: dict[str, type[Victim]] = {
     "newest": Newest,
     "large-young": LargeYoung,
     "smallest-that-fits": SmallestThatFits,
+    "lowest-priority": LowestPriority,
+    "fewest-tokens": FewestTokens,
 }
 """Victim policies by name."""

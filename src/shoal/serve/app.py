@@ -13,6 +13,7 @@ from starlette.responses import Response
 import shoal
 from shoal.core import EngineDied, InvalidRequest, SamplingParams, Service
 from shoal.core.sampling import MAX_CHOICES
+from shoal.core.service import NO_GOALS
 from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.bodies import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerationBody
@@ -58,7 +59,7 @@ class Api:
         self._tokenizers = tokenizers
         self._options = options
         self._lifecycle = lifecycle
-        self._metrics = ServerMetrics([service.name for service in services])
+        self._metrics = ServerMetrics(services)
         created = int(time.time())
         self._cards = {
             service.name: ModelCard(
@@ -131,6 +132,7 @@ class Api:
             prompts=prompts,
             sampling=sampling,
             arrival_ns=arrival_ns,
+            slo=NO_GOALS if body.slo is None else body.slo.slo(),
         )
         top = sampling.logprobs
         logprobs = None if top is None else LogprobFormatter(self._tokenizers[body.model], top)

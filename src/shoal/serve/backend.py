@@ -7,7 +7,8 @@ that the server can stand before anything that answers requests.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from shoal.core import SamplingParams
+from shoal.core import SLO, SamplingParams
+from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
 from shoal.engine.reader import Delta
 from shoal.engine.stats import EngineStats
@@ -37,8 +38,13 @@ class Backend(Protocol):
     def alive(self) -> bool:
         """Whether requests can be answered."""
 
-    async def submit(self, service: str, prompt: Sequence[int], sampling: SamplingParams) -> DeltaStream:
-        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied."""
+    async def submit(
+        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+    ) -> DeltaStream:
+        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied.
+
+        slo: goals that go before those of the service.
+        """
 
     async def stats(self) -> EngineStats:
         """Counters and gauges of now; raises EngineDied."""

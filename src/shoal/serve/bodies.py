@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from shoal.core import InvalidRequest, SamplingParams
+from shoal.core import SLO, InvalidRequest, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS
+from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
@@ -37,6 +38,7 @@ NotTrue = Annotated[bool, AfterValidator(_must_be_false), WithJsonSchema({"const
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 
 # What is wrong with a value of these fields is said in full: they are unions, and what a union's
 # branches complain about does not help.
@@ -84,6 +86,24 @@ class StreamOptions(_Strict):
     """Ignored."""
 
 
+class Goals(_Strict):
+    """Latency goals in seconds."""
+
+    ttft: Seconds | None = None
+    """Arrival to the first token."""
+    tpot: Seconds | None = None
+    """Mean time per output token after the first."""
+    e2e: Seconds | None = None
+    """Arrival to the last token."""
+    e2e_scale: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = None
+    """The same as a multiple of the service's execution time, which must be configured. With either of the
+    two, both of the service's are left aside."""
+
+    def slo(self) -> SLO:
+        """The engine's view."""
+        return SLO(ttft_s=self.ttft, tpot_s=self.tpot, e2e_s=self.e2e, e2e_scale=self.e2e_scale)
+
+
 class GenerationBody(_Strict):
     """What both generating endpoints take."""
 
@@ -117,6 +137,8 @@ class GenerationBody(_Strict):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     add_special_tokens: bool | None = None
     """Let the tokenizer add its special tokens to a text. Default true for completions."""
+    slo: Goals | None = None
+    """Latency goals of each output, for the scheduler and for /metrics; those left out are the service's."""
 
     user: str | None = None
     """Ignored."""

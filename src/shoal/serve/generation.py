@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from shoal.core import FinishReason, RequestRecord, SamplingParams
+from shoal.core import SLO, FinishReason, RequestRecord, SamplingParams
+from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
@@ -16,13 +17,17 @@ from shoal.serve.responses import PromptTokensDetails, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What is asked of the engine: choices of every prompt. arrival_ns: on the monotonic clock."""
+    """What is asked of the engine: choices of every prompt.
+
+    arrival_ns: on the monotonic clock. slo: goals that go before the service's.
+    """
 
     id: str
     service: str
     prompts: Sequence[Sequence[int]]
     sampling: SamplingParams
     arrival_ns: int
+    slo: SLO = NO_GOALS
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ class Generation:
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationFailed(f"the engine ended the request: {delta.error or delta.finish.value}")
         choice.finish = delta.finish
-        self.metrics.finished(self.call.service, delta.finish.value, self._record(index, choice))
+        self.metrics.answered(delta.finish, self._record(index, choice), self.call.slo)
 
     def _record(self, index: int, choice: _Choice) -> RequestRecord:
         now_ns = time.monotonic_ns()
@@ -92,7 +97,7 @@ class Generation:
         """Count the choices that did not come to their end."""
         for choice in self._choices:
             if choice.finish is None:
-                self.metrics.finished(self.call.service, reason.value)
+                self.metrics.ended(self.call.service, reason, self.call.slo)
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -110,7 +115,7 @@ async def generating(backend: Backend, call: Call, metrics: ServerMetrics) -> As
     async with AsyncExitStack() as stack:
         streams: list[DeltaStream] = []
         for prompt in call.prompts:
-            streams.append(await backend.submit(call.service, prompt, call.sampling))
+            streams.append(await backend.submit(call.service, prompt, call.sampling, call.slo))
             stack.push_async_callback(streams[-1].aclose)
         generation = Generation(call, streams, metrics)
         try:

@@ -1,52 +1,96 @@
 """What /metrics shows: latencies that this server measured, and the counters of its engine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.core import RequestRecord
+from shoal.core import (
+    SLO,
+    FinishReason,
+    RequestRecord,
+    Service,
+    has_goal,
+    met,
+    normalised_latency,
+    resolve_slo,
+)
 from shoal.engine.stats import EngineStats
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120)
 _TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
+_NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
+_OUTCOMES = {True: "met", False: "missed"}
 
 
 class ServerMetrics:
     """The server's own registry; one choice of an answer counts as one request."""
 
-    def __init__(self, services: list[str]) -> None:
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._services = {service.name: service for service in services}
         self.registry = CollectorRegistry()
-        self._ttft = self._histogram("ttft", "Time from arrival to the first token.", _TTFT_BUCKETS)
-        self._tpot = self._histogram("tpot", "Mean time per output token after the first.", _TPOT_BUCKETS)
-        self._e2e = self._histogram("e2e", "Time from arrival to the last token.", _E2E_BUCKETS)
+        self._ttft = self._histogram("ttft_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS)
+        self._tpot = self._histogram(
+            "tpot_seconds", "Mean time per output token after the first.", _TPOT_BUCKETS
+        )
+        self._e2e = self._histogram("e2e_seconds", "Time from arrival to the last token.", _E2E_BUCKETS)
+        self._normalised = self._histogram(
+            "normalised_latency",
+            "Time from arrival to the last token, in execution times of the service.",
+            _NORMALISED_BUCKETS,
+        )
         self._finished = Counter(
             "shoal_requests_finished",
             "Requests that ended, by reason: stop, length, cancelled or error.",
             ("service", "reason"),
             registry=self.registry,
         )
+        self._goals = Counter(
+            "shoal_slo_requests",
+            "Requests with latency goals that ended, by outcome: met or missed.",
+            ("service", "outcome"),
+            registry=self.registry,
+        )
         for service in services:
-            for histogram in (self._ttft, self._tpot, self._e2e):
-                histogram.labels(service)
+            self._begin(service)
+
+    def _begin(self, service: Service) -> None:
+        """Show the metrics of a service before its first request; nobody can tell a rate from a first 1."""
+        for histogram in (self._ttft, self._tpot, self._e2e):
+            histogram.labels(service.name)
+        if service.execution_s is not None:
+            self._normalised.labels(service.name)
+        if has_goal(service.slo):
+            for outcome in _OUTCOMES.values():
+                self._goals.labels(service.name, outcome)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"shoal_request_{name}_seconds", text, ("service",), buckets=buckets, registry=self.registry
-        )
+        return Histogram(f"shoal_request_{name}", text, ("service",), buckets=buckets, registry=self.registry)
 
-    def finished(self, service: str, reason: str, record: RequestRecord | None = None) -> None:
-        """Count a request that ended; ``record`` holds its times, if it was answered in full."""
-        self._finished.labels(service, reason).inc()
-        if record is None:
-            return
-        self._ttft.labels(service).observe(record.ttft_s)
-        self._e2e.labels(service).observe(record.e2e_s)
+    def answered(self, reason: FinishReason, record: RequestRecord, own: SLO) -> None:
+        """Count a request that was answered in full; ``own``: goals that it brought itself."""
+        service = self._services[record.service]
+        self._finished.labels(service.name, reason.value).inc()
+        self._ttft.labels(service.name).observe(record.ttft_s)
+        self._e2e.labels(service.name).observe(record.e2e_s)
         if record.output_tokens > 1:
-            self._tpot.labels(service).observe(record.tpot_s)
+            self._tpot.labels(service.name).observe(record.tpot_s)
+        if service.execution_s is not None:
+            self._normalised.labels(service.name).observe(normalised_latency(record, service.execution_s))
+        outcome = met(record, resolve_slo(own, service.slo, service.execution_s))
+        if outcome is not None:
+            self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
+
+    def ended(self, name: str, reason: FinishReason, own: SLO) -> None:
+        """Count a request that was cancelled or failed; one that failed has missed its goals, if any."""
+        service = self._services[name]
+        self._finished.labels(name, reason.value).inc()
+        goals = resolve_slo(own, service.slo, service.execution_s)
+        if reason is FinishReason.ERROR and has_goal(goals):
+            self._goals.labels(name, _OUTCOMES[False]).inc()
 
     def render(self, stats: EngineStats | None) -> bytes:
         """The Prometheus text; ``stats`` is None when the engine is gone."""

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -110,7 +110,18 @@ def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> 
 
 
 def _hint(names: list[str], kind: type[BaseModel]) -> str:
-    if len(names) > 1:
+    inner: type[BaseModel] | None = kind
+    for name in names[:-1]:
+        inner = inner and _model_of(inner.model_fields[name].annotation)
+    if inner is None:
         return ""
-    near = difflib.get_close_matches(names[0], kind.model_fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(names[-1], inner.model_fields, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return "" if inner is kind else f"; possible here: {', '.join(inner.model_fields)}"
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model among the branches of a field's type, if there is one."""
+    models = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return models[0] if models else None

@@ -1,0 +1,125 @@
+"""``shoal profile``: measures step times and fits the latency models."""
+
+import json
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.flags import ConfigFile, with_flags
+from shoal.config import ENGINE_FLAGS, load_config
+from shoal.config.nodes import Table
+from shoal.core import ConfigError
+from shoal.serve.options import ServerOptions
+
+if TYPE_CHECKING:
+    from shoal.cli.profile_report import ProfileReport
+    from shoal.engine import EngineOptions
+    from shoal.engine.profiling_grid import Grid
+    from shoal.execute.protocol import Executor
+
+
+class GridName(StrEnum):
+    """How much is measured."""
+
+    quick = "quick"
+    full = "full"
+
+
+@with_flags(ENGINE_FLAGS, models=True)
+def profile(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the fitted models as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw predicted against measured times (png, svg)."),
+    ] = None,
+    grid: Annotated[
+        GridName,
+        typer.Option(help="What to measure: quick takes about a minute for each small model on a CPU."),
+    ] = GridName.quick,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt length of the service's mean request.")
+    ] = 256,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Output length of the service's mean request.")
+    ] = 128,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="PATH", help="Also write what is printed as JSON.")
+    ] = None,
+    config: ConfigFile = None,
+    *,
+    settings: Table,
+) -> None:
+    """Measure how long steps take on this device, and fit the models that forecast it.
+
+    Runs synthetic prompts through the real engine, with as many threads as `shoal serve` gives it, and
+    fits step time to the shape of a step, and SCLS's forms to padded batches. Prints how good the fits
+    are, also over whole slices that they have not seen, and each service's `execution`: the time that
+    its mean request takes alone, to be written into the configuration file.
+
+    **Examples:**
+
+    `shoal profile smollm2 gemma3-270m --out latency.json`
+
+    `shoal profile smollm2 --grid full --plot latency.png --prompt-tokens 512 --output-tokens 64`
+    """
+    from rich.console import Console
+
+    from shoal.cli.profile_report import profile_panels, report_tables
+    from shoal.engine.profiling_grid import GRIDS
+    from shoal.forecast import save_profile
+    from shoal.measure import require_plots, save_plot
+
+    for path in (out, plot, json_path):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
+    if plot is not None:
+        require_plots()
+    options = load_config(ServerOptions, file=config, flags=settings).engine_options()
+    report = _measure(options, GRIDS[grid], prompt_tokens, output_tokens)
+    console = Console()
+    for table in report_tables(report):
+        console.print(table)
+    if out is not None:
+        save_profile(report.to_profile(), out)
+    if plot is not None:
+        save_plot(plot, profile_panels(report), f"Step times on {report.place}")
+    if json_path is not None:
+        json_path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _measure(
+    options: "EngineOptions", grid: "Grid", prompt_tokens: int, output_tokens: int
+) -> "ProfileReport":
+    """Load the services into one engine, and measure one after the other."""
+    from shoal.cli.profile_report import ProfileReport
+    from shoal.cli.progress import Waiting
+    from shoal.engine import build_engine
+    from shoal.engine.profiling import Profiler, ShapeRecorder, profiling_options
+    from shoal.models import resolve_model
+
+    options = profiling_options(options)
+    recorders: list[ShapeRecorder] = []
+
+    def record(executor: "Executor") -> ShapeRecorder:
+        recorders.append(ShapeRecorder(executor))
+        return recorders[0]
+
+    with Waiting() as waiting:
+        folders = {s.name: resolve_model(s.model, waiting.advance) for s in options.services}
+        engine, info = build_engine(options, folders, in_process=False, progress=waiting.say, wrap=record)
+        try:
+            profiler = Profiler(engine, recorders[0], options)
+            measured = {
+                name: profiler.measure(
+                    name, info.services[name], grid, partial(waiting.advance, f"profiling {name}")
+                )
+                for name in info.services
+            }
+        finally:
+            engine.close()
+    return ProfileReport.of(measured, info.device, info.threads, prompt_tokens, output_tokens)

@@ -1,0 +1,252 @@
+"""What ``shoal profile`` found: tables, JSON and pictures."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from shoal.engine.profiling import ServiceMeasurements
+from shoal.engine.profiling_fit import ServiceFit, fit_service
+from shoal.forecast import Bilinear, FitReport, LatencyProfile, PaddedSample
+from shoal.measure import Panel, Series
+
+DEGREE = 1
+"""Tensor-parallel degree of an engine on one device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceProfile:
+    """One service: measurements, fits, and the seconds that its mean request takes alone."""
+
+    measured: ServiceMeasurements
+    fit: ServiceFit
+    execution_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileReport:
+    """All services of an engine. prompt_tokens, output_tokens: of the mean request."""
+
+    device: str
+    threads: int
+    prompt_tokens: int
+    output_tokens: int
+    services: Mapping[str, ServiceProfile]
+
+    @property
+    def place(self) -> str:
+        """Where it was measured."""
+        return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    @classmethod
+    def of(
+        cls,
+        measured: Mapping[str, ServiceMeasurements],
+        device: str,
+        threads: int,
+        prompt_tokens: int,
+        output_tokens: int,
+    ) -> "ProfileReport":
+        """Fit what was measured."""
+        services = {}
+        for name, measurements in measured.items():
+            fit = fit_service(measurements)
+            services[name] = ServiceProfile(
+                measured=measurements,
+                fit=fit,
+                execution_s=fit.step.execution_time(prompt_tokens, output_tokens),
+            )
+        return cls(
+            device=device,
+            threads=threads,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            services=services,
+        )
+
+    def to_profile(self) -> LatencyProfile:
+        """What the other commands read."""
+        return LatencyProfile(
+            device=self.device,
+            threads=self.threads,
+            models={(name, DEGREE): service.fit.step for name, service in self.services.items()},
+            padded={(name, DEGREE): service.fit.padded for name, service in self.services.items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What the tables say, as plain values."""
+        services = {}
+        for name, service in self.services.items():
+            fit = asdict(service.fit)
+            for plain, check in zip(fit["slices"], service.fit.slices, strict=True):
+                plain |= {"step_error": check.step_error, "padded_error": check.padded_error}
+            services[name] = {**fit, "execution_s": service.execution_s}
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "services": services,
+        }
+
+
+def report_tables(report: ProfileReport) -> list[Table]:
+    """How good the fits are, the slices that they have not seen, and their coefficients; 80 columns wide."""
+    return [_fits_table(report), _slices_table(report), _costs_table(report)]
+
+
+def _fits_table(report: ProfileReport) -> Table:
+    length = f"{report.prompt_tokens} + {report.output_tokens}"
+    table = _table(
+        f"Step times on {report.place}",
+        ("service", "form"),
+        ("samples", "left out", "RMSE", "mean error"),
+        caption=f"A request of {length} tokens alone, for services[].execution in the configuration file: "
+        + ", ".join(f"{name} {format_seconds(s.execution_s)}" for name, s in report.services.items()),
+    )
+    for name, service in report.services.items():
+        fit = service.fit
+        for form, fitted in (
+            ("step", fit.step_report),
+            ("padded prefill", fit.prefill_report),
+            ("padded decode", fit.decode_report),
+        ):
+            table.add_row(name, form, *_quality(fitted))
+    return table
+
+
+def _quality(report: FitReport) -> tuple[str, ...]:
+    return (
+        str(report.samples),
+        str(report.dropped),
+        format_seconds(report.rmse_s),
+        f"{report.mean_absolute_percent_error:.1f}%",
+    )
+
+
+def _slices_table(report: ProfileReport) -> Table:
+    table = _table(
+        "Whole slices that no fit has seen",
+        ("service",),
+        ("batch", "prompt", "output", "measured", "step", "error", "padded", "error"),
+    )
+    for name, service in report.services.items():
+        for check in service.fit.slices:
+            table.add_row(
+                name,
+                str(check.sequences),
+                str(check.prompt_tokens),
+                str(check.output_tokens),
+                format_seconds(check.measured_s),
+                format_seconds(check.step_s),
+                f"{check.step_error:+.1%}",
+                format_seconds(check.padded_s),
+                f"{check.padded_error:+.1%}",
+            )
+    return table
+
+
+def _costs_table(report: ProfileReport) -> Table:
+    table = _table(
+        "Coefficients in microseconds",
+        ("service", "form"),
+        ("N x l", "N", "l", "step", "token", "attended"),
+        caption="padded: coefficients 1 to 4 of SCLS's Eqs. 3 and 4 (N sequences of length l); "
+        "step: for each sequence, step, token, and position attended by decodes / prefills",
+    )
+    for name, service in report.services.items():
+        step = service.fit.step
+        table.add_row(
+            name,
+            "step",
+            "",
+            _micro(step.sequence_s),
+            "",
+            _micro(step.constant_s),
+            _micro(step.token_s),
+            f"{_micro(step.context_s)} / {_micro(step.work_s)}",
+        )
+        for form, bilinear in (
+            ("prefill", service.fit.padded.prefill),
+            ("decode", service.fit.padded.decode),
+        ):
+            table.add_row(name, f"padded {form}", *_bilinear(bilinear), "", "")
+    return table
+
+
+def _bilinear(form: Bilinear) -> tuple[str, ...]:
+    return tuple(_micro(cost) for cost in (form.product, form.sequence, form.length, form.constant))
+
+
+def _table(title: str, names: Sequence[str], numbers: Sequence[str], caption: str | None = None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, caption=caption)
+    for heading in names:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as the configuration file takes it, with three digits."""
+    return f"{seconds:.3g}s" if seconds >= 1 else f"{seconds * 1e3:.3g}ms"
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
+
+
+def profile_panels(report: ProfileReport) -> list[list[Panel]]:
+    """A row for each service: predicted against measured, decode and prefill times by batch and length."""
+    return [list(_panels(name, service)) for name, service in report.services.items()]
+
+
+def _panels(name: str, service: ServiceProfile) -> Iterator[Panel]:
+    step, padded = service.fit.step, service.fit.padded
+    kinds: dict[str, tuple[list[float], list[float]]] = {
+        "prefill": ([], []),
+        "decode": ([], []),
+        "mixed": ([], []),
+    }
+    for sample in service.measured.steps:
+        shape = sample.shape
+        kind = (
+            "mixed"
+            if shape.decode_context and shape.prefill_work
+            else "decode"
+            if shape.decode_context
+            else "prefill"
+        )
+        kinds[kind][0].append(sample.seconds * 1e3)
+        kinds[kind][1].append(step.step_time(shape) * 1e3)
+    yield Panel(
+        title=f"{name}: step model",
+        x_label="measured step (ms)",
+        y_label="predicted step (ms)",
+        series=[Series(kind, x, y, colour=i) for i, (kind, (x, y)) in enumerate(kinds.items())],
+        log=True,
+        diagonal=True,
+    )
+    for kind, samples, form in (
+        ("decode", service.measured.decode, padded.decode),
+        ("prefill", service.measured.prefill, padded.prefill),
+    ):
+        yield Panel(
+            title=f"{name}: {kind} of N padded sequences (lines: fit)",
+            x_label="positions attended by each row" if kind == "decode" else "prompt tokens",
+            y_label="step (ms)",
+            series=list(_by_batch(samples, form)),
+            log=kind == "prefill",
+        )
+
+
+def _by_batch(samples: Sequence[PaddedSample], form: Bilinear) -> Iterator[Series]:
+    for colour, batch in enumerate(sorted({sample.sequences for sample in samples})):
+        own = sorted((s for s in samples if s.sequences == batch), key=lambda s: s.length)
+        lengths = [float(sample.length) for sample in own]
+        yield Series(f"N = {batch}", lengths, [s.seconds * 1e3 for s in own], colour=colour)
+        yield Series(
+            "", lengths, [form.time(float(batch), at) * 1e3 for at in lengths], line=True, colour=colour
+        )

@@ -1,0 +1,86 @@
+"""Service-level objectives: which goals a request has, whether they make sense, whether they were met."""
+
+import math
+from collections.abc import Iterable
+
+from shoal.core.errors import InvalidRequest
+from shoal.core.metrics import RequestRecord
+from shoal.core.service import NO_GOALS, SLO
+
+LONGEST_GOAL_S = 10 * 365 * 86_400.0
+LARGEST_SCALE = 1e6
+
+# By the name that configuration files and HTTP bodies use: the field, its largest value, its unit.
+_GOALS = {
+    "ttft": ("ttft_s", LONGEST_GOAL_S, " seconds"),
+    "tpot": ("tpot_s", LONGEST_GOAL_S, " seconds"),
+    "e2e": ("e2e_s", LONGEST_GOAL_S, " seconds"),
+    "e2e_scale": ("e2e_scale", LARGEST_SCALE, ""),
+}
+_NO_YARDSTICK = (
+    "is a multiple of the service's execution time, which is not known: measure it with `shoal profile` "
+    "or write `execution: 1.2s` for the service, or give `e2e` as a time"
+)
+
+
+def slo_problem(slo: SLO, execution_s: float | None) -> tuple[str, str] | None:
+    """What is wrong with ``slo``, as (goal, what to write instead); None where nothing is.
+
+    The goal goes by the name that people write (``ttft``, not ``ttft_s``). execution_s: the execution time
+    of the service, without which ``e2e_scale`` means nothing.
+    """
+    for goal, (field, largest, unit) in _GOALS.items():
+        value = getattr(slo, field)
+        # Written so that NaN, which is neither less nor more than anything, is refused too.
+        if value is not None and not 0 < value <= largest:
+            return goal, f"must be more than 0 and at most {largest:g}{unit}, got {value}"
+    return ("e2e_scale", _NO_YARDSTICK) if slo.e2e_scale is not None and execution_s is None else None
+
+
+def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
+    """The goals of a request: its ``own`` where it has them, else those of its ``service``.
+
+    ``e2e_scale`` becomes the time ``e2e_s`` that it stands for. An ``e2e_s`` or ``e2e_scale`` of its own
+    replaces both of the service's; where one SLO has both, the shorter time counts. Raises InvalidRequest
+    for ``e2e_scale`` without ``execution_s``.
+    """
+    has_e2e = own.e2e_s is not None or own.e2e_scale is not None
+    e2e_s, scale = (own.e2e_s, own.e2e_scale) if has_e2e else (service.e2e_s, service.e2e_scale)
+    if scale is not None:
+        if execution_s is None:
+            raise InvalidRequest(f"slo.e2e_scale {_NO_YARDSTICK}", param="slo.e2e_scale")
+        e2e_s = min(scale * execution_s, math.inf if e2e_s is None else e2e_s)
+    return SLO(
+        ttft_s=service.ttft_s if own.ttft_s is None else own.ttft_s,
+        tpot_s=service.tpot_s if own.tpot_s is None else own.tpot_s,
+        e2e_s=e2e_s,
+    )
+
+
+def has_goal(slo: SLO) -> bool:
+    """Whether there is anything to meet."""
+    return slo != NO_GOALS
+
+
+def met(record: RequestRecord, slo: SLO) -> bool | None:
+    """Whether an answered request met every goal of its resolved ``slo``; None where it has none.
+
+    A goal is met when the time is at most the goal. ``tpot_s`` asks nothing of an answer of one token.
+    """
+    if not has_goal(slo):
+        return None
+    if slo.e2e_scale is not None:
+        raise ValueError("e2e_scale is no time yet; resolve_slo makes it one")
+    times = [(record.ttft_s, slo.ttft_s), (record.e2e_s, slo.e2e_s)]
+    if record.output_tokens > 1:
+        times.append((record.tpot_s, slo.tpot_s))
+    return all(goal is None or time <= goal for time, goal in times)
+
+
+def attainment(outcomes: Iterable[bool | None]) -> float:
+    """SLO attainment: the share of requests with goals that met them; NaN where none has goals.
+
+    outcomes: of each request, as ``met`` tells; False for one that failed although it had goals.
+    """
+    counted = [outcome for outcome in outcomes if outcome is not None]
+    return sum(counted) / len(counted) if counted else math.nan

@@ -1,0 +1,115 @@
+"""Fits of step times to measurements: non-negative, relative, and deaf to a few bad samples.
+
+The squared *relative* error is minimised, so that short decode steps count as much as long prefills. A
+step that the machine disturbed is measured too long, never too short, so its relative error stays below
+1 and cannot pull the fit far; what still deviates most is left out of a second fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.forecast.latency import FloatArray, LatencyModel, StepShape, shape_matrix
+from shoal.forecast.latency_padded import Bilinear, PaddedLatency
+
+MOST_DROPPED = 0.1
+FAR_OUT = 5.0
+"""Samples further out than this many median errors are left out, up to a tenth of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """How well a fit describes its samples, those left out of the second fit included.
+
+    rmse_s: root of the mean squared error, seconds. mean_absolute_percent_error: of the measured time, in
+    percent. samples: how many there are; dropped: how many of them the second fit left out.
+    """
+
+    rmse_s: float
+    mean_absolute_percent_error: float
+    samples: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedSample:
+    """One measured iteration of a padded batch: ``sequences`` rows of ``length``, in seconds."""
+
+    sequences: int
+    length: int
+    seconds: float
+
+
+def fit_latency(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[LatencyModel, FitReport]:
+    """The step model that describes measured steps best; raises ValueError without usable samples.
+
+    What the samples never vary (no prefill among them, say) gets a cost of 0.
+    """
+    features = np.column_stack([np.ones(len(shapes)), shape_matrix(shapes)])
+    costs, report = _fit(features, np.asarray(seconds, dtype=np.float64))
+    constant, sequence, token, context, work = costs
+    model = LatencyModel(
+        constant_s=constant, sequence_s=sequence, token_s=token, context_s=context, work_s=work
+    )
+    return model, report
+
+
+def fit_padded(
+    prefill: Sequence[PaddedSample], decode: Sequence[PaddedSample]
+) -> tuple[PaddedLatency, FitReport, FitReport]:
+    """SCLS's two forms with the report of each, prefill first; raises ValueError without usable samples."""
+    prefill_form, prefill_report = _fit_bilinear(prefill)
+    decode_form, decode_report = _fit_bilinear(decode)
+    return PaddedLatency(prefill=prefill_form, decode=decode_form), prefill_report, decode_report
+
+
+def _fit_bilinear(samples: Sequence[PaddedSample]) -> tuple[Bilinear, FitReport]:
+    sequences = np.array([sample.sequences for sample in samples], dtype=np.float64)
+    lengths = np.array([sample.length for sample in samples], dtype=np.float64)
+    features = np.column_stack([sequences * lengths, sequences, lengths, np.ones(len(samples))])
+    costs, report = _fit(features, np.array([sample.seconds for sample in samples], dtype=np.float64))
+    product, sequence, length, constant = costs
+    return Bilinear(product=product, sequence=sequence, length=length, constant=constant), report
+
+
+def _fit(features: FloatArray, seconds: FloatArray) -> tuple[list[float], FitReport]:
+    """Costs of the columns of ``features`` [samples, columns], fitted twice."""
+    if len(seconds) == 0 or len(features) != len(seconds):
+        raise ValueError(f"a fit needs one time for each shape, got {len(features)} and {len(seconds)}")
+    if not (np.isfinite(seconds).all() and (seconds > 0).all()):
+        raise ValueError("measured times must be finite and above 0")
+    costs = _solve(features, seconds)
+    kept = _without_worst(np.abs(features @ costs / seconds - 1))
+    if not kept.all():
+        costs = _solve(features[kept], seconds[kept])
+    error = features @ costs - seconds
+    report = FitReport(
+        rmse_s=float(np.sqrt(np.mean(error**2))),
+        mean_absolute_percent_error=float(np.mean(np.abs(error) / seconds) * 100),
+        samples=len(seconds),
+        dropped=int((~kept).sum()),
+    )
+    return costs.tolist(), report
+
+
+def _solve(features: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Non-negative least squares of the relative error; columns are scaled, for they differ by 1e6."""
+    from scipy.optimize import nnls  # takes a third of a second to import, and only fits need it
+
+    relative = features / seconds[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1.0
+    solution: FloatArray = nnls(relative / scale, np.ones(len(seconds)))[0]
+    costs: FloatArray = solution / scale
+    return costs
+
+
+def _without_worst(errors: FloatArray) -> NDArray[np.bool_]:
+    """Which samples to keep: all but those far out, of which at most a tenth are left out."""
+    far = errors > FAR_OUT * np.median(errors)
+    worst = np.argsort(-errors, kind="stable")[: int(MOST_DROPPED * len(errors))]
+    kept = np.ones(len(errors), dtype=np.bool_)
+    kept[worst] = ~far[worst]
+    return kept

@@ -1,0 +1,172 @@
+"""What was measured of the services on a device, kept as JSON."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.core import ConfigError
+from shoal.forecast.latency import LatencyModel
+from shoal.forecast.latency_padded import Bilinear, PaddedLatency
+
+FORMAT = "shoal-latency"
+VERSION = 1
+
+Key = tuple[str, int]
+"""A service, and its tensor-parallel degree."""
+
+Costs = TypeVar("Costs", LatencyModel, Bilinear)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyProfile:
+    """Latency models by (service, tensor-parallel degree), valid on one kind of device.
+
+    device: as it is configured, such as ``cpu`` or ``cuda:0``. threads: CPU threads of the engine that was
+    measured. padded: SCLS's forms of the same keys, where they were fitted.
+    """
+
+    device: str
+    threads: int
+    models: Mapping[Key, LatencyModel]
+    padded: Mapping[Key, PaddedLatency] = field(default_factory=dict)
+
+    def model(self, service: str, degree: int = 1) -> LatencyModel:
+        """The step model of ``service``; raises ConfigError naming those that there are."""
+        return _find(self.models, service, degree)
+
+    def padded_form(self, service: str, degree: int = 1) -> PaddedLatency:
+        """SCLS's forms of ``service``; raises ConfigError naming those that there are."""
+        return _find(self.padded, service, degree)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        services = []
+        for (name, degree), model in self.models.items():
+            entry = {"name": name, "tensor_parallel": degree, "step": asdict(model)}
+            if (name, degree) in self.padded:
+                entry["padded"] = asdict(self.padded[name, degree])
+            services.append(entry)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "device": self.device,
+            "threads": self.threads,
+            "services": services,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> "LatencyProfile":
+        """The profile in plain values; raises ConfigError that begins with ``where`` and names the key."""
+        top = _mapping(value, where)
+        if top.get("format") != FORMAT:
+            raise ConfigError(
+                f"{where}: format: not a latency profile; `shoal profile MODEL --out {where}` writes one"
+            )
+        if top.get("version") != VERSION:
+            raise ConfigError(
+                f"{where}: version: expected {VERSION}, got {top.get('version')!r}; measure again with "
+                f"`shoal profile MODEL --out {where}`"
+            )
+        device = top.get("device")
+        if not isinstance(device, str):
+            raise ConfigError(f"{where}: device: expected a device such as cpu or cuda:0, got {device!r}")
+        entries = top.get("services")
+        if not isinstance(entries, list):
+            raise ConfigError(f"{where}: services: expected a list, got {entries!r}")
+        models: dict[Key, LatencyModel] = {}
+        padded: dict[Key, PaddedLatency] = {}
+        for index, entry in enumerate(entries):
+            at = f"{where}: services[{index}]"
+            read = _mapping(entry, at)
+            key = _key(read, at)
+            if key in models:
+                raise ConfigError(f"{at}: {key[0]} with tensor_parallel {key[1]} is there already")
+            models[key] = _costs(LatencyModel, read.get("step"), f"{at}.step")
+            if "padded" in read:
+                padded[key] = _padded(read["padded"], f"{at}.padded")
+        return cls(
+            device=device,
+            threads=_count(top.get("threads"), f"{where}: threads"),
+            models=models,
+            padded=padded,
+        )
+
+
+def save_profile(profile: LatencyProfile, path: Path) -> None:
+    """Write ``profile`` as JSON; raises ConfigError if the file cannot be written."""
+    try:
+        path.write_text(json.dumps(profile.to_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the latency profile {path}: {error.strerror}") from error
+
+
+def load_profile(path: Path) -> LatencyProfile:
+    """Read what ``save_profile`` wrote; raises ConfigError naming the file and the key."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the latency profile {path}: {error.strerror}; "
+            f"`shoal profile MODEL --out {path}` writes one"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    return LatencyProfile.from_json(value, str(path))
+
+
+Form = TypeVar("Form", LatencyModel, PaddedLatency)
+
+
+def _find(forms: Mapping[Key, Form], service: str, degree: int) -> Form:
+    form = forms.get((service, degree))
+    if form is None:
+        there = ", ".join(f"{name} (tensor parallel {n})" for name, n in forms) or "none"
+        raise ConfigError(
+            f"no latency profile of {service} with tensor parallel {degree}; there is: {there}; "
+            f"`shoal profile {service}` measures it"
+        )
+    return form
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected an object with keys, got {value!r:.40}")
+    return value
+
+
+def _key(entry: dict[str, Any], where: str) -> Key:
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}.name: expected a service's name, got {name!r}")
+    return name, _count(entry.get("tensor_parallel", 1), f"{where}.tensor_parallel")
+
+
+def _count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{where}: expected a number of at least 1, got {value!r}")
+    return value
+
+
+def _padded(value: Any, where: str) -> PaddedLatency:
+    read = _mapping(value, where)
+    return PaddedLatency(
+        prefill=_costs(Bilinear, read.get("prefill"), f"{where}.prefill"),
+        decode=_costs(Bilinear, read.get("decode"), f"{where}.decode"),
+    )
+
+
+def _costs(cls: type[Costs], value: Any, where: str) -> Costs:
+    """A dataclass of costs, every one of which must be written."""
+    read = _mapping(value, where)
+    names = [known.name for known in fields(cls)]
+    unknown = sorted(read.keys() - set(names))
+    if unknown:
+        raise ConfigError(f"{where}.{unknown[0]}: unknown key; possible here: {', '.join(names)}")
+    for name in names:
+        cost = read.get(name)
+        if not isinstance(cost, int | float) or isinstance(cost, bool) or not 0 <= cost < math.inf:
+            raise ConfigError(f"{where}.{name}: expected a number of at least 0, got {cost!r}")
+    return cls(**read)

@@ -1,0 +1,56 @@
+"""Orders: which service steps next, and in which order its requests take part.
+
+Here belong the classes that choose, one idea to a file, and the values they exchange with the scheduler
+(``protocol``). An order holds knobs and no state: whatever it needs to know is in what it is shown. Whether
+there is memory, who loses it, and that nobody starves is decided elsewhere in this room.
+
+A new order is a class in a file of its own, entered in ``ORDERS`` below. One that gives every request a
+priority takes ``ByPriority`` as its base.
+"""
+
+from collections.abc import Mapping
+
+from shoal.schedule.lookup import lookup
+from shoal.schedule.orders.by_priority import ByPriority
+from shoal.schedule.orders.doubling_budget import DoublingBudget
+from shoal.schedule.orders.edf import EarliestDeadline
+from shoal.schedule.orders.fcfs import PATIENCE_STEPS, Fcfs, FcfsStrict
+from shoal.schedule.orders.mlfq import Mlfq
+from shoal.schedule.orders.protocol import Decision, Order, Standing, Turn
+from shoal.schedule.orders.round_robin import RoundRobin
+from shoal.schedule.orders.shortest_remaining import ShortestRemaining
+
+ORDERS: Mapping[str, type[Order]] = {
+    "fcfs": Fcfs,
+    "fcfs-strict": FcfsStrict,
+    "round-robin": RoundRobin,
+    "mlfq": Mlfq,
+    "doubling-budget": DoublingBudget,
+    "shortest-remaining": ShortestRemaining,
+    "edf": EarliestDeadline,
+}
+"""Orders by name."""
+
+
+def order_class(name: str) -> type[Order]:
+    """The order called ``name``; raises ConfigError with the possible names."""
+    return lookup("scheduler order", ORDERS, name)
+
+
+__all__ = [
+    "ORDERS",
+    "PATIENCE_STEPS",
+    "ByPriority",
+    "Decision",
+    "DoublingBudget",
+    "EarliestDeadline",
+    "Fcfs",
+    "FcfsStrict",
+    "Mlfq",
+    "Order",
+    "RoundRobin",
+    "ShortestRemaining",
+    "Standing",
+    "Turn",
+    "order_class",
+]

@@ -1,0 +1,36 @@
+"""Shortest remaining predicted time first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.schedule.group import GroupView
+from shoal.schedule.orders.by_priority import ByPriority, require
+from shoal.schedule.tracked import Tracked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortestRemaining(ByPriority):
+    """The request that is believed to end first steps, with its service.
+
+    Its remaining time is the output that the length predictor still expects, times the service's execution
+    time per output token.
+
+    token_s: seconds per output token of services of which no request has finished.
+    """
+
+    token_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        require(self.token_s > 0, "shortest-remaining", "token_s", "must be above 0", self.token_s)
+
+    def rank(self, one: Tracked, group: GroupView) -> float:
+        """Predicted output tokens left, which among requests of one service is as good as time."""
+        return one.predicted - one.generated
+
+    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+        """Remaining seconds."""
+        traits = group.traits
+        tokens = traits.mean_output_tokens
+        token_s = self.token_s if tokens is None else traits.mean_s / tokens
+        return [(one.predicted - one.generated) * token_s for one in requests]

@@ -1,0 +1,102 @@
+"""Making room: who gives up memory so that a running, a starved or a more urgent request can go on."""
+
+from collections.abc import Sequence
+
+from shoal.kvcache import BlockPool
+from shoal.schedule.admission import Admission
+from shoal.schedule.compose import slice_blocks
+from shoal.schedule.ledger import Ledger
+from shoal.schedule.orders import Order
+from shoal.schedule.tracked import Tracked
+from shoal.schedule.victims import Shortage, Victim
+
+
+class Room:
+    """Chooses and evicts; called only while no plan is in flight."""
+
+    def __init__(
+        self, pool: BlockPool, ledger: Ledger, order: Order, victim: Victim, admission: Admission
+    ) -> None:
+        self._pool = pool
+        self._ledger = ledger
+        self._groups = ledger.groups
+        self._order = order
+        self._victim = victim
+        self._admission = admission
+
+    def compact(self, service: str, blocks: int) -> bool:
+        """Move blocks so that ``blocks`` more of a service can be allocated; whether that worked."""
+        moves = self._pool.compact(service, blocks)
+        if moves is None:
+            return False
+        self._ledger.compacted(moves)
+        return True
+
+    def evict_one(self) -> None:
+        """Take the memory of one running request, as the victim policy says; never the oldest admitted."""
+        candidates = self._by_admission()[1:]
+        crowds = {name: group.crowd() for name, group in self._groups.items()}
+        shortage = Shortage(candidates, self._groups, crowds, self._pool.capacity, self._priorities)
+        self._ledger.evict(self._victim.choose(shortage))
+
+    def holders(self) -> int:
+        """How many requests hold memory."""
+        return sum(len(group.running) for group in self._groups.values())
+
+    def weaker(self, one: Tracked, *, starved: bool) -> list[Tracked]:
+        """Running requests that must give way to ``one``, the least urgent last.
+
+        Those that the order finds less urgent, never the oldest admitted. For a ``starved`` one everybody,
+        but first those of its own service: one that has too much to do does not take it out on others.
+        Under slices nobody gives way inside one.
+        """
+        running = self._by_admission()
+        if not starved:
+            del running[:1]
+        if self._admission.slice_tokens is not None:
+            running = [other for other in running if other.expected >= other.slice_end]
+        own = self._order.priorities(self._groups[one.service], [one])[0]
+        ranked = zip(self._priorities(running), running, strict=True)
+        weaker = [(priority, other) for priority, other in ranked if starved or priority > own]
+        weaker.sort(
+            key=lambda pair: (starved and pair[1].service == one.service, pair[0], pair[1].sequence or 0)
+        )
+        return [other for _, other in weaker]
+
+    def would_fit(self, one: Tracked, gone: Sequence[Tracked], *, always: bool) -> bool:
+        """Whether ``one`` could be let in if all of ``gone`` gave up their memory."""
+        crowds = {name: group.crowd_without(gone) for name, group in self._groups.items()}
+        joined = crowds[one.service].plus(one, crowds[one.service].members.shared)
+        others = [crowd for name, crowd in crowds.items() if name != one.service]
+        slice_tokens = self._admission.slice_tokens
+        if slice_tokens is not None:
+            needed = slice_blocks(one, slice_tokens, self._pool.block_size)
+            held = self._held_without(gone)
+            held[one.service] = held.get(one.service, 0) + needed
+            if sum(self._pool.merged_demand(*item) for item in held.items()) > self._pool.capacity:
+                return False
+        if always:
+            return joined.footprint + sum(crowd.footprint for crowd in others) <= self._pool.capacity
+        return self._admission.fits([joined, *others], self._pool.capacity)
+
+    def _held_without(self, gone: Sequence[Tracked]) -> dict[str, int]:
+        freed: dict[str, int] = {}
+        for one in gone:
+            freed[one.service] = freed.get(one.service, 0) + len(one.blocks) - one.shareable
+        return {name: self._pool.live_blocks(name) - freed.get(name, 0) for name in self._groups}
+
+    def _by_admission(self) -> list[Tracked]:
+        everybody = [one for group in self._groups.values() for one in group.running]
+        everybody.sort(key=lambda one: one.sequence or 0)
+        return everybody
+
+    def _priorities(self, requests: Sequence[Tracked]) -> list[float]:
+        by_service: dict[str, list[int]] = {}
+        for at, one in enumerate(requests):
+            by_service.setdefault(one.service, []).append(at)
+        found = [0.0] * len(requests)
+        for service, places in by_service.items():
+            values = self._order.priorities(self._groups[service], [requests[at] for at in places])
+            for at, value in zip(places, values, strict=True):
+                found[at] = float(value)
+        return found

@@ -1,0 +1,77 @@
+"""Nobody starves: under an endless stream of others a long request is served in bounded time."""
+
+from itertools import pairwise
+
+import pytest
+from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler
+from test_schedule_random import ORDER_POINTS
+
+from shoal.core import Idle, StepResult
+from shoal.schedule import (
+    Aggressive,
+    Conservative,
+    DoublingBudget,
+    PastFuture,
+    Predicted,
+    ShortestRemaining,
+)
+
+STEP_S = STEP_NS / 1e9
+SERVICES = {"a": 1, "b": 1, "c": 1}
+THRESHOLD_STEPS = 40
+
+
+def waits(order, admission, eviction, starved="a", threshold=THRESHOLD_STEPS):
+    """Steps until the first of a long request of each ``starved`` service, and the longest time between two.
+
+    Service c gets two new short requests before every step, which alone would fill the pool without end.
+    """
+    scheduler = make_scheduler(
+        make_pool(24, per_merged=SERVICES, prefix_caching=False),
+        order=order,
+        admission=admission,
+        starvation_s=threshold * STEP_S,
+        execution_s=2 * STEP_S,
+        **eviction,
+    )
+    now, steps, ended = 0, {name: [0] for name in starved}, set()
+    for _ in range(12):
+        scheduler.submit(make_request(5, 3, service="c", max_tokens=4), now)
+    for name in starved:
+        scheduler.submit(make_request(40, 30, service=name, id=name, max_tokens=30), now)
+    for _ in range(400):
+        for _ in range(2):
+            scheduler.submit(make_request(5, 3, service="c", max_tokens=4), now)
+        plan = scheduler.schedule(now)
+        assert not isinstance(plan, Idle)
+        now += STEP_NS
+        events = scheduler.update(plan, StepResult([7] * len(plan.sampled), STEP_NS), now)
+        ended |= {event.request_id for event in events if event.finish}
+        if plan.service in steps:
+            steps[plan.service].append(now // STEP_NS)
+    for name in steps.keys() - ended:
+        steps[name].append(now // STEP_NS)
+    first = max(times[1] for times in steps.values())
+    return first, max(after - before for times in steps.values() for before, after in pairwise(times))
+
+
+@pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
+@pytest.mark.parametrize("admission", [Aggressive(), PastFuture(), Predicted(), Conservative()], ids=str)
+@pytest.mark.parametrize("eviction", [{}, {"eviction": "swap", "preempt": True}], ids=str)
+def test_the_wait_of_a_long_request_is_bounded(order, admission, eviction):
+    """threshold + (starved services ahead + 1) longest steps; evicting takes no step of its own here.
+
+    c's own queue grows for ever, so that c counts among the starved.
+    """
+    _, longest = waits(order, admission, eviction)
+    assert longest <= THRESHOLD_STEPS + 2
+    # Those of two do not fit beside each other; who was evicted for the other waits longer each time.
+    first, longest = waits(order, admission, eviction, starved="ab")
+    assert first <= THRESHOLD_STEPS + 3
+    assert longest <= 4 * THRESHOLD_STEPS + 3
+
+
+@pytest.mark.parametrize("order", [DoublingBudget(variant="batch"), ShortestRemaining()], ids=str)
+def test_without_the_guard_it_would_starve(order):
+    """The test above tests something: with a threshold that is never reached, the request never runs."""
+    assert waits(order, Aggressive(), {}, threshold=10_000) == (400, 400)
