@@ -20,11 +20,12 @@ from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
 from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
 from shoal.core.sampling import SamplingParams
-from shoal.core.service import SLO, Service
+from shoal.core.service import NO_GOALS, SLO, Service
 from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
 from shoal.core.step import NO_TOKEN, BlockCopy, Idle, Joined, StepPlan, StepResult, StepTimings
 
 __all__ = [
+    "NO_GOALS",
     "NO_TOKEN",
     "SLO",
     "BlockCopy",

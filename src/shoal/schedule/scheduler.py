@@ -44,11 +44,11 @@ class Scheduler:
 
     Progress. When running requests need blocks and none is free, the pool is compacted, or victims are
     evicted until it fits; then nobody is admitted in that step. A newcomer evicts nobody, unless it may
-    preempt those less urgent or has starved. The request admitted longest ago, over all services, is never a candidate
-    (but for a starved one). It alone fits into the pool, because its ceiling does; so it runs to its end, the
-    next then is the oldest, and two requests cannot evict each other for ever. A request that needs blocks is
-    itself a candidate. Where requests own slices, nobody is evicted inside one; if all holders of memory
-    wait for a slice that none can get, one of them is evicted.
+    preempt those less urgent or has starved. The request admitted longest ago, over all services, is never
+    a candidate (but for a starved one). It alone fits into the pool, because its ceiling does; so it runs to
+    its end, the next then is the oldest, and two requests cannot evict each other for ever. A request that
+    needs blocks is itself a candidate. Where requests own slices, nobody is evicted inside one; if all
+    holders of memory wait for a slice that none can get, one of them is evicted.
 
     With plans in flight a shortage waits for them first: they may end requests. So a victim is never part
     of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while it is part
