@@ -1,71 +1,112 @@
 """How long one scheduling decision takes, without a model.
 
-    python benchmarks/scheduler_overhead.py [--running 256] [--waiting 10000] [--steps 300]
+    python benchmarks/scheduler_overhead.py [--running 256] [--waiting 10000] [--services 1] [--preempt]
 
-One service, blocks of 16 tokens, a pool that is full enough for the head of the queue to be examined and
+Blocks of 16 tokens, a pool that is full enough for the head of the queue to be examined and
 refused at most steps. Prints, for every order and admission, median and 99th percentile of ``schedule()``
-and ``update()`` in microseconds, over steps of ``running`` decodes with ``waiting`` requests queued.
+and ``update()`` in microseconds, with about ``running`` requests running and ``waiting`` requests queued.
+A line ends with ! where the median of ``schedule()`` is above 500 us or its 99th percentile above 2 ms.
 """
 
 import argparse
+import gc
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from shoal.core import Request, SamplingParams, StepPlan, StepResult, percentile
 from shoal.kvcache import BlockPool, KVShape, LayerShape, PoolLayout, ServiceLayout
-from shoal.schedule import ADMISSIONS, ORDERS, Scheduler, SchedulerOptions, ServiceLimits
+from shoal.schedule import (
+    ADMISSIONS,
+    ORDERS,
+    DoublingBudget,
+    Order,
+    Scheduler,
+    SchedulerOptions,
+    ServiceLimits,
+)
+from shoal.schedule.orders.doubling_budget import VARIANTS
 
 BLOCK_SIZE = 16
 CONTEXT = 4_096
+STEP_NS = 20_000_000
+WARMUP_STEPS = 1_000
+POOL_TOKENS = 250
+"""Of the pool for each running request, to begin with; then it is changed until about as many run."""
 
 
-def make_pool(blocks: int) -> BlockPool:
+def make_pool(blocks: int, services: int) -> BlockPool:
     shape = KVShape(dtype="bfloat16", layers=(LayerShape(1, 8, 8),))
-    service = ServiceLayout("chat", shape, stride_bytes=512, blocks_per_merged=1, layers=())
-    return BlockPool(PoolLayout("merged", BLOCK_SIZE, 512, blocks, {"chat": service}))
+    services = {
+        name: ServiceLayout(name, shape, stride_bytes=512, blocks_per_merged=1, layers=())
+        for name in map(str, range(services))
+    }
+    return BlockPool(PoolLayout("merged", BLOCK_SIZE, 512, blocks, services))
 
 
-def make_request(number: int, random: Random) -> Request:
-    output = random.randint(200, 800)
+def make_request(number: int, services: int, random: Random) -> Request:
+    output = random.randint(100, 400)
     return Request(
         id=str(number),
-        service="chat",
+        service=str(number % services),
         prompt=[random.randrange(50_000) for _ in range(random.randint(16, 128))],
-        sampling=SamplingParams(max_tokens=1_000),
+        sampling=SamplingParams(max_tokens=500),
         true_output_tokens=output,
     )
 
 
-def measure(
-    order: str, admission: str, running: int, waiting: int, steps: int
-) -> list[tuple[float, float, int]]:
-    """Microseconds of schedule() and update(), and sequences, of each measured step."""
-    random = Random(0)
-    # Enough for about ``running`` requests of the mean length at once.
-    tokens = {"conservative": 1_072, "aggressive": 540, "past-future": 500, "oracle": 385}[admission]
-    scheduler = Scheduler(
-        make_pool(running * tokens // BLOCK_SIZE),
-        {"chat": ServiceLimits(CONTEXT)},
-        SchedulerOptions(order=order, admission=ADMISSIONS[admission](), max_running=2 * running),
+@dataclass(frozen=True)
+class Load:
+    """What is measured: ``running`` and ``waiting`` requests of some services, for so many steps."""
+
+    running: int
+    waiting: int
+    services: int
+    steps: int
+    preempt: bool
+
+
+def make_scheduler(order: Order, admission: str, load: Load, pool_tokens: float) -> Scheduler:
+    blocks = round(load.running * pool_tokens / BLOCK_SIZE)
+    return Scheduler(
+        make_pool(blocks, load.services),
+        {str(number): ServiceLimits(CONTEXT, execution_s=10.0) for number in range(load.services)},
+        SchedulerOptions(
+            order=order,
+            admission=ADMISSIONS[admission](),
+            max_running=2 * load.running,
+            preempt=load.preempt,
+            victim="lowest-priority",
+        ),
     )
-    submitted = 0
+
+
+def measure(order: Order, admission: str, load: Load, pool_tokens: float) -> list[tuple[float, float, int]]:
+    """Microseconds of schedule() and update(), and requests running, of each measured step."""
+    random = Random(0)
+    scheduler = make_scheduler(order, admission, load, pool_tokens)
+    submitted = now = queued = 0
     times = []
-    warmup = 400
-    for step in range(warmup + steps):
-        while scheduler.stats().services["chat"].waiting < waiting:
-            scheduler.submit(make_request(submitted, random), 0)
+    for step in range(WARMUP_STEPS + load.steps):
+        while queued < load.waiting:
+            scheduler.submit(make_request(submitted, load.services, random), now)
             submitted += 1
+            queued += 1
         started = time.perf_counter_ns()
-        plan = scheduler.schedule(0)
+        plan = scheduler.schedule(now)
         planned = time.perf_counter_ns()
         assert isinstance(plan, StepPlan)
-        result = StepResult([7] * len(plan.sampled), 1_000_000)
+        result = StepResult([7] * len(plan.sampled), STEP_NS)
+        now += STEP_NS
         before = time.perf_counter_ns()
-        scheduler.update(plan, result, 0)
+        scheduler.update(plan, result, now)
         done = time.perf_counter_ns()
-        if step >= warmup:
-            times.append(((planned - started) / 1e3, (done - before) / 1e3, len(plan.sequences)))
+        counts = scheduler.stats().services.values()
+        queued = sum(one.waiting for one in counts)
+        if step >= WARMUP_STEPS:
+            running = sum(one.running for one in counts)
+            times.append(((planned - started) / 1e3, (done - before) / 1e3, running))
     return times
 
 
@@ -74,16 +115,38 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--services", type=int, default=1)
+    parser.add_argument("--preempt", action="store_true", help="let waiting requests evict running ones")
+    parser.add_argument("--orders", default="", help="only orders whose name contains this")
+    parser.add_argument("--admissions", default="", help="only admissions whose name contains this")
     arguments = parser.parse_args()
-    print(f"{'order':<12} {'admission':<13} running{'schedule us':>20}{'update us':>19}{'both us':>19}")
-    print(f"{'':<35}" + f"{'median':>9} {'p99':>8} " * 3)
-    for order in ORDERS:
+    orders: dict[str, Order] = {name: cls() for name, cls in ORDERS.items() if name != "doubling-budget"}
+    orders |= {f"doubling-budget {variant}": DoublingBudget(variant=variant) for variant in VARIANTS}
+    print(f"{'order':<24} {'admission':<13} running{'schedule us':>20}{'update us':>19}")
+    print(f"{'':<46}" + f"{'median':>9} {'p99':>8} " * 2)
+    load = Load(arguments.running, arguments.waiting, arguments.services, arguments.steps, arguments.preempt)
+    # What is long-lived is left alone by the garbage collector, as in the engine's process.
+    gc.freeze()
+    for name, order in orders.items():
         for admission in ADMISSIONS:
-            times = measure(order, admission, arguments.running, arguments.waiting, arguments.steps)
-            schedule, update, sequences = (list(column) for column in zip(*times, strict=True))
-            both = [first + second for first, second in zip(schedule, update, strict=True)]
-            figures = "".join(_figures(column) for column in (schedule, update, both))
-            print(f"{order:<12} {admission:<13}{percentile(sequences, 50):>8.0f} {figures}")
+            if arguments.orders in name and arguments.admissions in admission:
+                report(name, order, admission, load)
+
+
+def report(name: str, order: Order, admission: str, load: Load) -> None:
+    pool_tokens = float(POOL_TOKENS)
+    for _ in range(4):
+        schedule, update, running = zip(*measure(order, admission, load, pool_tokens), strict=True)
+        share = percentile(running, 50) / load.running
+        if 0.9 <= share <= 1.1:
+            break
+        pool_tokens /= share
+    slow = percentile(schedule, 50) > 500 or percentile(schedule, 99) > 2_000
+    print(
+        f"{name:<24} {admission:<13}{percentile(running, 50):>8.0f} {_figures(schedule)}{_figures(update)}"
+        + (" !" if slow else ""),
+        flush=True,
+    )
 
 
 def _figures(values: Sequence[float]) -> str:

@@ -9,11 +9,16 @@ import pytest
 import typer.main
 
 from shoal.cli.app import app
+from shoal.config import config_section, flag_settings, load_config
+from shoal.config.policies import Policy
+from shoal.config.presets import PRESETS
 from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.stats import PoolStats, StepTotals
 from shoal.execute.paged import BACKENDS
+from shoal.forecast import PREDICTORS
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS
+from shoal.serve import ServerOptions
 from shoal.serve.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[1]
@@ -53,10 +58,46 @@ def test_the_index_has_every_page() -> None:
     assert links == {page.name for page in PAGES[1:] if page.name != "README.md"}
 
 
-@pytest.mark.parametrize("name", [*ORDERS, *ADMISSIONS, *VICTIMS])
+@pytest.mark.parametrize("name", [*ORDERS, *ADMISSIONS, *VICTIMS, *PREDICTORS])
 def test_every_policy_is_described(name: str) -> None:
     page = text("policies.md")
     assert f"### `{name}`" in page or f"\n| `{name}` |" in page
+
+
+def test_every_knob_is_described() -> None:
+    sections = {part.split("`")[1]: part for part in text("policies.md").split("\n### ") if part[0] == "`"}
+    policies = [key.kind for _, key in config_section(ServerOptions).walk() if isinstance(key.kind, Policy)]
+    assert len(policies) == 2
+    for name, section in [item for policy in policies for item in policy.sections.items()]:
+        for key in section.keys:
+            place = text("policies.md") if key.name == "admit_every" else sections[name]
+            assert f"`{key.name}`" in place, f"{name}:{key.name}"
+
+
+def test_the_presets_described_are_those_there_are() -> None:
+    section = text("policies.md").split("\n## Presets\n")[1]
+    rows = {
+        cells[0]: cells[1:]
+        for line in re.findall(r"^\| (`.*) \|$", section, re.MULTILINE)
+        for cells in [[cell.strip("`") for cell in line.split(" | ")]]
+    }
+    assert rows.keys() == PRESETS.keys()
+    for name, (order, admission, victim, eviction, preempts, layout) in rows.items():
+        written = {"order": order, "admission": admission, "victim": victim, "eviction": eviction}
+        flags = flag_settings({**written, "preempt": preempts == "yes"}, models=["m"])
+        assert load_config(ServerOptions, flags=flags).scheduler == PRESETS[name].scheduler, name
+        assert layout == PRESETS[name].layout, name
+
+
+def test_the_two_ways_to_write_policies_down_say_the_same(tmp_path: Path) -> None:
+    page = text("policies.md")
+    [example] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "shoal.yaml").write_text("services: [m]\n" + example, encoding="utf-8")
+    read = load_config(ServerOptions, file=tmp_path / "shoal.yaml")
+    [line] = re.findall(r"^As flags: `([^`]*)`", page, re.MULTILINE)
+    words = re.findall(r"--([\w-]+)(?:\s+(?!--)(\S+))?", line)
+    flags = {name: value or True for name, value in words}
+    assert load_config(ServerOptions, flags=flag_settings(flags, models=["m"])) == read
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -3,7 +3,8 @@ from pathlib import Path
 
 from config_builders import from_yaml
 
-from shoal.config import config_section
+from shoal.config import PRESETS, config_section
+from shoal.config.policies import Policy
 from shoal.serve import ServerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -32,19 +33,24 @@ def test_the_page_has_exactly_the_keys_there_are():
     assert all(row[3] for row in rows() if len(row) == 4)
 
 
-def test_the_page_has_exactly_the_admissions_there_are():
+def test_the_page_has_exactly_the_policies_there_are():
     documented = {
         (row[0], row[1]): row[2:4] for row in rows() if len(row) == 5 and row[0] not in ("policy", "---")
     }
-    [policy] = [
-        key.kind for path, key in config_section(ServerOptions).walk() if path == "scheduler.admission"
-    ]
+    policies = [key.kind for _, key in config_section(ServerOptions).walk() if isinstance(key.kind, Policy)]
+    assert len(policies) == 2, "orders and admissions"
     expected = {
         (name, key.name): [key.kind.label, shown(key)]
+        for policy in policies
         for name, section in policy.sections.items()
         for key in section.keys
     }
     assert documented == expected
+
+
+def test_the_page_names_every_preset():
+    listed = {row[0]: row[1] for row in rows() if len(row) == 2 and row[0] in PRESETS}
+    assert listed == {name: preset.says for name, preset in PRESETS.items()}
 
 
 def test_the_example_on_the_page_loads(tmp_path):

@@ -5,15 +5,19 @@ from shoal.config import load_config
 from shoal.core import SLO, ConfigError, Service
 from shoal.engine.options import EngineOptions
 from shoal.kvcache import KVCacheOptions
-from shoal.schedule import ADMISSIONS, SchedulerOptions
+from shoal.schedule import ADMISSIONS, FcfsStrict, SchedulerOptions
 
 PLAN = """\
 devices: [cpu]                    # or cuda:0
-kv_cache: {memory: 2GiB, block_size: 16, layout: merged, prefix_caching: false}
+kv_cache: {memory: 2GiB, block_size: 16, layout: merged, prefix_caching: false, swap: 512MiB}
 scheduler:
   order: fcfs-strict
   admission: {policy: past-future, reserved: 7%}
-  victim: newest
+  victim: fewest-tokens
+  eviction: swap
+  preempt: true
+  lengths: learned
+  starvation: 2500ms
   max_running: 64
   max_batched_tokens: 512
   depth: 2
@@ -43,12 +47,20 @@ def test_the_plan_loads(tmp_path):
     config = from_yaml(tmp_path, PLAN)
     assert config.devices == ("cpu",)
     assert config.kv_cache == KVCacheOptions(
-        memory_bytes=2 * 2**30, block_size=16, layout="merged", prefix_caching=False
+        memory_bytes=2 * 2**30,
+        block_size=16,
+        layout="merged",
+        prefix_caching=False,
+        swap_bytes=512 * 2**20,
     )
     assert config.scheduler == SchedulerOptions(
-        order="fcfs-strict",
+        order=FcfsStrict(),
         admission=ADMISSIONS["past-future"](reserved=0.07),
-        victim="newest",
+        victim="fewest-tokens",
+        eviction="swap",
+        preempt=True,
+        lengths="learned",
+        starvation_s=2.5,
         max_running=64,
         max_batched_tokens=512,
         depth=2,
@@ -147,7 +159,26 @@ def test_a_service_is_named_after_its_model(tmp_path, model, name):
             "kv_cache.prefix_caching: expected true or false, got 'maybe'",
         ),
         ("kv_cache: 2GiB", "shoal.yaml, line 2: kv_cache: expected keys and values, got '2GiB'"),
-        ("scheduler: {order: lifo}", "scheduler.order: expected one of fcfs, fcfs-strict, got 'lifo'"),
+        ("scheduler: {order: lifo}", "scheduler.order: expected one of fcfs, fcfs-strict, round-robin, mlfq, "),
+        ("scheduler: {order: mlqf}", "got 'mlqf', did you mean 'mlfq'?"),
+        ("scheduler: {order: {levels: 3}}", "scheduler.order: the key 'policy' must be one of fcfs, "),
+        (
+            "scheduler: {order: {policy: mlfq, level: 3}}",
+            "shoal.yaml, line 2: scheduler.order.level: unknown key, did you mean 'levels'?",
+        ),
+        (
+            "scheduler: {order: {policy: mlfq, levels: 0}}",
+            "shoal.yaml, line 2: scheduler.order: order mlfq: levels must be at least 1, got 0",
+        ),
+        ("scheduler: {order: doubling-budget:variant=triple}", "variant must be one of join, literal, batch"),
+        ("scheduler: {victim: oldest}", "scheduler.victim: expected one of newest, "),
+        ("scheduler: {eviction: forget}", "scheduler.eviction: expected one of recompute, swap, got"),
+        ("scheduler: {lengths: oracle}", "scheduler.lengths: expected one of "),
+        (
+            "scheduler: {starvation: 0}",
+            "shoal.yaml, line 2: scheduler: scheduler starvation must be above 0 seconds, got 0",
+        ),
+        ("kv_cache: {swap: some}", "kv_cache.swap: expected a size such as 512MB"),
         ("scheduler: {depth: 3}", "scheduler.depth: must be at most 2, got 3"),
         ("scheduler: {admission: optimistic}", "scheduler.admission: expected one of "),
         ("scheduler: {admission: {reserved: 5%}}", "scheduler.admission: the key 'policy' must be one of "),
@@ -161,7 +192,11 @@ def test_a_service_is_named_after_its_model(tmp_path, model, name):
             "scheduler: {admission: {policy: past-future, reserved: 150%}}",
             "shoal.yaml, line 2: scheduler.admission: admission reserved must be in [0, 1), got 1.5",
         ),
-        ("scheduler: {preset: seallm}", "scheduler.preset: unknown key"),
+        (
+            "scheduler: {preset: seallm-joined}",
+            "shoal.yaml, line 2: scheduler.preset: expected one of shoal, vllm, orca, ",
+        ),
+        ("scheduler: {preset: seallm-joined}", "got 'seallm-joined', did you mean 'seallm-join'?"),
         ("server: {port: 70000}", "server.port: must be at most 65535, got 70000"),
         ("server: {drain: soon}", "server.drain: expected a time such as 200ms"),
         ("devices: [cpu, cuda:0]", "shoal.yaml, line 2: devices: write exactly one device, got 2"),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shoal.config import ENGINE_FLAGS, SERVER_FLAGS, config_section
 from shoal.core import SLO, ConfigError, Service
-from shoal.schedule import ADMISSIONS
+from shoal.schedule import ADMISSIONS, FcfsStrict
 from shoal.serve.options import ServerOptions
 
 # For each flag: what may be written, in a file or on the command line alike.
@@ -14,9 +14,15 @@ VALUES = {
     "kv-memory": ["2GiB", "512MB", "4096", "1.5MiB"],
     "block-size": ["16", "1", "128"],
     "layout": ["merged", "split"],
-    "order": ["fcfs", "fcfs-strict"],
+    "swap": ["4096", "1GiB"],
+    "preset": ["shoal", "muxserve", "fastserve", "seallm-join"],
+    "order": ["fcfs", "round-robin", "mlfq:levels=4,quantum=50ms", "doubling-budget:variant=c-mu"],
     "admission": ["conservative", "aggressive", "past-future", "past-future:reserved=5%,admit_every=10"],
-    "victim": ["newest"],
+    "victim": ["newest", "lowest-priority"],
+    "eviction": ["recompute", "swap"],
+    "preempt": ["true", "no"],
+    "lengths": ["maximum", "history", "learned"],
+    "starvation": ["2s", "150ms"],
     "max-running": ["1", "300"],
     "max-batched-tokens": ["7", "4096"],
     "depth": ["1", "2"],
@@ -56,7 +62,7 @@ def test_flags_go_over_the_file_key_by_key(tmp_path):
     text = "services: [smollm2]\nkv_cache: {memory: 1GiB, block_size: 8}\nscheduler: {max_running: 3}"
     config = from_yaml(tmp_path, text, kv_memory="2MiB", order="fcfs-strict", prefix_caching=False)
     assert (config.kv_cache.memory_bytes, config.kv_cache.block_size) == (2 * 2**20, 8)
-    assert (config.scheduler.order, config.scheduler.max_running) == ("fcfs-strict", 3)
+    assert (config.scheduler.order, config.scheduler.max_running) == (FcfsStrict(), 3)
     assert config.kv_cache.prefix_caching is False
 
 
@@ -93,6 +99,10 @@ def test_services_as_flags():
             "scheduler.admission: the key 'reserved' is written twice",
         ),
         ({"admission": "past-futur"}, "did you mean 'past-future'?"),
+        ({"preset": "sealm"}, "--preset: scheduler.preset: expected one of shoal, vllm, orca, "),
+        ({"preset": "sealm"}, "got 'sealm', did you mean 'seallm'?"),
+        ({"order": "mlfq:level=2"}, "--order: scheduler.order.level: unknown key, did you mean 'levels'?"),
+        ({"starvation": "never"}, "--starvation: scheduler.starvation: expected a time"),
         ({"admission": "aggressive:reserved=1%"}, "--admission: scheduler.admission.reserved: unknown key"),
         ({"services": ("chat=",)}, "--service: expected NAME=MODEL"),
         ({"services": ("=smollm2",)}, "--service: expected NAME=MODEL"),

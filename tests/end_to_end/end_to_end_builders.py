@@ -1,5 +1,6 @@
 """Real engines in this process, driven by token ids."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from shoal.core import FinishReason, Request, SamplingParams, Service, TokenLogprobs
-from shoal.engine import EngineOptions, build_engine
+from shoal.config import PRESETS
+from shoal.core import FinishReason, Request, SamplingParams, Service, StepPlan, StepResult, TokenLogprobs
+from shoal.engine import Engine, EngineOptions, build_engine
+from shoal.execute.protocol import Executor
 from shoal.kvcache import BlockPool, KVCacheOptions
 from shoal.schedule import Conservative, SchedulerOptions
 
@@ -24,7 +27,29 @@ class Outcome:
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     evictions: int = 0
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    compacted_blocks: int = 0
     cached_tokens: int = 0
+
+
+class Paced:
+    """An executor of which every step takes as long, and the clock that it drives: so runs repeat exactly."""
+
+    def __init__(self, executor: Executor, step_ns: int) -> None:
+        self._executor = executor
+        self._step_ns = step_ns
+        self.now_ns = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self._executor.submit(plan)
+
+    def collect(self) -> StepResult:
+        self.now_ns += self._step_ns
+        return dataclasses.replace(self._executor.collect(), duration_ns=self._step_ns)
+
+    def close(self) -> None:
+        self._executor.close()
 
 
 def make_request(
@@ -40,48 +65,97 @@ def run_engine(
     folders: Mapping[str, Path],
     rounds: Sequence[Sequence[Request]],
     *,
+    preset: str = "shoal",
     memory_bytes: int = 32 << 20,
+    swap_bytes: int | None = None,
     block_size: int = 16,
-    layout: str = "merged",
+    layout: str | None = None,
     prefix_caching: bool = True,
     attention: str = "auto",
     dtype: str = "float32",
+    execution_s: Mapping[str, float] | None = None,
+    step_s: float = 0.01,
+    every: int = 0,
     **scheduler: object,
 ) -> Outcome:
-    """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along."""
+    """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along.
+
+    preset: whose scheduler and layout are taken, except for what is given here. every: steps between two
+    requests of a round (0: all come at once), each of which takes ``step_s`` on the engine's clock.
+    """
+    chosen = PRESETS[preset]
     options = EngineOptions(
         services=tuple(
-            Service(name=name, model=str(folder), dtype=dtype) for name, folder in folders.items()
+            Service(name=name, model=str(folder), dtype=dtype, execution_s=(execution_s or {}).get(name))
+            for name, folder in folders.items()
         ),
         kv_cache=KVCacheOptions(
-            memory_bytes=memory_bytes, block_size=block_size, layout=layout, prefix_caching=prefix_caching
+            memory_bytes=memory_bytes,
+            block_size=block_size,
+            layout=chosen.layout if layout is None else layout,
+            prefix_caching=prefix_caching,
+            swap_bytes=swap_bytes,
         ),
-        scheduler=SchedulerOptions(**scheduler),  # type: ignore[arg-type]
+        scheduler=dataclasses.replace(chosen.scheduler, **scheduler),  # type: ignore[arg-type]
         attention=attention,
     )
-    engine, _ = build_engine(options, folders, in_process=True)
-    pool: BlockPool = engine._pool
+    paced: list[Paced] = []
+
+    def pace(executor: Executor) -> Executor:
+        paced.append(Paced(executor, round(step_s * 1e9)))
+        return paced[0]
+
+    engine, _ = build_engine(options, folders, in_process=True, wrap=pace)
+    engine._clock = lambda: paced[0].now_ns
     outcome = Outcome()
     for requests in rounds:
-        for request in requests:
-            engine.submit(request)
-            outcome.tokens[request.id] = []
-        while engine.busy:
-            for event in engine.step():
-                outcome.tokens[event.request_id] += event.tokens
-                if event.logprobs is not None:
-                    outcome.logprobs[event.request_id] = event.logprobs
-                if event.finish is not None:
-                    assert event.finish in (FinishReason.LENGTH, FinishReason.STOP)
-                    outcome.ends[event.request_id] += 1
-            pool.check_integrity()
+        _answer(engine, list(requests), every, outcome)
     assert set(outcome.ends.values()) == {1}
-    assert all(pool.live_blocks(name) == 0 for name in folders)
-    stats = engine.stats()
-    outcome.evictions = sum(service.evictions for service in stats.services.values())
-    outcome.cached_tokens = sum(service.cached_tokens for service in stats.services.values())
+    _check_books(engine)
+    for pool in _pools(engine):
+        assert all(pool.live_blocks(name) == 0 for name in folders)
+    for service in engine.stats().services.values():
+        outcome.evictions += service.evictions
+        outcome.recomputed_tokens += service.recomputed_tokens
+        outcome.swapped_tokens += service.swapped_tokens
+        outcome.compacted_blocks += service.compacted_blocks
+        outcome.cached_tokens += service.cached_tokens
     engine.close()
     return outcome
+
+
+def _answer(engine: Engine, requests: list[Request], every: int, outcome: Outcome) -> None:
+    steps = 0
+    while requests or engine.busy:
+        while requests and (not every or steps % every == 0):
+            engine.submit(requests[0])
+            outcome.tokens[requests.pop(0).id] = []
+            if every:
+                break
+        for event in engine.step():
+            outcome.tokens[event.request_id] += event.tokens
+            if event.logprobs is not None:
+                outcome.logprobs[event.request_id] = event.logprobs
+            if event.finish is not None:
+                assert event.finish in (FinishReason.LENGTH, FinishReason.STOP)
+                outcome.ends[event.request_id] += 1
+        steps += 1
+        _check_books(engine)
+
+
+def _check_books(engine: Engine) -> None:
+    for pool in _pools(engine):
+        pool.check_integrity()
+    if not engine._in_flight:
+        groups = engine._scheduler._groups
+        engine._pool.check_integrity(
+            {name: [one.blocks for one in group.running] for name, group in groups.items()}
+        )
+
+
+def _pools(engine: Engine) -> list[BlockPool]:
+    host = engine._scheduler._ledger._host
+    return [engine._pool] if host is None else [engine._pool, host]
 
 
 OVERCOMMIT = {"admission": Conservative(overcommit=20.0)}

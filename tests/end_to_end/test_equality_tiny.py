@@ -12,6 +12,7 @@ from end_to_end_builders import OVERCOMMIT, greedy_reference, make_request, run_
 from execute_builders import make_model, make_prompt, tiny_config
 
 from shoal.core import derive_seed
+from shoal.schedule import FcfsStrict
 
 KINDS = ("llama", "qwen3", "opt", "gpt2", "gemma3", "gemma2")
 PARTNER = {
@@ -34,7 +35,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "evictions, no prefix caching": {**SMALL, "prefix_caching": False},
     "evictions, chunks of 7": {**SMALL, "max_batched_tokens": 7},
     "evictions, depth 2, large-young": {**SMALL, "depth": 2, "victim": "large-young"},
-    "evictions, split, strict": {**SMALL, "layout": "split", "order": "fcfs-strict"},
+    "evictions, split, strict": {**SMALL, "layout": "split", "order": FcfsStrict()},
     "depth 2": {"depth": 2},
     "reference attention": {"attention": "reference"},
 }

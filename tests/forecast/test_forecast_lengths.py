@@ -6,7 +6,7 @@ from scipy import stats
 
 from shoal.core import ConfigError, derive_seed, uniform
 from shoal.forecast import LengthHistory, derive_seeds, uniforms
-from shoal.forecast.lengths import Ends, kaplan_meier
+from shoal.forecast.lengths import Ends, LengthDistribution, kaplan_meier
 
 NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -177,3 +177,12 @@ def test_nonsense_is_refused(arguments, names):
 def test_an_empty_output_cannot_be_recorded():
     with pytest.raises(ValueError, match="at least 1"):
         LengthHistory(10).record(0)
+
+
+@given(st.integers(1, 400), st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=50))
+def test_equal_masses_are_found_where_a_search_finds_them(size, targets):
+    cumulative = np.arange(1, size + 1) / size
+    lengths = np.arange(1, size + 1)
+    at_steps = np.concatenate((targets, cumulative[:-1], np.nextafter(cumulative, 0), [0.0, 1.0]))
+    found = LengthDistribution(lengths, cumulative, equal_masses=True)._places(at_steps)
+    assert found.tolist() == cumulative.searchsorted(at_steps, side="right").tolist()

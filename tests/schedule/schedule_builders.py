@@ -89,6 +89,9 @@ def make_scheduler(
     pool = pool or make_pool()
     limits = {name: ServiceLimits(context, eos, execution_s=execution_s) for name in pool.layout.services}
     options = {
+        "victim": "newest",
+        "eviction": "recompute",
+        "preempt": False,
         "admission": admission or Aggressive(watermark=1.0),
         "order": ORDERS[order]() if isinstance(order, str) else order,
         **options,

@@ -120,6 +120,7 @@ def test_orders_are_found_by_name_and_others_refused():
         "doubling-budget",
         "shortest-remaining",
         "edf",
+        "weighted-turns",
     }
     with pytest.raises(ConfigError, match="did you mean 'mlfq'"):
         order_class("mlfk")

@@ -23,6 +23,7 @@ from shoal.schedule import (
     RoundRobin,
     ShortestRemaining,
     Slice,
+    WeightedTurns,
 )
 
 ADMISSION_POINTS = [
@@ -49,6 +50,7 @@ ORDER_POINTS = [
     DoublingBudget(variant="c-mu"),
     ShortestRemaining(),
     EarliestDeadline(),
+    WeightedTurns(),
 ]
 EVICTIONS = [
     {"eviction": "recompute"},

@@ -195,7 +195,14 @@ class FakeEngine:
         if not self.alive:
             raise EngineDied("the engine process ended (exit code 1)")
         service = ServiceStats(
-            waiting=self.waiting, running=2, evictions=3, prompt_tokens=40, output_tokens=50
+            waiting=self.waiting,
+            running=2,
+            swapped=4,
+            evictions=3,
+            swapped_tokens=60,
+            compacted_blocks=5,
+            prompt_tokens=40,
+            output_tokens=50,
         )
         pool = PoolStats(
             total_bytes=1000,

@@ -1,12 +1,17 @@
 """What /metrics tells."""
 
 import asyncio
+from dataclasses import asdict, fields
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client
 
 from shoal.core import SLO, FinishReason, RequestRecord, Service
+from shoal.engine.stats import EngineStats, StepTotals
+from shoal.kvcache import PoolUsage, ServiceUsage
+from shoal.schedule import SchedulerStats
+from shoal.schedule import ServiceStats as ScheduledStats
 from shoal.serve.metrics import ServerMetrics
 
 
@@ -37,6 +42,9 @@ def test_engine_counters_and_gauges():
     assert values["shoal_requests_running", chat_service] == 2
     assert values["shoal_evictions_total", chat_service] == 3
     assert values["shoal_evictions_total", ("service", "base")] == 0
+    assert values["shoal_requests_swapped", chat_service] == 4
+    assert values["shoal_swapped_tokens_total", chat_service] == 60
+    assert values["shoal_compacted_blocks_total", chat_service] == 5
     assert values["shoal_prompt_tokens_total", chat_service] == 40
     assert values["shoal_output_tokens_total", chat_service] == 50
     assert values["shoal_kv_bytes", ("use", "total")] == 1000
@@ -44,6 +52,19 @@ def test_engine_counters_and_gauges():
     assert values["shoal_kv_bytes", ("use", "unfilled")] == 15
     assert values["shoal_kv_utilisation",] == 0.25
     assert values["shoal_steps_total",] == 7
+
+
+def test_every_count_of_the_scheduler_reaches_the_engine_s_counts():
+    names = [field.name for field in fields(ScheduledStats)]
+    counted = ScheduledStats(**{name: number for number, name in enumerate(names, start=1)})
+    used = ServiceUsage(
+        live_blocks=101, cached_blocks=102, free_blocks=103, merged_blocks=104, block_bytes=32, token_bytes=2
+    )
+    usage = PoolUsage(capacity=9, free_merged=1, services={"a": used}, total_bytes=900, live_bytes=300)
+    stats = EngineStats.collect(SchedulerStats({"a": counted}, steps=7), usage, StepTotals(), block_size=16)
+    found = asdict(stats.services["a"])
+    assert {name: found.pop(name) for name in names} == asdict(counted)
+    assert found == {"live_blocks": 101, "cached_blocks": 102, "free_blocks": 103, "merged_blocks": 104}
 
 
 def test_every_choice_is_counted_once_by_service_and_reason():

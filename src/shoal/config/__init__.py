@@ -11,13 +11,16 @@ from shoal.config.flags import ENGINE_FLAGS, SERVER_FLAGS, Flag, flag_settings
 from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
 
 if TYPE_CHECKING:
+    from shoal.config.presets import PRESETS, Preset
     from shoal.config.settings import Config, config_section, load_config
 
 __all__ = [
     "ENGINE_FLAGS",
+    "PRESETS",
     "SERVER_FLAGS",
     "Config",
     "Flag",
+    "Preset",
     "config_section",
     "flag_settings",
     "format_duration",
@@ -35,4 +38,8 @@ def __getattr__(name: str) -> Any:
         from shoal.config import settings
 
         return getattr(settings, name)
+    if name in ("PRESETS", "Preset"):
+        from shoal.config import presets
+
+        return getattr(presets, name)
     raise AttributeError(f"module 'shoal.config' has no attribute {name!r}")

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.schedule import (
+    Admission,
     Aggressive,
     Conservative,
     DoublingBudget,
     Fcfs,
     FcfsStrict,
     Mlfq,
+    Order,
     PastFuture,
     RoundRobin,
     SchedulerOptions,
@@ -26,38 +29,34 @@ class Preset:
     layout: str = "merged"
 
 
-_VLLM = SchedulerOptions(order=Fcfs(), admission=Aggressive(), victim="newest")
+def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptions:
+    """Options that spell out where published systems differ from the defaults."""
+    options = {"victim": "newest", "eviction": "recompute", "preempt": False, **others}
+    return SchedulerOptions(order=order, admission=admission, **options)
 
 
 def _seallm(variant: str) -> SchedulerOptions:
-    return SchedulerOptions(
-        order=DoublingBudget(variant=variant),
-        admission=Aggressive(),
-        victim="lowest-priority",
-        preempt=True,
-    )
+    return _system(DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt=True)
 
 
 PRESETS: Mapping[str, Preset] = {
     "shoal": Preset(SchedulerOptions(), "the default: the best combination that we found"),
-    "vllm": Preset(_VLLM, "first come, first served; prompts first; whoever fits now is let in"),
+    "vllm": Preset(_system(Fcfs(), Aggressive()), "first come, first served; whoever fits now is let in"),
     "orca": Preset(
-        SchedulerOptions(order=Fcfs(), admission=Conservative(), victim="newest"),
+        _system(Fcfs(), Conservative()),
         "first come, first served; memory for the longest possible output is set aside",
     ),
     "alpaserve": Preset(
-        SchedulerOptions(order=FcfsStrict(), admission=Aggressive(), victim="newest"),
+        _system(FcfsStrict(), Aggressive()),
         "the service of the oldest request runs, the others wait",
     ),
     "muxserve": Preset(
-        SchedulerOptions(order=RoundRobin(), admission=Aggressive(), victim="newest"),
+        _system(RoundRobin(), Aggressive()),
         "services take turns, with quotas of decode steps; KV blocks of one layer and head",
         layout="split",
     ),
     "fastserve": Preset(
-        SchedulerOptions(
-            order=Mlfq(), admission=Aggressive(), victim="lowest-priority", eviction="swap", preempt=True
-        ),
+        _system(Mlfq(), Aggressive(), victim="lowest-priority", eviction="swap", preempt=True),
         "skip-join multi-level feedback queue; KV of preempted requests is swapped to the host",
     ),
     "seallm": Preset(_seallm("literal"), "doubling budget as published: one service and one phase a step"),
@@ -68,21 +67,15 @@ PRESETS: Mapping[str, Preset] = {
         _seallm("batch"), "doubling budget by priority divided by the batch that a step can serve"
     ),
     "past-future": Preset(
-        SchedulerOptions(
-            order=Fcfs(), admission=PastFuture(cold_start="max", draws="max", admit_every=10), victim="newest"
-        ),
+        _system(Fcfs(), PastFuture(cold_start="max", draws="max", admit_every=10)),
         "admission by forecast of the memory peak, as published",
     ),
     "lightllm-conservative": Preset(
-        SchedulerOptions(
-            order=Fcfs(), admission=Conservative(overcommit=1.5, admit_every=10), victim="newest"
-        ),
+        _system(Fcfs(), Conservative(overcommit=1.5, admit_every=10)),
         "memory for the longest possible outputs, overcommitted by half",
     ),
     "scls-cb": Preset(
-        SchedulerOptions(
-            order=Fcfs(), admission=Slice(tokens=128), victim="lowest-priority", eviction="swap"
-        ),
+        _system(Fcfs(), Slice(tokens=128), victim="lowest-priority", eviction="swap"),
         "slices of 128 tokens on continuous batching, memory for each reserved exactly",
     ),
 }

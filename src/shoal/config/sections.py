@@ -34,6 +34,7 @@ Rules = Mapping[tuple[type, str], Kind]
 """Kinds for fields whose type alone says too little, by (dataclass, field)."""
 
 _UNITS = {"_bytes": size, "_s": seconds, "_ns": nanoseconds}
+_RATE = "_per_s"
 
 
 class UnknownKey(ConfigError):
@@ -135,11 +136,16 @@ def section_of(cls: type, rules: Rules, renamed: Mapping[str, str] | None = None
 
 
 def key_name(field: str) -> str:
-    """A field's name without its unit."""
-    for suffix in _UNITS:
-        if field.endswith(suffix):
-            return field.removesuffix(suffix)
-    return field
+    """A field's name without its unit; a rate keeps it, or its name would say nothing."""
+    unit = _unit_of(field)
+    return field if unit is None else field.removesuffix(unit)
+
+
+def _unit_of(field: str) -> str | None:
+    """The end of a field's name that is the unit of a size or time."""
+    if field.endswith(_RATE):
+        return None
+    return next((suffix for suffix in _UNITS if field.endswith(suffix)), None)
 
 
 def _kind_of(annotation: Any, name: str, rules: Rules) -> Kind:
@@ -154,9 +160,9 @@ def _kind_of(annotation: Any, name: str, rules: Rules) -> Kind:
         return Several(_kind_of(arguments[0], name, rules))
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return section_of(annotation, rules)
-    for suffix, kind in _UNITS.items():
-        if name.endswith(suffix) and annotation in (int, float):
-            return kind()
+    unit = _unit_of(name)
+    if unit is not None and annotation in (int, float):
+        return _UNITS[unit]()
     kinds: dict[Any, Kind] = {bool: Switch(), int: integer(), float: number(), str: Text()}
     if annotation not in kinds:
         raise TypeError(f"no configuration kind for field {name} of type {annotation}")

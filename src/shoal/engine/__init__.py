@@ -6,7 +6,7 @@ detokenising and stop strings, and the offline interface. Which request runs whe
 package does not import torch.
 """
 
-from shoal.engine.build import build_engine
+from shoal.engine.build import assemble_engine, build_engine
 from shoal.engine.core import Engine
 from shoal.engine.handle import EngineHandle
 from shoal.engine.info import EngineInfo, ServiceInfo
@@ -25,5 +25,6 @@ __all__ = [
     "ServiceInfo",
     "ServiceStats",
     "Stream",
+    "assemble_engine",
     "build_engine",
 ]

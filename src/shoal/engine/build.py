@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from shoal.core import ModelUnavailable
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
@@ -16,6 +18,9 @@ from shoal.schedule import Scheduler, ServiceLimits
 
 if TYPE_CHECKING:
     from shoal.execute.loading import ModelSet
+
+_SWAP_POOLS = 4
+"""Host memory for swapped KV, in pools, where nothing else is asked for; touched only as it is needed."""
 
 
 def build_engine(
@@ -34,7 +39,6 @@ def build_engine(
     ModelUnsupported.
     """
     from shoal.execute.loading import load_models
-    from shoal.execute.torch_executor import TorchExecutor
 
     missing = [service.name for service in options.services if service.name not in folders]
     if missing:
@@ -48,21 +52,36 @@ def build_engine(
         attention=options.attention,
         progress=progress,
     )
+    return assemble_engine(options, models, threads=threads, wrap=wrap)
+
+
+def assemble_engine(
+    options: EngineOptions,
+    models: "ModelSet",
+    *,
+    threads: int,
+    wrap: Callable[[Executor], Executor] = lambda executor: executor,
+) -> tuple[Engine, EngineInfo]:
+    """Put an engine with a pool of its own around ``models``, which were loaded for these very services.
+
+    threads: what they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
+    """
+    from shoal.execute.torch_executor import TorchExecutor
+
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
-    limits = {
-        service.name: ServiceLimits(
-            models.context_tokens[service.name],
-            models.eos_token_ids[service.name],
-            slo=service.slo,
-            execution_s=service.execution_s,
-            quota=service.quota,
-        )
-        for service in options.services
-    }
-    scheduler = Scheduler(pool, limits, options.scheduler)
+    host = _host_pool(options, layout)
+    limits = _limits(options, models)
+    scheduler = Scheduler(pool, limits, options.scheduler, host)
     depth = options.scheduler.depth
-    executor = TorchExecutor(models, layout, depth=depth, unit_ids=pool.unit_ids)
+    executor = TorchExecutor(
+        models,
+        layout,
+        depth=depth,
+        unit_ids=pool.unit_ids,
+        host_layout=None if host is None else host.layout,
+        host_unit_ids=None if host is None else host.unit_ids,
+    )
     engine = Engine(scheduler, pool, wrap(executor), depth=depth)
     info = EngineInfo(
         services={
@@ -86,6 +105,20 @@ def build_engine(
     return engine, info
 
 
+def _limits(options: EngineOptions, models: "ModelSet") -> dict[str, ServiceLimits]:
+    """What the models allow, and what is wanted of the services."""
+    return {
+        service.name: ServiceLimits(
+            models.context_tokens[service.name],
+            models.eos_token_ids[service.name],
+            slo=service.slo,
+            execution_s=service.execution_s,
+            quota=service.quota,
+        )
+        for service in options.services
+    }
+
+
 def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
     """The KV pool of the size that was asked for, or that the device leaves."""
     memory_bytes = options.kv_cache.memory_bytes
@@ -104,9 +137,10 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
     if options.scheduler.eviction != "swap":
         return None
     swap_bytes = options.kv_cache.swap_bytes
-    return BlockPool(
-        layout.resized(layout.total_bytes if swap_bytes is None else swap_bytes), prefix_caching=False
-    )
+    if swap_bytes is None:
+        free_bytes: int = psutil.virtual_memory().available
+        swap_bytes = max(layout.merged_bytes, min(_SWAP_POOLS * layout.total_bytes, free_bytes // 4))
+    return BlockPool(layout.resized(swap_bytes), prefix_caching=False)
 
 
 def describe_service(

@@ -11,20 +11,26 @@ from shoal.schedule.stats import SchedulerStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStats:
-    """One service. Counters since the start: finished, cancelled, evictions and all ``*_tokens``.
+    """One service.
 
-    waiting, running: requests now. recomputed_tokens: computed again after evictions. cached_tokens:
-    prompt tokens found in the prefix index. unfilled_tokens: slots for tokens at the ends of running
-    requests' last blocks that hold none yet. live, cached and free blocks lie in the merged blocks that
-    the service holds: in use, kept for their prefix, and unused but out of other services' reach.
+    Counters since the start: finished and cancelled requests, evictions, recomputed_tokens (computed again
+    after evictions), swapped_tokens (saved on the host at evictions), compacted_blocks (copied to make merged
+    blocks free), prompt_tokens, cached_tokens (of them found in the prefix index) and output_tokens.
+    Now: waiting and running requests; swapped: those of the waiting whose KV is saved on the host;
+    unfilled_tokens: slots for tokens at the ends of running requests' last blocks that hold none yet. live,
+    cached and free blocks lie in the merged blocks that the service holds: in use, kept for their prefix,
+    and unused but out of other services' reach.
     """
 
     waiting: int = 0
     running: int = 0
+    swapped: int = 0
     finished: int = 0
     cancelled: int = 0
     evictions: int = 0
     recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    compacted_blocks: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0

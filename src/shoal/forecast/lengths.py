@@ -26,10 +26,12 @@ class LengthDistribution:
     """A distribution of output lengths; mass that ``cumulative`` leaves over lies at a request's maximum.
 
     lengths: ascending, may repeat. cumulative: P(length <= lengths[i]) up to and including entry i.
+    equal_masses: ``cumulative`` is (i + 1) / n.
     """
 
     lengths: IntArray
     cumulative: FloatArray
+    equal_masses: bool = False
 
     @cached_property
     def _masses(self) -> FloatArray:
@@ -45,6 +47,18 @@ class LengthDistribution:
         """P(length <= tokens)."""
         return self._masses.take(self.lengths.searchsorted(tokens, side="right"))
 
+    def _places(self, targets: FloatArray) -> IntArray:
+        """``cumulative.searchsorted(targets, side="right")``; faster where masses are equal."""
+        size = len(self.lengths)
+        if not self.equal_masses:
+            return self.cumulative.searchsorted(targets, side="right")
+        places: IntArray = (targets * size).astype(np.int64)
+        np.minimum(places, size - 1, out=places)
+        # Rounding may have put a target on the wrong side of a step.
+        places -= self._masses.take(places) > targets
+        places += self._masses.take(places + 1) <= targets
+        return places
+
     def draw(self, seeds: Seeds, generated: IntArray, ceilings: IntArray, samples: int) -> IntArray:
         """Predicted output lengths [samples, n] of requests that have generated ``generated`` tokens.
 
@@ -56,7 +70,7 @@ class LengthDistribution:
         targets = uniforms(keys)
         targets *= 1.0 - past
         targets += past
-        picked = self._outcomes.take(self.cumulative.searchsorted(targets, side="right"))
+        picked = self._outcomes.take(self._places(targets))
         return np.minimum(picked, ceilings, out=picked)
 
     def mean_beyond(self, generated: IntArray, ceilings: IntArray) -> FloatArray:
@@ -129,7 +143,8 @@ class LengthHistory:
                 self._ends = Ends.of(self._sorted)
             return kaplan_meier(self._ends, generated)
         if self._full is None:
-            self._full = LengthDistribution(self._sorted, np.arange(1, self.window + 1) / self.window)
+            cumulative = np.arange(1, self.window + 1) / self.window
+            self._full = LengthDistribution(self._sorted, cumulative, equal_masses=True)
         return self._full
 
 

@@ -14,7 +14,7 @@ class KVCacheOptions:
         and KV head, the baseline).
     prefix_caching: keep the KV of finished requests for later ones that start with the same tokens.
     swap_bytes: host memory for the KV of evicted requests, where the scheduler's ``eviction`` is "swap";
-        None takes as much as the pool itself.
+        None takes four times the pool, at most a quarter of what the host has free.
     """
 
     memory_bytes: int | None = None

@@ -38,6 +38,7 @@ from shoal.schedule.orders import (
     ShortestRemaining,
     Standing,
     Turn,
+    WeightedTurns,
 )
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import SchedulerStats, ServiceStats
@@ -76,6 +77,7 @@ __all__ = [
     "Tracked",
     "Turn",
     "Victim",
+    "WeightedTurns",
     "admission_class",
     "describe",
     "lookup",

@@ -97,9 +97,10 @@ class Committer:
 def _advance(group: Group, decodes: Sequence[Tracked], chunks: Sequence[tuple[Tracked, int]]) -> list[int]:
     """Count the plan's tokens as scheduled; the rows that sample one, which are also expected from now on."""
     sampled = list(range(len(decodes)))
-    for one in decodes:
-        if group.prefills and one in group.prefills:  # the last token of a prompt
+    if group.prefills:  # some decode may be the last token of a prompt
+        for one in set(decodes).intersection(group.prefills):
             group.prefills.remove(one)
+    for one in decodes:
         one.scheduled += 1
         one.expected += 1
         one.in_flight += 1

@@ -5,9 +5,9 @@ from typing import Literal
 
 from shoal.core import ConfigError
 from shoal.forecast import PREDICTORS
-from shoal.schedule.admission import Admission, PastFuture
+from shoal.schedule.admission import Admission, Aggressive
 from shoal.schedule.lookup import lookup
-from shoal.schedule.orders import Fcfs, Order
+from shoal.schedule.orders import Order, WeightedTurns
 from shoal.schedule.victims import VICTIMS
 
 
@@ -28,11 +28,11 @@ class SchedulerOptions:
     depth: most plans in flight; 2 lets the next step be scheduled while one is computed.
     """
 
-    order: Order = field(default_factory=Fcfs)
-    admission: Admission = field(default_factory=PastFuture)
-    victim: str = "newest"
-    eviction: Literal["recompute", "swap"] = "recompute"
-    preempt: bool = False
+    order: Order = field(default_factory=WeightedTurns)
+    admission: Admission = field(default_factory=Aggressive)
+    victim: str = "lowest-priority"
+    eviction: Literal["recompute", "swap"] = "swap"
+    preempt: bool = True
     lengths: str = "history"
     starvation_s: float = 10.0
     max_running: int = 256

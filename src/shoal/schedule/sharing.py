@@ -16,12 +16,16 @@ class SharedPrefixes:
 
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}
+        self._shared = 0  # blocks with at least two holders
 
     def hold(self, blocks: Sequence[int]) -> None:
         """One more request holds these."""
         holders = self._holders
         for block in blocks:
-            holders[block] = holders.get(block, 0) + 1
+            count = holders.get(block, 0) + 1
+            holders[block] = count
+            if count == 2:
+                self._shared += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
         """One request less holds these."""
@@ -30,6 +34,8 @@ class SharedPrefixes:
             left = holders[block] - 1
             if left:
                 holders[block] = left
+                if left == 1:
+                    self._shared -= 1
             else:
                 del holders[block]
 
@@ -42,6 +48,8 @@ class SharedPrefixes:
 
     def sets(self, tables: Sequence[tuple[Sequence[int], int]]) -> SharedBlocks | None:
         """Blocks held by at least two of the requests, given each one's table and its shareable length."""
+        if not self._shared:
+            return None
         holders = self._holders
         lengths: dict[int, int] = {}
         members: dict[int, list[int]] = {}

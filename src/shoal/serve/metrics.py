@@ -120,10 +120,13 @@ class _EngineCollector(Collector):
 _GAUGES = {
     "requests_waiting": ("waiting", "Requests that wait for admission."),
     "requests_running": ("running", "Requests that are being computed."),
+    "requests_swapped": ("swapped", "Waiting requests whose KV is saved in host memory."),
 }
 _COUNTERS = {
-    "evictions": "Running requests that lost their KV and are computed again.",
+    "evictions": "Running requests that lost their blocks in the KV pool.",
     "recomputed_tokens": "Tokens computed again after evictions.",
+    "swapped_tokens": "Tokens whose KV was saved in host memory at evictions.",
+    "compacted_blocks": "KV blocks moved so that merged blocks became free.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "output_tokens": "Tokens generated.",

@@ -19,6 +19,7 @@ from shoal.schedule.orders.mlfq import Mlfq
 from shoal.schedule.orders.protocol import Decision, Order, Standing, Turn
 from shoal.schedule.orders.round_robin import RoundRobin
 from shoal.schedule.orders.shortest_remaining import ShortestRemaining
+from shoal.schedule.orders.weighted_turns import WeightedTurns
 
 ORDERS: Mapping[str, type[Order]] = {
     "fcfs": Fcfs,
@@ -28,6 +29,7 @@ ORDERS: Mapping[str, type[Order]] = {
     "doubling-budget": DoublingBudget,
     "shortest-remaining": ShortestRemaining,
     "edf": EarliestDeadline,
+    "weighted-turns": WeightedTurns,
 }
 """Orders by name."""
 
@@ -52,5 +54,6 @@ __all__ = [
     "ShortestRemaining",
     "Standing",
     "Turn",
+    "WeightedTurns",
     "order_class",
 ]

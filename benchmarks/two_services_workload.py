@@ -1,0 +1,129 @@
+"""The requests of `two_services.py`: lengths from a table, arrivals in bursts, everything from a seed."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SERVICES = ("chat", "write")
+
+LONGEST_PROMPT, LONGEST_CHAT_PROMPT, LONGEST_TOTAL = 1024, 256, 2048
+"""Tokens of the table before scaling; longer conversations are left out, and those of fewer than 4 tokens."""
+SHORTEST = 4
+
+CYCLE_S = 10.0
+BURST_SHARE, BURST_RATE = 1 / 3, 3.0
+"""In every cycle each service has one burst, at a place of its own, with three times its rate outside it."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """Prompt and output tokens of one conversation."""
+
+    prompt: int
+    output: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request: when it comes (seconds from the start), and how long its output will be."""
+
+    id: str
+    service: str
+    at_s: float
+    prompt: tuple[int, ...]
+    output_tokens: int
+
+
+def read_lengths(path: Path, scale: float) -> dict[str, list[Length]]:
+    """Conversations of each service, shortest output first; the two groups are 2-means of output length."""
+    with path.open(newline="") as file:
+        rows = [Length(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+    rows = [
+        row
+        for row in rows
+        if SHORTEST <= row.prompt <= LONGEST_PROMPT
+        and SHORTEST <= row.output
+        and row.prompt + row.output <= LONGEST_TOTAL
+    ]
+    border = _between_two_means(np.array([row.output for row in rows]))
+    groups = {
+        "chat": [row for row in rows if row.output < border and row.prompt <= LONGEST_CHAT_PROMPT],
+        "write": [row for row in rows if row.output >= border],
+    }
+    scaled = {
+        name: [Length(max(1, round(row.prompt * scale)), max(1, round(row.output * scale))) for row in group]
+        for name, group in groups.items()
+    }
+    return {name: sorted(group, key=lambda one: (one.output, one.prompt)) for name, group in scaled.items()}
+
+
+def _between_two_means(values: np.ndarray) -> float:
+    """Where Lloyd's algorithm, begun at the quartiles, puts the border between two groups of numbers."""
+    low, high = np.percentile(values, [25, 75])
+    while True:
+        border = (low + high) / 2
+        means = values[values < border].mean(), values[values >= border].mean()
+        if means == (low, high):
+            return float(border)
+        low, high = means
+
+
+def typical(lengths: Sequence[Length], count: int) -> list[Length]:
+    """``count`` of the lengths, evenly spaced by output: their mean is near the mean of all."""
+    return [lengths[(2 * i + 1) * len(lengths) // (2 * count)] for i in range(count)]
+
+
+def mean_output(lengths: Mapping[str, Sequence[Length]], chat_share: float) -> float:
+    """Output tokens of the mean request when ``chat_share`` of the requests are chats."""
+    chat, write = (float(np.mean([one.output for one in lengths[name]])) for name in SERVICES)
+    return chat_share * chat + (1 - chat_share) * write
+
+
+def prompt_of(length: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Random token ids: no two prompts share a prefix."""
+    return tuple(rng.integers(100, 40_000, length).tolist())
+
+
+def arrival_times(rate: float, seconds: float, rng: np.random.Generator) -> list[float]:
+    """Poisson arrivals with bursts, ``rate`` per second on average.
+
+    A stream of rate 1 is drawn and its time is bent by the integral of the burst profile, so that the
+    same generator gives the same stream at another rate, only faster.
+    """
+    quiet = rate / (1 + BURST_SHARE * (BURST_RATE - 1))
+    burst_s = BURST_SHARE * CYCLE_S
+    times, expected = [0.0], [0.0]
+    for cycle in range(int(np.ceil(seconds / CYCLE_S))):
+        start = cycle * CYCLE_S
+        place = rng.uniform(0, CYCLE_S - burst_s)
+        for until, speed in (
+            (start + place, quiet),
+            (start + place + burst_s, quiet * BURST_RATE),
+            (start + CYCLE_S, quiet),
+        ):
+            expected.append(expected[-1] + (until - times[-1]) * speed)
+            times.append(until)
+    arrivals = []
+    at = rng.exponential()
+    while at < expected[-1]:
+        arrivals.append(float(np.interp(at, expected, times)))
+        at += rng.exponential()
+    return [one for one in arrivals if one < seconds]
+
+
+def make_workload(
+    lengths: Mapping[str, Sequence[Length]], *, rate: float, chat_share: float, seconds: float, seed: int
+) -> list[Arrival]:
+    """Requests of both services in the order of their arrival; ``rate`` per second together."""
+    arrivals = []
+    for number, (name, share) in enumerate(zip(SERVICES, (chat_share, 1 - chat_share), strict=True)):
+        times = arrival_times(rate * share, seconds, np.random.default_rng((seed, number, 0)))
+        rng = np.random.default_rng((seed, number, 1))
+        for at_s in times:
+            one = lengths[name][int(rng.integers(len(lengths[name])))]
+            prompt = prompt_of(one.prompt, rng)
+            arrivals.append(Arrival(f"{name}-{len(arrivals)}", name, at_s, prompt, one.output))
+    return sorted(arrivals, key=lambda one: one.at_s)
