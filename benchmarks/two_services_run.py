@@ -1,22 +1,22 @@
-"""One run of `two_services.py`: requests into an engine at their times, or into two engines of half the size."""
+"""One run of `two_services.py`: requests at their times into one engine, or into two of half the size."""
 
 import gc
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-
-from two_services_workload import SERVICES, Arrival
 
 from shoal import SamplingParams, Service
 from shoal.config.presets import PRESETS
-from shoal.core import SLO, Request
+from shoal.core import SLO, ConfigError, Request, ShoalError
 from shoal.engine import Engine, EngineOptions, assemble_engine
 from shoal.execute.loading import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.models import resolve_model
 from shoal.schedule import SchedulerOptions
+from two_services_workload import SERVICES, Arrival
 
 E2E_SCALE = 5.0
 """The goal of every request: its end within so many times the execution time of its service."""
@@ -32,6 +32,7 @@ HEAD_START_NS = 500_000_000
 class Setting:
     """What all runs have in common. max_tokens: what every request asks for, more than it will get.
 
+    seconds: of arrivals; warm_up: of these, at the start, whose requests are served but not counted.
     execution_s: L^ of each service; None while it is being measured.
     """
 
@@ -41,6 +42,7 @@ class Setting:
     max_tokens: int
     seconds: float
     drain: float
+    warm_up: float
     execution_s: Mapping[str, float] | None = None
 
     def services(self, names: Sequence[str] = SERVICES) -> tuple[Service, ...]:
@@ -198,6 +200,7 @@ class Client:
                 self._finish.get(one.id),
             )
             for one in self._arrivals
+            if one.at_s >= self._setting.warm_up
         ]
 
     def _counts(self) -> dict[str, Counts]:
@@ -236,9 +239,13 @@ def _serve_half(pipe: Connection, setting: Setting, name: str) -> None:
         job: HalfJob | None = pipe.recv()
         if job is None:
             return
-        engine = build(job.setting, models, "vllm", (name,), threads=1)
-        gc.collect()
-        pipe.send(Client(engine, job.arrivals, job.setting, job.start_ns).run())
+        try:
+            engine = build(job.setting, models, "vllm", (name,), threads=1)
+            gc.collect()
+            pipe.send(Client(engine, job.arrivals, job.setting, job.start_ns).run())
+        except ShoalError as error:
+            pipe.send(error)
+            return
         engine.close()
         del engine
 
@@ -265,10 +272,16 @@ class Halves:
 
     def run(self, setting: Setting, arrivals: Sequence[Arrival]) -> Run:
         """As ``run_shared``, each service in its own engine."""
+        half = replace(setting, kv_bytes=setting.kv_bytes // 2)
         start_ns = time.monotonic_ns() + HEAD_START_NS
         for name, pipe in self._pipes.items():
-            pipe.send(HalfJob(setting, [one for one in arrivals if one.service == name], start_ns))
-        runs: list[Run] = [pipe.recv() for pipe in self._pipes.values()]
+            pipe.send(HalfJob(half, [one for one in arrivals if one.service == name], start_ns))
+        runs: list[Run] = []
+        for name, pipe in self._pipes.items():
+            answer: Run | ShoalError = pipe.recv()
+            if isinstance(answer, ShoalError):
+                raise ConfigError(f"the dedicated engine of {name}: {answer}") from answer
+            runs.append(answer)
         return Run(
             [outcome for run in runs for outcome in run.outcomes],
             {name: counts for run in runs for name, counts in run.counts.items()},
@@ -278,6 +291,7 @@ class Halves:
     def close(self) -> None:
         """End both processes."""
         for pipe in self._pipes.values():
-            pipe.send(None)
+            with suppress(BrokenPipeError):
+                pipe.send(None)
         for process in self._processes:
             process.join(10)

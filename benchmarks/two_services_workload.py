@@ -14,6 +14,7 @@ LONGEST_PROMPT, LONGEST_CHAT_PROMPT, LONGEST_TOTAL = 1024, 256, 2048
 SHORTEST = 4
 
 CYCLE_S = 10.0
+"""About; as many whole cycles as fit best."""
 BURST_SHARE, BURST_RATE = 1 / 3, 3.0
 """In every cycle each service has one burst, at a place of its own, with three times its rate outside it."""
 
@@ -45,7 +46,7 @@ def read_lengths(path: Path, scale: float) -> dict[str, list[Length]]:
         row
         for row in rows
         if SHORTEST <= row.prompt <= LONGEST_PROMPT
-        and SHORTEST <= row.output
+        and row.output >= SHORTEST
         and row.prompt + row.output <= LONGEST_TOTAL
     ]
     border = _between_two_means(np.array([row.output for row in rows]))
@@ -94,15 +95,16 @@ def arrival_times(rate: float, seconds: float, rng: np.random.Generator) -> list
     same generator gives the same stream at another rate, only faster.
     """
     quiet = rate / (1 + BURST_SHARE * (BURST_RATE - 1))
-    burst_s = BURST_SHARE * CYCLE_S
+    cycles = max(1, round(seconds / CYCLE_S))
+    cycle_s = seconds / cycles
+    burst_s = BURST_SHARE * cycle_s
     times, expected = [0.0], [0.0]
-    for cycle in range(int(np.ceil(seconds / CYCLE_S))):
-        start = cycle * CYCLE_S
-        place = rng.uniform(0, CYCLE_S - burst_s)
+    for start in np.arange(cycles) * cycle_s:
+        place = rng.uniform(0, cycle_s - burst_s)
         for until, speed in (
             (start + place, quiet),
             (start + place + burst_s, quiet * BURST_RATE),
-            (start + CYCLE_S, quiet),
+            (start + cycle_s, quiet),
         ):
             expected.append(expected[-1] + (until - times[-1]) * speed)
             times.append(until)
@@ -111,14 +113,14 @@ def arrival_times(rate: float, seconds: float, rng: np.random.Generator) -> list
     while at < expected[-1]:
         arrivals.append(float(np.interp(at, expected, times)))
         at += rng.exponential()
-    return [one for one in arrivals if one < seconds]
+    return arrivals
 
 
 def make_workload(
     lengths: Mapping[str, Sequence[Length]], *, rate: float, chat_share: float, seconds: float, seed: int
 ) -> list[Arrival]:
     """Requests of both services in the order of their arrival; ``rate`` per second together."""
-    arrivals = []
+    arrivals: list[Arrival] = []
     for number, (name, share) in enumerate(zip(SERVICES, (chat_share, 1 - chat_share), strict=True)):
         times = arrival_times(rate * share, seconds, np.random.default_rng((seed, number, 0)))
         rng = np.random.default_rng((seed, number, 1))

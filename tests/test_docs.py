@@ -16,8 +16,8 @@ from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.stats import PoolStats, StepTotals
 from shoal.execute.paged import BACKENDS
-from shoal.forecast import PREDICTORS
-from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS
+from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
+from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.serve import ServerOptions
 from shoal.serve.metrics import ServerMetrics
 
@@ -120,7 +120,12 @@ def exported() -> dict[str, dict[str, set[str]]]:
     )
     metrics.answered(FinishReason.STOP, record, SLO())
     pool = dict.fromkeys(PoolStats.__dataclass_fields__, 1)
-    stats = EngineStats(services={"chat": ServiceStats()}, pool=PoolStats(**pool), steps=StepTotals())
+    traffic = dict.fromkeys(Traffic.__dataclass_fields__, 1) | dict.fromkeys(
+        ("prompt_tokens", "output_tokens", "execution_s"), Spread(1, 1)
+    )
+    seen = Observed(traffic=Traffic(**traffic), accuracy=Accuracy(1, 1, 1), corrections=1)  # type: ignore[arg-type]
+    services = {"chat": ServiceStats(observed=seen)}
+    stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
     found: dict[str, dict[str, set[str]]] = {}
     for line in metrics.render(stats).decode().splitlines():
         match = re.match(r"(shoal_\w+?)(?:_bucket|_sum|_count|_created)?(?:\{(.*)\})? ", line)
@@ -142,7 +147,7 @@ def test_the_metrics_described_are_those_exported() -> None:
     for name, labels in metrics.items():
         _, named, meaning = described[name]
         assert {label for label in labels if label != "le"} == set(re.findall(r"\w+", named)), name
-        for value in labels.get("use", set()) | labels.get("part", set()):
+        for value in set().union(*(labels.get(label, ()) for label in ("use", "part", "kind", "stat"))):
             assert f"`{value}`" in meaning, f"{name} has {value}"
 
 
@@ -150,7 +155,9 @@ def test_the_metrics_described_are_those_exported() -> None:
 def test_metrics_that_are_named_exist(page: Path) -> None:
     named = set(
         re.findall(
-            r"\bshoal_(?:engine|request|kv|step|evict|recomp|prompt|cached|output)\w*", page.read_text()
+            r"\bshoal_(?:engine|request|kv|step|evict|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
+            r"\w*",
+            page.read_text(),
         )
     )
     # A histogram is asked about by these parts of it.

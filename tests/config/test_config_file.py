@@ -159,7 +159,10 @@ def test_a_service_is_named_after_its_model(tmp_path, model, name):
             "kv_cache.prefix_caching: expected true or false, got 'maybe'",
         ),
         ("kv_cache: 2GiB", "shoal.yaml, line 2: kv_cache: expected keys and values, got '2GiB'"),
-        ("scheduler: {order: lifo}", "scheduler.order: expected one of fcfs, fcfs-strict, round-robin, mlfq, "),
+        (
+            "scheduler: {order: lifo}",
+            "scheduler.order: expected one of fcfs, fcfs-strict, round-robin, mlfq, ",
+        ),
         ("scheduler: {order: mlqf}", "got 'mlqf', did you mean 'mlfq'?"),
         ("scheduler: {order: {levels: 3}}", "scheduler.order: the key 'policy' must be one of fcfs, "),
         (

@@ -72,7 +72,7 @@ def run_engine(
     layout: str | None = None,
     prefix_caching: bool = True,
     attention: str = "auto",
-    dtype: str = "float32",
+    dtype: str | Mapping[str, str] = "float32",
     execution_s: Mapping[str, float] | None = None,
     step_s: float = 0.01,
     every: int = 0,
@@ -86,7 +86,12 @@ def run_engine(
     chosen = PRESETS[preset]
     options = EngineOptions(
         services=tuple(
-            Service(name=name, model=str(folder), dtype=dtype, execution_s=(execution_s or {}).get(name))
+            Service(
+                name=name,
+                model=str(folder),
+                dtype=dtype if isinstance(dtype, str) else dtype[name],
+                execution_s=(execution_s or {}).get(name),
+            )
             for name, folder in folders.items()
         ),
         kv_cache=KVCacheOptions(

@@ -1,17 +1,20 @@
 """A real engine around a tiny model with random weights."""
 
 import os
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from engine_builders import make_request, run_all
 
 from shoal.core import ConfigError, ModelUnavailable, Service
-from shoal.engine.build import build_engine, default_threads
+from shoal.engine.build import build_engine, default_swap_bytes, default_threads
 from shoal.engine.options import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
 
 MEMORY = 1 << 16
+GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +82,17 @@ def test_memory_too_small_for_a_block_is_refused(tiny_llama):
     small = options(kv_cache=KVCacheOptions(memory_bytes=100))
     with pytest.raises(ConfigError, match="memory"):
         build_engine(small, {"a": folder, "b": folder}, in_process=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "pool_gib", "free_gib", "expected_gib"),
+    [("cpu", 2, 64, 8), ("cpu", 40, 64, 16), ("cuda:0", 40, 64, 4), ("cuda", 2, 8, 2), ("cuda", 0.5, 64, 2)],
+)
+def test_host_memory_for_swapped_kv_where_none_is_written(
+    monkeypatch, device, pool_gib, free_gib, expected_gib
+):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free_gib * GIB))
+    assert default_swap_bytes(device, int(pool_gib * GIB)) == expected_gib * GIB
 
 
 def test_services_without_a_folder_are_named(tiny_llama):

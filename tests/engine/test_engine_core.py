@@ -12,6 +12,7 @@ from engine_builders import (
 )
 
 from shoal.core import EngineDied, FinishReason, InvalidRequest
+from shoal.forecast import Accuracy, Spread
 
 
 def tokens_of(events: list) -> list[int]:
@@ -162,6 +163,32 @@ def test_stats_count_what_happened():
     assert stats.steps.reply_ns == 17
     assert stats.pool.live_bytes == 0
     assert stats.pool.total_bytes > 0
+
+
+def test_stats_tell_the_traffic_of_each_service():
+    engine, _ = make_engine("fake", "fake")
+    for id, prompt, tokens in (("one", 4, 2), ("two", 8, 6)):
+        engine.submit(make_request(id, prompt=prompt, max_tokens=tokens, ignore_eos=True))
+    run_all(engine)
+    stats = engine.stats()
+    observed, quiet = stats.services["a"].observed, stats.services["b"].observed
+    assert (observed.traffic.prompt_tokens, observed.traffic.output_tokens) == (Spread(6, 2), Spread(4, 2))
+    assert observed.traffic.arrivals_per_s == pytest.approx(2, rel=0.9)
+    assert observed.traffic.latency_s > observed.traffic.ttft_s > 0
+    assert (observed.accuracy, observed.corrections) == (None, None), "nothing is learned by default"
+    assert (quiet.traffic.finished, quiet.traffic.arrivals_per_s) == (0, 0)
+    assert quiet.traffic.prompt_tokens is quiet.traffic.latency_s is quiet.traffic.attainment is None
+
+
+def test_stats_tell_how_well_lengths_are_learned():
+    engine, _ = make_engine("fake?context=200", scheduler={"lengths": "learned"})
+    assert engine.stats().services["a"].observed.accuracy == Accuracy(hits=0, majority=0, samples=0)
+    for number in range(40):
+        engine.submit(make_request(f"r{number}", prompt=5, max_tokens=8, ignore_eos=True))
+        run_all(engine)
+    accuracy = engine.stats().services["a"].observed.accuracy
+    assert (accuracy.hits, accuracy.majority, accuracy.samples) == (40, 40, 40)
+    assert engine.stats().services["a"].observed.corrections == 0
 
 
 def test_closing_closes_the_executor():

@@ -11,6 +11,7 @@ from shoal.engine.profiling import Profiler, ShapeRecorder, pool_decodes, profil
 from shoal.engine.profiling_fit import fit_service
 from shoal.engine.profiling_grid import GRIDS, Grid
 from shoal.forecast import LatencyModel, StepShape
+from shoal.schedule import Conservative, Fcfs
 
 TRUTH = LatencyModel(constant_s=2e-2, sequence_s=5e-4, token_s=1.5e-3, context_s=4e-6, work_s=6e-7)
 GRID = Grid(
@@ -162,6 +163,8 @@ def test_the_engine_to_be_measured_runs_one_plan_at_a_time():
     options = make_options(scheduler={"depth": 2, "max_running": 7, "max_batched_tokens": 99})
     scheduler = profiling_options(options).scheduler
     assert (scheduler.depth, scheduler.max_running, scheduler.max_batched_tokens) == (1, 7, 99)
+    assert (scheduler.order, scheduler.admission) == (Fcfs(), Conservative())
+    assert (scheduler.eviction, scheduler.preempt) == ("recompute", False), "no host memory is to be taken"
     assert profiling_options(options).kv_cache == options.kv_cache
 
 

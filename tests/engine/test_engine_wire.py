@@ -1,5 +1,7 @@
+from dataclasses import replace
+
 import pytest
-from engine_builders import make_engine
+from engine_builders import make_engine, make_request, run_all
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +72,16 @@ def test_a_request_arrives_as_it_was_sent(sampling):
 )
 def test_other_messages_to_the_engine(message):
     assert wire.decode_to_engine(wire.encode(message)) == message
+
+
+def test_stats_of_requests_and_of_learned_lengths_arrive_as_they_were_sent():
+    engine, _ = make_engine("fake", "fake", scheduler={"lengths": "learned"})
+    engine.submit(replace(make_request("r"), slo=SLO(e2e_s=1e-9)))
+    run_all(engine)
+    stats = engine.stats()
+    assert stats.services["a"].observed.traffic.attainment == 0
+    assert stats.services["a"].observed.accuracy.samples == 1
+    assert wire.decode_from_engine(wire.encode(wire.Stats(4, stats))).stats == stats
 
 
 def test_other_messages_from_the_engine():

@@ -25,7 +25,7 @@ def history_of(past, *, window=1000):
 def mean_by_hand(past, generated, ceiling):
     longer = [min(length, ceiling) for length in past if length > generated]
     if not longer:
-        return ceiling
+        return min(2 * generated, ceiling) if past else ceiling
     return -(-sum(longer) // len(longer))
 
 

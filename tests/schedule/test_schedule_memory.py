@@ -2,7 +2,7 @@
 
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
-from shoal.core import Idle, StepResult
+from shoal.core import FinishReason, Idle, StepResult
 from shoal.schedule import Conservative, DoublingBudget, Slice
 
 TWO = {"a": 1, "b": 1}
@@ -126,6 +126,60 @@ def test_the_oldest_admitted_is_not_preempted():
         step(scheduler, now)
         now += STEP_NS
     assert scheduler.stats().services["a"].evictions == 0
+
+
+def test_who_made_way_does_not_come_back_in_its_place():
+    """The victim's rank is better than the newcomer's (a long queue of fresh ones drifted); it must wait."""
+    scheduler = budgets(preempt=True)
+    for at in range(2):
+        scheduler.submit(make_request(8, 10, service="a", id=f"long{at}"), 0)
+    now = 0
+    for _ in range(5):
+        step(scheduler, now)
+        now += STEP_NS
+    # Fresh requests of the same service are more urgent than who has outlasted its budget.
+    scheduler.submit(make_request(12, 1, service="a", id="fresh"), now)
+    scheduler._groups["a"].waiting._requests[0].rank = 9.0
+    scheduler._groups["a"].waiting._keys[0] = (9.0, 2)
+    plan, _ = step(scheduler, now)
+    assert scheduler.stats().services["a"].evictions == 1
+    assert [len(one.tokens) for one in plan.joined] == [12]
+
+
+def test_a_turn_that_evicts_its_only_decode_is_followed_by_another_turn():
+    """Round-robin offers decodes without prompts; nobody idles while somebody could run."""
+    for seed in range(40):
+        scheduler = make_scheduler(
+            make_pool(4 + seed % 3, per_merged={"a": 1, "b": 2}, block_size=2, prefix_caching=False),
+            order="round-robin",
+            victim=("newest", "fewest-tokens")[seed % 2],
+        )
+        run(scheduler, [make_request(1 + (seed * 7 + i) % 4, 4, service="ab"[i % 2]) for i in range(6)])
+
+
+def test_a_starved_request_that_needs_everything_makes_everybody_leave_at_once():
+    scheduler = make_scheduler(
+        make_pool(30, prefix_caching=False), starvation_s=3 * STEP_NS / 1e9, order="fcfs"
+    )
+    for _ in range(20):
+        scheduler.submit(make_request(3, 60, max_tokens=90), 0)
+    scheduler.submit(make_request(116, 4, id="large", max_tokens=4), 0)
+    now, joined = 0, []
+    for _ in range(6):
+        plan, _ = step(scheduler, now)
+        now += STEP_NS
+        joined.append([len(one.tokens) for one in plan.joined])
+    assert joined == [[3] * 20, [], [], [116], [], []]
+    assert scheduler.stats().services["a"].evictions == 20
+
+
+def test_stopping_before_the_first_token_is_answered():
+    scheduler = make_scheduler()
+    scheduler.submit(make_request(3, 5, id="x"), 0)
+    event = scheduler.cancel("x", 0, FinishReason.STOP)
+    assert event is not None
+    assert event.finish is FinishReason.STOP
+    assert scheduler.unfinished == 0
 
 
 # Slices

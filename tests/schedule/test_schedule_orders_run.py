@@ -17,6 +17,7 @@ from shoal.schedule.orders import (
     Mlfq,
     RoundRobin,
     ShortestRemaining,
+    WeightedTurns,
 )
 from shoal.schedule.orders.doubling_budget import VARIANTS
 
@@ -32,6 +33,7 @@ TUNED = [
     *(DoublingBudget(variant=variant, max_batch=4) for variant in VARIANTS),
     ShortestRemaining(token_s=STEP_S),
     EarliestDeadline(default_s=50 * STEP_S),
+    WeightedTurns(),
 ]
 """With knobs that mean something for steps of a microsecond."""
 

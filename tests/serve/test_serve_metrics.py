@@ -1,18 +1,30 @@
 """What /metrics tells."""
 
 import asyncio
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client
 
 from shoal.core import SLO, FinishReason, RequestRecord, Service
-from shoal.engine.stats import EngineStats, StepTotals
+from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
+from shoal.forecast import Accuracy, Spread, Traffic
 from shoal.kvcache import PoolUsage, ServiceUsage
-from shoal.schedule import SchedulerStats
+from shoal.schedule import Observed, SchedulerStats
 from shoal.schedule import ServiceStats as ScheduledStats
 from shoal.serve.metrics import ServerMetrics
+
+TRAFFIC = Traffic(
+    finished=8,
+    prompt_tokens=Spread(100, 10),
+    output_tokens=Spread(30, 3),
+    execution_s=Spread(4, 0.5),
+    arrivals_per_s=1.5,
+    latency_s=6.0,
+    ttft_s=0.75,
+    attainment=0.9,
+)
 
 
 def samples(text):
@@ -61,10 +73,69 @@ def test_every_count_of_the_scheduler_reaches_the_engine_s_counts():
         live_blocks=101, cached_blocks=102, free_blocks=103, merged_blocks=104, block_bytes=32, token_bytes=2
     )
     usage = PoolUsage(capacity=9, free_merged=1, services={"a": used}, total_bytes=900, live_bytes=300)
-    stats = EngineStats.collect(SchedulerStats({"a": counted}, steps=7), usage, StepTotals(), block_size=16)
-    found = asdict(stats.services["a"])
+    observed = {"a": Observed(traffic=TRAFFIC)}
+    stats = EngineStats.collect(
+        SchedulerStats({"a": counted}, steps=7), observed, usage, StepTotals(), block_size=16
+    )
+    assert stats.services["a"].observed is observed["a"]
+    found = asdict(replace(stats.services["a"], observed=None))
     assert {name: found.pop(name) for name in names} == asdict(counted)
-    assert found == {"live_blocks": 101, "cached_blocks": 102, "free_blocks": 103, "merged_blocks": 104}
+    blocks = {"live_blocks": 101, "cached_blocks": 102, "free_blocks": 103, "merged_blocks": 104}
+    assert found == blocks | {"observed": None}
+
+
+def observed_metrics(**observed):
+    """The samples that a page has more with a service so observed than with one of which nothing is known."""
+    page = {}
+    for key, seen in (("without", None), ("with", Observed(**observed))):
+        pool = dict.fromkeys((field.name for field in fields(PoolStats)), 1)
+        services = {"a": ServiceStats(observed=seen)}
+        stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
+        page[key] = samples(ServerMetrics([]).render(stats).decode())
+    return {
+        (name, *(value for key, value in labels if key != "service")): value
+        for (name, *labels), value in page["with"].items()
+        if (name, *labels) not in page["without"]
+    }
+
+
+def test_what_the_policies_see_is_shown():
+    assert observed_metrics(traffic=TRAFFIC, accuracy=Accuracy(6, 5, 8), corrections=3) == {
+        ("shoal_arrival_rate",): 1.5,
+        ("shoal_execution_seconds", "mean"): 4,
+        ("shoal_execution_seconds", "deviation"): 0.5,
+        ("shoal_request_tokens", "prompt", "mean"): 100,
+        ("shoal_request_tokens", "prompt", "deviation"): 10,
+        ("shoal_request_tokens", "output", "mean"): 30,
+        ("shoal_request_tokens", "output", "deviation"): 3,
+        ("shoal_mean_latency_seconds", "ttft"): 0.75,
+        ("shoal_mean_latency_seconds", "e2e"): 6,
+        ("shoal_slo_attainment",): 0.9,
+        ("shoal_length_prediction_accuracy",): 0.75,
+        ("shoal_length_prediction_majority",): 0.625,
+        ("shoal_length_corrections_total",): 3,
+    }
+
+
+def test_what_was_not_observed_has_no_sample():
+    nothing = Traffic(
+        finished=0,
+        prompt_tokens=None,
+        output_tokens=None,
+        execution_s=Spread(1, 0),
+        arrivals_per_s=0,
+        latency_s=None,
+        ttft_s=None,
+        attainment=None,
+    )
+    always = {
+        ("shoal_arrival_rate",): 0,
+        ("shoal_execution_seconds", "mean"): 1,
+        ("shoal_execution_seconds", "deviation"): 0,
+    }
+    assert observed_metrics(traffic=nothing) == always
+    learning = observed_metrics(traffic=nothing, accuracy=Accuracy(0, 0, 0), corrections=0)
+    assert learning == always | {("shoal_length_corrections_total",): 0}
 
 
 def test_every_choice_is_counted_once_by_service_and_reason():

@@ -12,9 +12,9 @@ def demo(
     kv_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="KV pool; small by default, so that it really fills up.")
     ] = "24MiB",
-    admission: Annotated[
-        str, typer.Option(metavar="NAME[:KEY=VALUE,..]", help="Admission policy, as in `shoal serve`.")
-    ] = "past-future",
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="Scheduler, as in `shoal serve`, such as vllm or seallm-join.")
+    ] = "shoal",
     json_path: Annotated[
         Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures as JSON.")
     ] = None,
@@ -29,12 +29,10 @@ def demo(
 
     `shoal demo`
 
-    `shoal demo --requests 48 --kv-memory 16MiB --admission aggressive --json demo.json`
+    `shoal demo --requests 48 --kv-memory 16MiB --preset vllm --json demo.json`
     """
     from shoal.cli.demo_run import run_demo
 
-    finished = run_demo(
-        requests, max_tokens, [f"--kv-memory={kv_memory}", f"--admission={admission}"], json_path
-    )
+    finished = run_demo(requests, max_tokens, [f"--kv-memory={kv_memory}", f"--preset={preset}"], json_path)
     if not finished:
         raise typer.Exit(1)

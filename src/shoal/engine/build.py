@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from shoal.execute.loading import ModelSet
 
 _SWAP_POOLS = 4
-"""Host memory for swapped KV, in pools, where nothing else is asked for; touched only as it is needed."""
+"""Host memory for swapped KV, in pools, where nothing else is asked for; on a CPU touched only as needed."""
+
+_PINNED_SWAP_BYTES = 4 << 30
+"""Most of it beside CUDA, where all of it is pinned at the start and lost to other programs."""
 
 
 def build_engine(
@@ -138,9 +141,15 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
         return None
     swap_bytes = options.kv_cache.swap_bytes
     if swap_bytes is None:
-        free_bytes: int = psutil.virtual_memory().available
-        swap_bytes = max(layout.merged_bytes, min(_SWAP_POOLS * layout.total_bytes, free_bytes // 4))
+        swap_bytes = max(layout.merged_bytes, default_swap_bytes(options.device, layout.total_bytes))
     return BlockPool(layout.resized(swap_bytes), prefix_caching=False)
+
+
+def default_swap_bytes(device: str, pool_bytes: int) -> int:
+    """Host memory for swapped KV where the user names none."""
+    free_bytes: int = psutil.virtual_memory().available
+    swap_bytes = min(_SWAP_POOLS * pool_bytes, free_bytes // 4)
+    return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
 
 def describe_service(

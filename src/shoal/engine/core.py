@@ -104,9 +104,13 @@ class Engine:
         self._times.reply_ns += duration_ns
 
     def stats(self) -> EngineStats:
-        """Counters since the start, and the queues and the memory of now."""
+        """Counters since the start, the traffic of late, and the queues and the memory of now."""
         return EngineStats.collect(
-            self._scheduler.stats(), self._pool.usage(), self._times, self._pool.block_size
+            self._scheduler.stats(),
+            self._scheduler.observed(self._clock()),
+            self._pool.usage(),
+            self._times,
+            self._pool.block_size,
         )
 
     def close(self) -> None:

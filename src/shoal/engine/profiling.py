@@ -95,10 +95,15 @@ class ShapeRecorder:
 
 
 def profiling_options(options: EngineOptions) -> EngineOptions:
-    """The options of an engine to be measured: as configured, but what waits runs at once, in order."""
+    """The options of an engine to be measured: as configured, but what waits runs at once, in order.
+
+    Nobody is evicted and no host memory is taken: a round that does not fit as a whole is left out.
+    """
     scheduler = SchedulerOptions(
         order=Fcfs(),
         admission=Conservative(),
+        eviction="recompute",
+        preempt=False,
         max_running=options.scheduler.max_running,
         max_batched_tokens=options.scheduler.max_batched_tokens,
         depth=1,

@@ -6,7 +6,7 @@ from typing import Self
 
 from shoal.core import StepResult
 from shoal.kvcache import PoolUsage
-from shoal.schedule.stats import SchedulerStats
+from shoal.schedule.stats import Observed, SchedulerStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class ServiceStats:
     Now: waiting and running requests; swapped: those of the waiting whose KV is saved on the host;
     unfilled_tokens: slots for tokens at the ends of running requests' last blocks that hold none yet. live,
     cached and free blocks lie in the merged blocks that the service holds: in use, kept for their prefix,
-    and unused but out of other services' reach.
+    and unused but out of other services' reach. observed: its traffic of late, and how well its output
+    lengths were foreseen.
     """
 
     waiting: int = 0
@@ -39,6 +40,7 @@ class ServiceStats:
     cached_blocks: int = 0
     free_blocks: int = 0
     merged_blocks: int = 0
+    observed: Observed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,15 @@ class EngineStats:
     steps: StepTotals
 
     @classmethod
-    def collect(cls, scheduler: SchedulerStats, usage: PoolUsage, steps: StepTotals, block_size: int) -> Self:
-        """A snapshot of the scheduler's counters, the pool and the step times."""
+    def collect(
+        cls,
+        scheduler: SchedulerStats,
+        observed: Mapping[str, Observed],
+        usage: PoolUsage,
+        steps: StepTotals,
+        block_size: int,
+    ) -> Self:
+        """A snapshot of the scheduler's counters and beliefs, the pool and the step times."""
         services = {
             name: ServiceStats(
                 **asdict(counted),
@@ -104,6 +113,7 @@ class EngineStats:
                 cached_blocks=usage.services[name].cached_blocks,
                 free_blocks=usage.services[name].free_blocks,
                 merged_blocks=usage.services[name].merged_blocks,
+                observed=observed[name],
             )
             for name, counted in scheduler.services.items()
         }

@@ -105,7 +105,7 @@ def load_models(
         ModelUnsupported: a model would not be computed correctly here.
         ConfigError: the device, the attention backend or a dtype does not exist here.
     """
-    target = _device(device)
+    target = resolve_device(device)
     if attention not in ATTENTION_BACKENDS:
         raise ConfigError(
             f"attention backend {attention!r} is not known; possible are {', '.join(ATTENTION_BACKENDS)}"
@@ -118,7 +118,7 @@ def load_models(
     models = {}
     for service in services:
         folder = folders[service.name].resolve()
-        dtype = _dtype(service, folder)
+        dtype = resolve_dtype(service, folder)
         if (folder, dtype) not in loaded:
             if progress is not None:
                 progress(f"loading {service.model} ({str(dtype).removeprefix('torch.')}) on {target}")
@@ -129,7 +129,8 @@ def load_models(
     return ModelSet(models, services, target, attention)
 
 
-def _device(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
+    """The device of that name; raises ConfigError if it does not exist here or is not supported."""
     target = torch.device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {device!r}: this torch sees no CUDA device; possible is cpu")
@@ -138,9 +139,10 @@ def _device(device: str) -> torch.device:
     return target
 
 
-def _dtype(service: Service, folder: Path) -> torch.dtype:
+def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
+    """The dtype that ``service`` names, or the one that its folder stores; raises ConfigError."""
     if service.dtype == "auto":
-        config = _config(service.model, folder).get_text_config()
+        config = read_model_config(service.model, folder).get_text_config()
         stored = getattr(config, "dtype", None)
         return next((dtype for dtype in DTYPES.values() if dtype == stored), torch.float32)
     if service.dtype not in DTYPES:
@@ -151,7 +153,11 @@ def _dtype(service: Service, folder: Path) -> torch.dtype:
     return DTYPES[service.dtype]
 
 
-def _config(name: str, folder: Path) -> Any:
+def read_model_config(name: str, folder: Path) -> Any:
+    """The folder's configuration as `transformers` reads it; raises ModelUnsupported if it cannot.
+
+    name: of the model, for the error.
+    """
     try:
         return AutoConfig.from_pretrained(folder)
     except (ValueError, KeyError, OSError) as error:
@@ -161,7 +167,7 @@ def _config(name: str, folder: Path) -> Any:
 
 
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    config = _config(name, folder)
+    config = read_model_config(name, folder)
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         raise ModelUnsupported(

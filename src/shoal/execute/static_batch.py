@@ -21,9 +21,9 @@ from shoal.execute.heap import keep_freed_memory
 from shoal.execute.loading import (
     CUDA_MEMORY_SHARE,
     DEFAULT_CPU_KV_BYTES,
-    _config,
-    _device,
-    _dtype,
+    read_model_config,
+    resolve_device,
+    resolve_dtype,
 )
 from shoal.execute.probe import TOLERANCE
 from shoal.execute.static_interface import StaticResult
@@ -76,18 +76,18 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
             changes its output.
         ConfigError: the device or the dtype does not exist here.
     """
-    target = _device(device)
+    target = resolve_device(device)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     name = service.model
-    config = _config(name, folder)
+    config = read_model_config(name, folder)
     if type(config) not in AutoModelForCausalLM._model_mapping or getattr(
         config, "is_encoder_decoder", False
     ):
         raise ModelUnsupported(
             f"{name}: {type(config).__name__} is no decoder-only language model of transformers"
         )
-    dtype = _dtype(service, folder)
+    dtype = resolve_dtype(service, folder)
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     module.eval().requires_grad_(False).to(target)
     # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.

@@ -32,8 +32,10 @@ class MaximumLengths:
 class HistoryLengths:
     """The mean of the recent output lengths greater than what is generated, rounded up.
 
-    Past-Future scheduler (Gong et al., section 3.2), with the mean in place of a draw. ``history`` belongs to
-    the service and is recorded there; requests that still run are not asked.
+    Past-Future scheduler (Gong et al., section 3.2), with the mean in place of a draw. A request that has
+    outgrown all of them is believed to be half done: were it believed to reach its ceiling, as there, an
+    order by remaining length would never let the first long one finish. ``history`` belongs to the service
+    and is recorded there; requests that still run are not asked.
     """
 
     def __init__(self, history: LengthHistory) -> None:
@@ -49,6 +51,9 @@ class HistoryLengths:
             self._answers.clear()
         answer = self._answers.get((generated, ceiling))
         if answer is None:
+            longest = int(lengths.lengths[-1]) if len(lengths.lengths) else ceiling
+            if generated >= longest:
+                return min(2 * generated, ceiling)
             [mean] = lengths.mean_beyond(np.array([generated]), np.array([ceiling]))
             answer = min(max(math.ceil(mean - _ROUNDING), generated + 1), ceiling)
             self._answers[generated, ceiling] = answer

@@ -14,7 +14,8 @@ class KVCacheOptions:
         and KV head, the baseline).
     prefix_caching: keep the KV of finished requests for later ones that start with the same tokens.
     swap_bytes: host memory for the KV of evicted requests, where the scheduler's ``eviction`` is "swap";
-        None takes four times the pool, at most a quarter of what the host has free.
+        None takes four times the pool, at most a quarter of what the host has free, and on CUDA, where
+        it is pinned as a whole at the start, at most 4 GiB.
     """
 
     memory_bytes: int | None = None

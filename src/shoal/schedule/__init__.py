@@ -41,7 +41,7 @@ from shoal.schedule.orders import (
     WeightedTurns,
 )
 from shoal.schedule.scheduler import Scheduler
-from shoal.schedule.stats import SchedulerStats, ServiceStats
+from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
 from shoal.schedule.tracked import Tracked
 from shoal.schedule.victims import VICTIMS, Shortage, Victim
 
@@ -59,6 +59,7 @@ __all__ = [
     "FcfsStrict",
     "GroupView",
     "Mlfq",
+    "Observed",
     "Oracle",
     "Order",
     "PastFuture",

@@ -22,6 +22,10 @@ class Share:
     budget: int
     slices: Sequence[tuple[Tracked, int]] = ()
 
+    def has(self, one: Tracked) -> bool:
+        """Whether a request takes part."""
+        return one in self.decodes or any(other is one for other, _ in self.chunks)
+
 
 def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
     """Decodes first, then prompts in chunks, in the order given, until ``budget`` tokens are spent."""

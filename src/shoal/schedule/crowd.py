@@ -55,6 +55,10 @@ class Members:
         """The last of these alone."""
         return Members(self.prompts[-1:], self.ceilings[-1:], self.seeds[-1:], self.truths[-1:], shared=None)
 
+    def only(self, rows: npt.NDArray[np.bool_]) -> "Members":
+        """Those of ``rows``, where nobody shares blocks."""
+        return Members(self.prompts[rows], self.ceilings[rows], self.seeds[rows], self.truths[rows], None)
+
     def without(self, row: int) -> "Members":
         """These without one."""
         return Members(
@@ -127,6 +131,18 @@ class Crowd:
             members=self.members.without(row),
             generated=np.delete(self.generated, row),
             predicted=np.delete(self.predicted, row),
+            history=lambda: self.lengths,
+            before=None,
+            _timelines={},
+        )
+
+    def only(self, rows: npt.NDArray[np.bool_]) -> "Crowd":
+        """The crowd of the requests in ``rows`` alone, who share no blocks; beliefs about lengths stay."""
+        return replace(
+            self,
+            members=self.members.only(rows),
+            generated=self.generated[rows],
+            predicted=self.predicted[rows],
             history=lambda: self.lengths,
             before=None,
             _timelines={},

@@ -1,15 +1,18 @@
 """One service's requests inside the scheduler."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from shoal.core import NO_GOALS, SLO, LengthPredictor
-from shoal.forecast import LengthHistory, ServiceMonitor
+from shoal.forecast import LearnedLengths, LengthHistory, ServiceMonitor
 from shoal.kvcache import ServiceLayout
 from shoal.schedule.crowd import Crowd, Members
 from shoal.schedule.queue import WaitingQueue
 from shoal.schedule.sharing import SharedPrefixes
+from shoal.schedule.stats import Observed
 from shoal.schedule.tracked import Tracked
 
 
@@ -66,12 +69,22 @@ class Beliefs:
     monitor: ServiceMonitor
     predictor: LengthPredictor
 
+    def observed(self, now_ns: int) -> Observed:
+        """Its traffic of late, and how well the learned predictor did, if it is that."""
+        traffic = self.monitor.snapshot(now_ns)
+        if not isinstance(self.predictor, LearnedLengths):
+            return Observed(traffic=traffic)
+        return Observed(
+            traffic=traffic, accuracy=self.predictor.accuracy, corrections=self.predictor.corrections
+        )
+
 
 class Group:
     """Queue, running requests, beliefs and shared prefixes of one service.
 
-    slo, execution_s: the service's goals, and its fixed execution time where known. served_guard_ns: when the
-    starvation guard last made a plan for it. earliest_due_ns: no running request starves before that.
+    due_ns: when a request starves. slo, execution_s: the service's goals, and its fixed execution time where
+    known. served_guard_ns: when the starvation guard last made a plan for it. earliest_due_ns: no running
+    request starves before that.
     """
 
     def __init__(
@@ -79,6 +92,7 @@ class Group:
         layout: ServiceLayout,
         block_size: int,
         beliefs: Beliefs,
+        due_ns: Callable[[Tracked], int],
         *,
         slo: SLO = NO_GOALS,
         execution_s: float | None = None,
@@ -90,7 +104,7 @@ class Group:
         self.history = beliefs.history
         self.slo = slo
         self.execution_s = execution_s
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(due_ns)
         self.running: list[Tracked] = []
         self.prefills: list[Tracked] = []
         self.last_step = -1
@@ -99,10 +113,18 @@ class Group:
         self.shared = SharedPrefixes()
         self.served_guard_ns: int | None = None
         self.earliest_due_ns = 0
+        self._due_ns = due_ns
         self._quota = quota
         self._block_size = block_size
         self._members: Members | None = None
         self._crowd: Crowd | None = None
+
+    def enter(self, one: Tracked) -> None:
+        """A waiting request runs."""
+        self.waiting.remove(one)
+        self.running.append(one)
+        self.prefills.append(one)
+        self.earliest_due_ns = min(self.earliest_due_ns, self._due_ns(one))
 
     @property
     def traits(self) -> ServiceTraits:
@@ -126,8 +148,14 @@ class Group:
 
     def crowd_without(self, gone: Sequence[Tracked]) -> Crowd:
         """The crowd if these running requests had left."""
-        left = set(map(id, gone))
-        rest = [one for one in self.running if id(one) not in left]
+        crowd = self.crowd()
+        left = {id(one) for one in gone if one.service == self.service}
+        if not left:
+            return crowd
+        stay = [id(one) not in left for one in self.running]
+        if crowd.members.shared is None:
+            return crowd.only(np.array(stay))
+        rest = [one for one, stays in zip(self.running, stay, strict=True) if stays]
         return self._crowd_of(self._members_of(rest), rest)
 
     def _members_of(self, requests: Sequence[Tracked]) -> Members:

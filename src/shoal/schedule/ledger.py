@@ -54,9 +54,7 @@ class Ledger:
         group = self.groups[one.service]
         one.sequence = self.admissions
         self.admissions += 1
-        group.waiting.remove(one)
-        group.running.append(one)
-        group.prefills.append(one)
+        group.enter(one)
         counters = self._counters[one.service]
         if not one.admitted:
             one.admitted = True
@@ -177,7 +175,8 @@ class Ledger:
             self._counters[one.service].cancelled += 1
         else:
             self._counters[one.service].finished += 1
-            self._learn(one, group, now_ns)
+            if one.generated:
+                self._learn(one, group, now_ns)
         return TokenEvent(
             one.request.id,
             tokens,

@@ -100,6 +100,8 @@ class Door:
         whole = -(-one.known // size) if slice_tokens is None else slice_blocks(one, slice_tokens, size)
         refusal = self._judge(one, kept, whole - len(kept), always=always)
         if refusal is not None:
+            # The blocks found will be cached again, so that a compaction may take them.
+            self.needed += len(hits)
             pool.free(service, hits)
             return refusal
         one.computed = one.known - 1 if rewrite else max(len(hits) * size, one.saved_tokens)

@@ -1,6 +1,7 @@
 """Making room: who gives up memory so that a running, a starved or a more urgent request can go on."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from shoal.kvcache import BlockPool
 from shoal.schedule.admission import Admission
@@ -50,21 +51,29 @@ class Room:
         but first those of its own service: one that has too much to do does not take it out on others.
         Under slices nobody gives way inside one.
         """
-        running = self._by_admission()
-        if not starved:
-            del running[:1]
-        if self._admission.slice_tokens is not None:
-            running = [other for other in running if other.expected >= other.slice_end]
         own = self._order.priorities(self._groups[one.service], [one])[0]
-        ranked = zip(self._priorities(running), running, strict=True)
-        weaker = [(priority, other) for priority, other in ranked if starved or priority > own]
-        weaker.sort(
-            key=lambda pair: (starved and pair[1].service == one.service, pair[0], pair[1].sequence or 0)
+        oldest = min(
+            (group.running[0].sequence or 0 for group in self._groups.values() if group.running), default=0
         )
+        slices = self._admission.slice_tokens is not None
+        weaker = []
+        for group in self._groups.values():
+            same = starved and group.service == one.service
+            for priority, other in zip(
+                self._order.priorities(group, group.running), group.running, strict=True
+            ):
+                if not starved and (priority <= own or other.sequence == oldest):
+                    continue
+                if slices and other.expected < other.slice_end:
+                    continue
+                weaker.append(((same, priority, other.sequence or 0), other))
+        weaker.sort(key=itemgetter(0))
         return [other for _, other in weaker]
 
     def would_fit(self, one: Tracked, gone: Sequence[Tracked], *, always: bool) -> bool:
         """Whether ``one`` could be let in if all of ``gone`` gave up their memory."""
+        if len(gone) == self.holders():
+            return True
         crowds = {name: group.crowd_without(gone) for name, group in self._groups.items()}
         joined = crowds[one.service].plus(one, crowds[one.service].members.shared)
         others = [crowd for name, crowd in crowds.items() if name != one.service]
@@ -91,12 +100,11 @@ class Room:
         return everybody
 
     def _priorities(self, requests: Sequence[Tracked]) -> list[float]:
-        by_service: dict[str, list[int]] = {}
-        for at, one in enumerate(requests):
-            by_service.setdefault(one.service, []).append(at)
-        found = [0.0] * len(requests)
-        for service, places in by_service.items():
-            values = self._order.priorities(self._groups[service], [requests[at] for at in places])
-            for at, value in zip(places, values, strict=True):
-                found[at] = float(value)
-        return found
+        by_service: dict[str, list[Tracked]] = {}
+        for one in requests:
+            by_service.setdefault(one.service, []).append(one)
+        found: dict[int, float] = {}
+        for service, some in by_service.items():
+            values = self._order.priorities(self._groups[service], some)
+            found.update(zip(map(id, some), values, strict=True))
+        return [found[id(one)] for one in requests]

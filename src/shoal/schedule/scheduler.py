@@ -1,7 +1,7 @@
 """The iteration scheduler: turns policies' choices into plans, and results into events."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.core import (
     FinishReason,
@@ -26,7 +26,7 @@ from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Standing, Turn
 from shoal.schedule.room import Room
 from shoal.schedule.starvation import Guard
-from shoal.schedule.stats import SchedulerStats
+from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.tracked import Tracked, track
 from shoal.schedule.victims import VICTIMS
 
@@ -69,11 +69,11 @@ class Scheduler:
         self._limits = services
         self._order = options.order
         self._admission = options.admission
+        self._guard = Guard(round(options.starvation_s * 1e9))
         self._groups = {name: self._new_group(name) for name in services}
         self._ledger = Ledger(pool, self._groups, self._order, host)
         self._committer = Committer(pool, self._ledger)
         self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
-        self._guard = Guard(round(options.starvation_s * 1e9))
         self._flights: deque[Flight] = deque()
         self._submitted = 0
         self._steps = 0
@@ -90,6 +90,7 @@ class Scheduler:
             self._pool.layout.services[name],
             self._pool.block_size,
             Beliefs(history, monitor, predictor),
+            self._guard.due_ns,
             slo=limits.slo,
             execution_s=limits.execution_s,
             quota=limits.quota,
@@ -154,8 +155,10 @@ class Scheduler:
             while plan is None:
                 standing = Standing(self._groups, self._steps)
                 decision = self._order.decide(standing, now_ns)
+                epoch = self._epoch
                 plan = self._first(decision.turns)
-                if plan is None and not self._unstick():
+                # A turn that made room may have evicted the very requests it was for.
+                if plan is None and epoch == self._epoch and not self._unstick():
                     return self._idle(decision.until_ns, now_ns)
         except _Drain:
             return Idle()
@@ -197,8 +200,13 @@ class Scheduler:
         urgent: a starved request that the turn is for; as a newcomer it evicts whom it must.
         """
         evicted = False
+        waiting = turn.waiting
         while True:
             share = self._share(turn)
+            if urgent is not None and urgent.sequence is not None and not share.has(urgent):
+                if not self._help_to_slice(urgent):
+                    return None
+                continue
             if not self._pool.can_allocate(turn.service, share.claimed):
                 if turn.prefill and not self._prefills(turn, share):
                     return None
@@ -208,9 +216,11 @@ class Scheduler:
             if evicted and urgent is None:
                 door = None
                 break
-            door = self._let_in(turn, share, urgent)
-            if door is None or door.joined or not self._make_way(door, urgent):
+            door = self._let_in(turn.service, waiting, share, urgent)
+            if door is None or door.joined or door.refused is None or not self._make_way(door, urgent):
                 break
+            # Way was made for this one; nobody else, least of all who made it, is to take it.
+            waiting = (door.refused[0],)
         newcomers = [] if door is None else door.joined
         if turn.prefill and not newcomers and not self._prefills(turn, share):
             return None
@@ -250,21 +260,23 @@ class Scheduler:
         self._composed = (self._epoch, turn.running, share)
         return share
 
-    def _let_in(self, turn: Turn, share: Share, urgent: Tracked | None) -> Door | None:
-        """Admit from the turn's queue until somebody is refused; None where nobody was asked."""
+    def _let_in(
+        self, service: str, waiting: Iterable[Tracked], share: Share, urgent: Tracked | None
+    ) -> Door | None:
+        """Admit from a turn's queue until somebody is refused; None where nobody was asked."""
         running = self._room.holders()
         if running and urgent is None and self._steps % self._admission.admit_every:
             return None
         door: Door | None = None
         budget = share.budget
-        for one in turn.waiting:
+        for one in waiting:
             if budget == 0 or (one.refused_epoch == self._epoch and urgent is None):
                 break
             if door is None:
                 door = Door(
                     self._pool,
                     self._admission,
-                    turn.service,
+                    service,
                     self._groups,
                     share.claimed,
                     self._ledger.ends,
@@ -302,14 +314,34 @@ class Scheduler:
         return done
 
     def _preempt(self, one: Tracked, *, starved: bool) -> bool:
-        """Evict the least urgent of those who must give way to ``one``, if that can help."""
+        """Evict those who must give way to ``one``, the least urgent first, if enough of them can."""
         weaker = self._room.weaker(one, starved=starved)
         if not weaker or not self._room.would_fit(one, weaker, always=starved):
             return False
         self._require_drained()
-        victim = weaker[-1]
-        victim.displaced += starved
-        self._ledger.evict(victim)
+        few, enough = 0, len(weaker)
+        while enough - few > 1:
+            half = (few + enough) // 2
+            if self._room.would_fit(one, weaker[-half:], always=starved):
+                enough = half
+            else:
+                few = half
+        for victim in weaker[-enough:]:
+            victim.displaced += starved
+            self._ledger.evict(victim)
+        return True
+
+    def _help_to_slice(self, one: Tracked) -> bool:
+        """A starved holder of memory gets no slice: evict another who is between slices, if there is any."""
+        if self._admission.slice_tokens is None:
+            return False
+        others = [other for other in self._room.weaker(one, starved=True) if other is not one]
+        if not others or one.expected < one.slice_end:
+            return False
+        self._require_drained()
+        others[-1].displaced += 1
+        self._ledger.evict(others[-1])
+        self._epoch += 1
         return True
 
     def _make_room(self, service: str, blocks: int) -> None:
@@ -361,3 +393,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Counts so far."""
         return self._ledger.stats(self._steps)
+
+    def observed(self, now_ns: int) -> dict[str, Observed]:
+        """What was learned of each service; reads all requests of the windows, unlike ``stats``."""
+        return {name: group.beliefs.observed(now_ns) for name, group in self._groups.items()}

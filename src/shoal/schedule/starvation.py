@@ -51,12 +51,12 @@ class Guard:
         return 0 if group.served_guard_ns is None else group.served_guard_ns + self._threshold_ns
 
     def _unserved(self, group: Group) -> list[Tracked]:
-        waits = group.waiting.longest_unserved()
+        waits = group.waiting.first_due()
         return [*group.running, waits] if waits is not None else group.running
 
     def _candidates(self, group: Group, now_ns: int) -> list[Tracked]:
         starved = []
-        waits = group.waiting.longest_unserved()
+        waits = group.waiting.first_due()
         if waits is not None and now_ns >= self.due_ns(waits):
             starved.append(waits)
         if group.running and now_ns >= group.earliest_due_ns:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal.forecast import Accuracy, Traffic
+
 
 @dataclass(slots=True)
 class Counters:
@@ -53,3 +55,16 @@ class SchedulerStats:
 
     services: Mapping[str, ServiceStats]
     steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the scheduler has learned of a service, made only when asked for.
+
+    traffic: its requests of late. accuracy: how often the length predictor foresaw the right bucket, and
+    corrections: how often a request outgrew its prediction since the start; None unless it is ``learned``.
+    """
+
+    traffic: Traffic
+    accuracy: Accuracy | None = None
+    corrections: int | None = None

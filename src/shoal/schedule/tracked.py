@@ -26,11 +26,11 @@ class Tracked:
     eviction dropped. charged_ns: durations of the steps it took part in. served_ns: when it last took part
     in a step (before the first: when it was submitted). predicted: believed output tokens, more than
     ``generated``. slo: its goals, the service's where it has none of its own, ``e2e_scale`` resolved
-    into ``e2e_s``. rank: its place among the waiting; waits: whether it is one of them. first_token_ns:
-    when its first output token was known (0: not yet). slice_end: tokens expected at which it needs its next
-    slice (the last token where the admission knows no slices). saved: host blocks that hold the KV of its
-    leading ``saved_tokens``. blocked_until: it waits until so many requests of the engine have ended.
-    displaced: how often it was evicted for a starved request.
+    into ``e2e_s``. rank: its place among the waiting; entry: number of its present stay there (0: none).
+    first_token_ns: when its first output token was known (0: not yet). slice_end: tokens expected at which it
+    needs its next slice (the last token where the admission knows no slices). saved: host blocks that hold
+    the KV of its leading ``saved_tokens``. blocked_until: it waits until so many requests of the engine have
+    ended. displaced: how often it was evicted for a starved request.
     ending: why it ends at the update of the plan in flight (None: it does not).
     refused_epoch: the scheduler's state in which it was last turned away.
     """
@@ -64,7 +64,7 @@ class Tracked:
     predicted: int = 1
     slo: SLO = NO_GOALS
     rank: float = 0.0
-    waits: bool = False
+    entry: int = 0
     first_token_ns: int = 0
     slice_end: int = 0
     saved: list[int] = field(default_factory=list)

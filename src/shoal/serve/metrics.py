@@ -1,6 +1,6 @@
 """What /metrics shows: latencies that this server measured, and the counters of its engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,6 +18,8 @@ from shoal.core import (
     resolve_slo,
 )
 from shoal.engine.stats import EngineStats
+from shoal.forecast import Spread
+from shoal.schedule import Observed
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120)
 _TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -113,6 +115,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("shoal_engine_up", "Whether the engine runs.", value=up)
         if self._stats is not None:
             yield from _service_metrics(self._stats)
+            yield from _observed_metrics(self._stats)
             yield from _kv_metrics(self._stats)
             yield from _step_metrics(self._stats)
 
@@ -145,6 +148,85 @@ def _service_metrics(stats: EngineStats) -> Iterator[Metric]:
         for service, counted in stats.services.items():
             counter.add_metric([service], getattr(counted, name))
         yield counter
+
+
+_Sample = tuple[tuple[str, ...], float | None]
+"""Values of the labels after ``service``, and the value; None where there are no data."""
+
+
+def _observed_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """What the engine's policies see of each service; a sample without data is left out."""
+    for name, text, labels, read in _OBSERVED:
+        gauge = GaugeMetricFamily(f"shoal_{name}", text, labels=["service", *labels])
+        for service, observed in _seen(stats).items():
+            for values, value in read(observed):
+                if value is not None:
+                    gauge.add_metric([service, *values], value)
+        yield gauge
+    corrections = CounterMetricFamily(
+        "shoal_length_corrections", "Requests that outgrew their predicted length.", labels=["service"]
+    )
+    for service, observed in _seen(stats).items():
+        if observed.corrections is not None:
+            corrections.add_metric([service], observed.corrections)
+    yield corrections
+
+
+def _seen(stats: EngineStats) -> Mapping[str, Observed]:
+    return {name: one.observed for name, one in stats.services.items() if one.observed is not None}
+
+
+def _arrivals(observed: Observed) -> Iterator[_Sample]:
+    yield (), observed.traffic.arrivals_per_s
+
+
+def _execution(observed: Observed) -> Iterator[_Sample]:
+    yield from _spread(observed.traffic.execution_s)
+
+
+def _tokens(observed: Observed) -> Iterator[_Sample]:
+    for kind, spread in (
+        ("prompt", observed.traffic.prompt_tokens),
+        ("output", observed.traffic.output_tokens),
+    ):
+        for values, value in _spread(spread):
+            yield (kind, *values), value
+
+
+def _spread(spread: Spread | None) -> Iterator[_Sample]:
+    if spread is not None:
+        yield ("mean",), spread.mean
+        yield ("deviation",), spread.deviation
+
+
+def _latency(observed: Observed) -> Iterator[_Sample]:
+    yield ("ttft",), observed.traffic.ttft_s
+    yield ("e2e",), observed.traffic.latency_s
+
+
+def _attainment(observed: Observed) -> Iterator[_Sample]:
+    yield (), observed.traffic.attainment
+
+
+def _accuracy(observed: Observed) -> Iterator[_Sample]:
+    if observed.accuracy is not None and observed.accuracy.samples:
+        yield (), observed.accuracy.hit_rate
+
+
+def _majority(observed: Observed) -> Iterator[_Sample]:
+    if observed.accuracy is not None and observed.accuracy.samples:
+        yield (), observed.accuracy.majority_share
+
+
+_OBSERVED: Sequence[tuple[str, str, Sequence[str], Callable[[Observed], Iterator[_Sample]]]] = (
+    ("arrival_rate", "Requests that arrive in a second, of late.", (), _arrivals),
+    ("execution_seconds", "Time of the steps of a request, as orders use it.", ("stat",), _execution),
+    ("request_tokens", "Tokens of the requests that finished last.", ("kind", "stat"), _tokens),
+    ("mean_latency_seconds", "Mean latency of requests that finished of late.", ("kind",), _latency),
+    ("slo_attainment", "Share of requests with goals that met them, of late.", (), _attainment),
+    ("length_prediction_accuracy", "Share of output lengths foreseen, of late.", (), _accuracy),
+    ("length_prediction_majority", "Share of the commonest output length, of late.", (), _majority),
+)
 
 
 def _kv_metrics(stats: EngineStats) -> Iterator[Metric]:

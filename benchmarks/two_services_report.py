@@ -1,0 +1,195 @@
+"""Figures of `two_services.py`'s runs, as tables and as a picture."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.core import SLO, RequestRecord, attainment, met, normalised_latency, percentile
+from shoal.measure import require_plots
+from two_services_run import E2E_SCALE, Run
+from two_services_workload import SERVICES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ALL = "all"
+TICKS = (1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One policy at one load, for one service or for all of them.
+
+    normalised: arrival to last token over the service's execution time. attainment: share of requests that
+    ended within E2E_SCALE times it. Requests that were unfinished at the end count with the time so far, and
+    as missed. Times in seconds; tpot_s over requests of two tokens or more.
+    """
+
+    policy: str
+    load: float
+    service: str
+    requests: int
+    unfinished: int
+    normalised: float
+    normalised_p99: float
+    attainment: float
+    ttft_s: float
+    ttft_p99_s: float
+    tpot_s: float
+    evictions: int
+    recomputed_tokens: int
+    swapped_tokens: int
+
+
+def figures_of(
+    policy: str, load: float, runs: Sequence[Run], execution_s: Mapping[str, float]
+) -> list[Figures]:
+    """The figures for all services and for each, over the requests of all ``runs`` together."""
+    return [
+        _figures(policy, load, service, runs, execution_s)
+        for service in (ALL, *SERVICES)
+        if any(service in (ALL, outcome.service) for run in runs for outcome in run.outcomes)
+    ]
+
+
+def _figures(
+    policy: str, load: float, service: str, runs: Sequence[Run], execution_s: Mapping[str, float]
+) -> Figures:
+    records, ended = [], []
+    for run in runs:
+        for number, one in enumerate(run.outcomes):
+            if service in (ALL, one.service):
+                finish_s = run.ended_s if one.finish_s is None else one.finish_s
+                records.append(
+                    RequestRecord(
+                        request_id=str(number),
+                        service=one.service,
+                        arrival_ns=round(one.at_s * 1e9),
+                        first_token_ns=round((finish_s if one.first_s is None else one.first_s) * 1e9),
+                        finish_ns=round(finish_s * 1e9),
+                        prompt_tokens=one.prompt_tokens,
+                        output_tokens=one.output_tokens,
+                    )
+                )
+                ended.append(one.finish_s is not None)
+    normalised = [normalised_latency(record, execution_s[record.service]) for record in records]
+    goals = {name: SLO(e2e_s=E2E_SCALE * seconds) for name, seconds in execution_s.items()}
+    counts = [c for run in runs for name, c in run.counts.items() if service in (ALL, name)]
+    ttft = [record.ttft_s for record in records]
+    tpot = [record.tpot_s for record in records if record.output_tokens > 1]
+    return Figures(
+        policy=policy,
+        load=load,
+        service=service,
+        requests=len(records),
+        unfinished=ended.count(False),
+        normalised=fmean(normalised),
+        normalised_p99=percentile(normalised, 99),
+        attainment=attainment(
+            done and met(record, goals[record.service]) for done, record in zip(ended, records, strict=True)
+        ),
+        ttft_s=fmean(ttft),
+        ttft_p99_s=percentile(ttft, 99),
+        tpot_s=fmean(tpot) if tpot else math.nan,
+        evictions=sum(c.evictions for c in counts),
+        recomputed_tokens=sum(c.recomputed_tokens for c in counts),
+        swapped_tokens=sum(c.swapped_tokens for c in counts),
+    )
+
+
+def show(results: Sequence[Figures]) -> None:
+    """A table for every load."""
+    console = Console(width=150)
+    for load in sorted({one.load for one in results}):
+        table = Table(title=f"load {load:g} x capacity")
+        table.add_column("policy", no_wrap=True)
+        table.add_column("service")
+        for column in (
+            "requests", "unfinished", "latency / L^", "p99", f"within {E2E_SCALE:g} L^", "TTFT, s", "p99, s",
+            "TPOT, ms", "evictions", "recomputed", "swapped",
+        ):  # fmt: skip
+            table.add_column(column, justify="right")
+        for one in results:
+            if one.load == load:
+                if one.service == ALL:
+                    table.add_section()
+                table.add_row(
+                    one.policy if one.service == ALL else "",
+                    one.service,
+                    str(one.requests),
+                    str(one.unfinished or ""),
+                    f"{one.normalised:.2f}",
+                    f"{one.normalised_p99:.1f}",
+                    f"{one.attainment:.1%}",
+                    f"{one.ttft_s:.2f}",
+                    f"{one.ttft_p99_s:.2f}",
+                    f"{one.tpot_s * 1000:.0f}",
+                    str(one.evictions or ""),
+                    str(one.recomputed_tokens or ""),
+                    str(one.swapped_tokens or ""),
+                    style="bold" if one.service == ALL else "dim",
+                )
+        console.print(table)
+
+
+def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
+    """Five figures over all services against the load, a line for each policy; needs matplotlib."""
+    require_plots()
+    from matplotlib.figure import Figure
+
+    panels = (
+        ("normalised latency", "mean latency / L^", True, lambda one: one.normalised),
+        ("normalised latency, p99", "latency / L^", True, lambda one: one.normalised_p99),
+        (f"ended within {E2E_SCALE:g} L^", "requests, %", False, lambda one: 100 * one.attainment),
+        ("time to first token", "mean, s", True, lambda one: one.ttft_s),
+        ("time per output token", "mean, ms", True, lambda one: 1000 * one.tpot_s),
+    )
+    overall = [one for one in results if one.service == ALL]
+    policies = list(dict.fromkeys(one.policy for one in overall))
+    figure = Figure(figsize=(14, 8), layout="constrained")
+    *axes, last = figure.subplots(2, 3).flat
+    for axis, (name, label, logarithmic, value) in zip(axes, panels, strict=True):
+        for number, policy in enumerate(policies):
+            points = sorted((one.load, value(one)) for one in overall if one.policy == policy)
+            axis.plot(*zip(*points, strict=True), label=policy, **_style(policy, number))
+        axis.set_title(name)
+        axis.set_xlabel("arrivals / capacity")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        _tick(axis, sorted({one.load for one in overall}), logarithmic)
+    axes[2].set_ylim(0, 102)
+    last.set_axis_off()
+    last.legend(*axes[0].get_legend_handles_labels(), loc="center left", fontsize="large", frameon=False)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+
+
+def _style(policy: str, number: int) -> dict[str, object]:
+    """The default policy stands out; the rest differ in colour and in marker."""
+    if policy == "shoal":
+        return {"color": "black", "marker": "o", "linewidth": 2.5, "zorder": 3}
+    return {
+        "color": f"C{number % 10}",
+        "marker": "svDP^<>Xhd*"[number % 11],
+        "markersize": 5,
+        "linewidth": 1.3,
+        "linestyle": "--" if policy == "dedicated" else "-",
+    }
+
+
+def _tick(axis: "Axes", loads: Sequence[float], logarithmic: bool) -> None:
+    """Plain numbers at the loads that were run and, on a logarithmic axis, at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_xticks(loads, [f"{load:g}" for load in loads])
+    if logarithmic:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=TICKS))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())

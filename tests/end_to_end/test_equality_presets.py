@@ -1,0 +1,183 @@
+"""Output does not depend on the scheduler: it equals that of `transformers` under every preset.
+
+Two tiny models share a pool that is too small for everybody. What a preset is about (eviction by
+recomputation or swapping, preemption, compaction) must really have happened.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end_builders import Outcome, greedy_reference, make_request, run_engine
+from execute_builders import make_model, make_prompt, tiny_config
+
+from shoal.config import PRESETS
+from shoal.core import Request, derive_seed
+from shoal.schedule import Conservative, PastFuture, Slice
+
+MANY, ONE = "gemma3", "gpt2"
+PAIR = (MANY, ONE)
+"""Three blocks of the first fit into a merged block, one of the second."""
+OUTPUT = 24
+SMALL: dict[str, Any] = {
+    "memory_bytes": 160 << 10,
+    "block_size": 4,
+    "step_s": 0.05,
+    "execution_s": {MANY: 0.5, ONE: 1.0},
+}
+
+# What makes a preset show itself within a few short requests.
+TUNED: dict[str, dict[str, Any]] = {
+    "past-future": {"admission": PastFuture(cold_start="max", draws="max", admit_every=10, window=4)},
+    "scls-cb": {"admission": Slice(tokens=6)},
+}
+NEVER_EVICTS = ("orca",)
+SWAPPING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.eviction == "swap")
+PREEMPTING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preempt)
+MERGED = tuple(name for name, preset in PRESETS.items() if preset.layout == "merged")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {kind: make_model(root / kind, tiny_config(kind)) for kind in PAIR}
+
+
+def prompts() -> list[list[int]]:
+    """Of several lengths; two share a beginning."""
+    made = [make_prompt(length, seed=length) for length in (1, 9, 16, 33, 48)]
+    return [*made, made[-1][:40] + make_prompt(8, seed=99)]
+
+
+@cache
+def reference(folder: Path, prompt: tuple[int, ...]) -> list[int]:
+    return greedy_reference(folder, prompt, OUTPUT)
+
+
+def run(
+    folders: dict[str, Path], preset: str, rounds: Sequence[Sequence[Request]], **options: Any
+) -> Outcome:
+    """Run a preset in the small pool; every greedy output in float32 must equal the reference."""
+    options = SMALL | TUNED.get(preset, {}) | options
+    outcome = run_engine(folders, rounds, preset=preset, **options)
+    dtypes = options.get("dtype", {})
+    for request in (request for requests in rounds for request in requests):
+        if request.sampling.temperature == 0 and dtypes.get(request.service, "float32") == "float32":
+            expected = reference(folders[request.service], tuple(request.prompt))  # type: ignore[arg-type]
+            assert outcome.tokens[request.id] == expected[: request.sampling.max_tokens], request.id
+    return outcome
+
+
+def requests(suffix: str = "", count: int = OUTPUT) -> list[Request]:
+    return [
+        make_request(f"{name}-{i}{suffix}", name, prompt, count)
+        for i, prompt in enumerate(prompts())
+        for name in PAIR
+    ]
+
+
+def crowded() -> list[list[Request]]:
+    """Short outputs, which teach those who believe in the past, then long ones that do not fit."""
+    return [requests("-short", 3), requests(), requests("-again")]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dict[str, Path]) -> None:
+    outcome = run(folders, preset, crowded(), every=2, depth=depth)
+    assert (outcome.evictions > 0) == (preset not in NEVER_EVICTS)
+    assert (outcome.swapped_tokens > 0) == (preset in SWAPPING)
+    assert outcome.cached_tokens > 0
+    if preset not in (*SWAPPING, *NEVER_EVICTS):
+        assert outcome.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("preset", SWAPPING)
+def test_swapping_in_both_layouts_with_and_without_prefix_caching(
+    preset: str, layout: str, folders: dict[str, Path]
+) -> None:
+    for caching in (True, False):
+        outcome = run(folders, preset, crowded(), every=2, layout=layout, prefix_caching=caching)
+        assert outcome.swapped_tokens > 0
+        assert outcome.recomputed_tokens == 0, "the host holds as much as the pool"
+
+
+def test_what_the_host_cannot_hold_is_computed_again(folders: dict[str, Path]) -> None:
+    outcome = run(folders, "fastserve", crowded(), every=2, swap_bytes=60 << 10)
+    assert outcome.swapped_tokens > 0
+    assert outcome.recomputed_tokens > 0
+
+
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("preset", PREEMPTING)
+def test_preemption_alone(preset: str, layout: str, folders: dict[str, Path]) -> None:
+    """Where memory is set aside for the longest outputs, nobody but a more urgent one evicts anybody."""
+    patient = {"admission": Conservative(), "every": 3, "layout": layout}
+    rounds = [requests("-short", 3), requests()]
+    assert run(folders, preset, rounds, **patient).evictions > 0
+    assert run(folders, preset, rounds, **patient, preempt=False).evictions == 0
+
+
+def holes() -> list[list[Request]]:
+    """Requests of three blocks to a merged block of which every other soon ends; then those of one."""
+    many = [
+        make_request(f"{MANY}-{i}", MANY, make_prompt(9, seed=i), 4 if i % 2 else OUTPUT) for i in range(16)
+    ]
+    ones = [make_request(f"{ONE}-{i}", ONE, make_prompt(20, seed=i), OUTPUT) for i in range(4)]
+    return [many[:12] + ones[:2] + many[12:] + ones[2:]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preset", MERGED)
+def test_compaction(preset: str, depth: int, folders: dict[str, Path]) -> None:
+    outcome = run(
+        folders, preset, holes(), every=1, depth=depth, prefix_caching=False, memory_bytes=100 << 10
+    )
+    assert outcome.compacted_blocks > 0
+
+
+def test_the_split_layout_needs_no_compaction(folders: dict[str, Path]) -> None:
+    options = {"every": 1, "prefix_caching": False, "memory_bytes": 100 << 10}
+    assert run(folders, "muxserve", holes(), **options).compacted_blocks == 0
+
+
+@pytest.mark.parametrize("preset", ["fastserve", "scls-cb", "seallm-join"])
+def test_beside_a_service_of_another_dtype(preset: str, folders: dict[str, Path]) -> None:
+    for exact in PAIR:
+        dtypes = {name: "float32" if name == exact else "bfloat16" for name in PAIR}
+        outcome = run(folders, preset, crowded(), every=2, dtype=dtypes, memory_bytes=110 << 10)
+        assert outcome.evictions > 0
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2},
+    {"temperature": 1.2, "top_k": 11, "frequency_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("preset", [*PREEMPTING, "scls-cb"])
+def test_sampled_output_with_a_seed_is_the_same_when_preempted(
+    preset: str, layout: str, folders: dict[str, Path]
+) -> None:
+    sampled = [
+        make_request(f"{name}-{i}", name, prompt, OUTPUT, derive_seed(i, 0), **SAMPLING[i % 3])
+        for i, prompt in enumerate(prompts())
+        for name in PAIR
+    ]
+    alone = run(folders, "orca", [[request] for request in sampled], memory_bytes=1 << 20).tokens
+    outcome = run(folders, preset, [sampled], every=2, layout=layout, eviction="swap")
+    assert outcome.swapped_tokens > 0
+    assert outcome.tokens == alone
+
+
+def test_every_tuned_preset_is_one() -> None:
+    """What was tuned differs from the preset in numbers only."""
+    for name, tuned in TUNED.items():
+        scheduler = replace(PRESETS[name].scheduler, **tuned)
+        assert type(scheduler.admission) is type(PRESETS[name].scheduler.admission)
