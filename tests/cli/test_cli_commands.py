@@ -19,6 +19,7 @@ from shoal.cli.models import models as models_app
 from shoal.core import EngineDied, FinishReason, SamplingParams, Service
 from shoal.engine import offline
 from shoal.engine.batch import Completion, RequestOutput
+from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
 
@@ -95,7 +96,7 @@ def test_generate_prints_only_the_text_of_a_single_prompt(fake_shoal):
     [made] = fake_shoal.made
     assert made.services == (Service(name="smollm2", model="smollm2"),)
     assert made.options["kv_cache"].memory_bytes == 2**20
-    assert made.options["scheduler"].order == "fcfs-strict"
+    assert made.options["scheduler"].order == FcfsStrict()
     assert made.calls == [("generate", ["hello"], [SamplingParams(max_tokens=128, seed=1)])]
 
 

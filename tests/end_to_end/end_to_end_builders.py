@@ -76,6 +76,7 @@ def run_engine(
     execution_s: Mapping[str, float] | None = None,
     step_s: float = 0.01,
     every: int = 0,
+    threads: int | None = None,
     **scheduler: object,
 ) -> Outcome:
     """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along.
@@ -103,6 +104,7 @@ def run_engine(
         ),
         scheduler=dataclasses.replace(chosen.scheduler, **scheduler),  # type: ignore[arg-type]
         attention=attention,
+        threads=threads,
     )
     paced: list[Paced] = []
 

@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "memory_bytes": 160 << 10,
     "block_size": 4,
     "step_s": 0.05,
+    "threads": 1,
     "execution_s": {MANY: 0.5, ONE: 1.0},
 }
 
