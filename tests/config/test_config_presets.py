@@ -39,8 +39,8 @@ def test_keys_go_over_the_preset_one_by_one(tmp_path):
 
 
 def test_a_key_written_as_its_default_still_goes_over_the_preset(tmp_path):
-    config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: fastserve, eviction: recompute}}")
-    assert config.scheduler.eviction == SchedulerOptions().eviction != PRESETS["fastserve"].scheduler.eviction
+    config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: vllm, eviction: swap}}")
+    assert config.scheduler.eviction == SchedulerOptions().eviction != PRESETS["vllm"].scheduler.eviction
 
 
 def test_a_policy_written_beside_a_preset_takes_nothing_from_it(tmp_path):

@@ -15,7 +15,7 @@ from shoal.core import FinishReason, Request, SamplingParams, Service, StepPlan,
 from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.protocol import Executor
 from shoal.kvcache import BlockPool, KVCacheOptions
-from shoal.schedule import Conservative, SchedulerOptions
+from shoal.schedule import Conservative
 
 
 @dataclass
@@ -76,13 +76,15 @@ def run_engine(
     execution_s: Mapping[str, float] | None = None,
     step_s: float = 0.01,
     every: int = 0,
+    after: Mapping[str, int] | None = None,
     threads: int | None = None,
     **scheduler: object,
 ) -> Outcome:
     """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along.
 
     preset: whose scheduler and layout are taken, except for what is given here. every: steps between two
-    requests of a round (0: all come at once), each of which takes ``step_s`` on the engine's clock.
+    requests of a round (0: all come at once). after: how many steps after the begin of its round a request
+    of some id comes. A step takes ``step_s`` on the engine's clock.
     """
     chosen = PRESETS[preset]
     options = EngineOptions(
@@ -116,7 +118,8 @@ def run_engine(
     engine._clock = lambda: paced[0].now_ns
     outcome = Outcome()
     for requests in rounds:
-        _answer(engine, list(requests), every, outcome)
+        due = [(every * i + (after or {}).get(one.id, 0), one) for i, one in enumerate(requests)]
+        _answer(engine, due, outcome)
     assert set(outcome.ends.values()) == {1}
     _check_books(engine)
     for pool in _pools(engine):
@@ -131,14 +134,14 @@ def run_engine(
     return outcome
 
 
-def _answer(engine: Engine, requests: list[Request], every: int, outcome: Outcome) -> None:
+def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome) -> None:
+    coming = sorted(due, key=lambda pair: pair[0])
     steps = 0
-    while requests or engine.busy:
-        while requests and (not every or steps % every == 0):
-            engine.submit(requests[0])
-            outcome.tokens[requests.pop(0).id] = []
-            if every:
-                break
+    while coming or engine.busy:
+        while coming and coming[0][0] <= steps:
+            request = coming.pop(0)[1]
+            engine.submit(request)
+            outcome.tokens[request.id] = []
         for event in engine.step():
             outcome.tokens[event.request_id] += event.tokens
             if event.logprobs is not None:

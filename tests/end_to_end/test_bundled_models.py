@@ -17,11 +17,12 @@ from end_to_end_builders import OVERCOMMIT, greedy_reference, make_request, run_
 from served import Scenario, run_served
 from transformers import AutoModelForCausalLM
 
+from shoal.config import PRESETS
 from shoal.core import ModelUnavailable, Service
 from shoal.engine import EngineHandle, EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
-from shoal.schedule import SchedulerOptions
+from shoal.schedule import SchedulerOptions, Slice
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,6 +35,7 @@ TEXTS = (
     "In the year 1969, the first people landed on the moon. " * 4 + "They returned",
 )
 OUTPUT = 24
+SHORT = 12
 
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "with the other model": {},
@@ -82,6 +84,29 @@ def test_greedy_output_together_equals_transformers(
     for name in MODELS:
         assert [outcome.tokens[f"{name}-{i}"] for i in numbers] == expected[name][: len(numbers)]
     assert (outcome.evictions > 0) == (circumstance == "evictions")
+
+
+# What lets a preset evict within a few tokens, and those that do.
+TUNED: dict[str, dict[str, Any]] = {"scls-cb": {"admission": Slice(tokens=4)}}
+EVICTING = tuple(name for name in PRESETS if name not in ("orca", "past-future"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_greedy_output_equals_transformers_under_every_preset(
+    preset: str, folders: dict[str, Path], prompts: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    numbers = range(len(TEXTS))
+    requests = [make_request(f"{n}-{i}", n, prompts[n][i], SHORT) for i in numbers for n in MODELS]
+    settings = {"memory_bytes": 16 << 20, "block_size": 8, "every": 2, "step_s": 0.1, **TUNED.get(preset, {})}
+    execution_s = {"smollm2": 1.0, "gemma3-270m": 0.5}
+    outcome = run_engine(folders, [requests], preset=preset, execution_s=execution_s, **settings)
+    for name in MODELS:
+        assert [outcome.tokens[f"{name}-{i}"] for i in numbers] == [
+            tokens[:SHORT] for tokens in expected[name][: len(numbers)]
+        ]
+    assert (outcome.evictions > 0) == (preset in EVICTING)
+    swaps = PRESETS[preset].scheduler.eviction == "swap"
+    assert (outcome.swapped_tokens > 0) == (swaps and preset in EVICTING)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -167,18 +167,28 @@ class MergedStore:
             del held.parked[merged]
             del held.newest[merged]
 
-    def evict_coldest(self, service: int) -> None:
-        """Evict the service's own coldest cached block, or a whole merged block of another, if colder."""
-        own = self._indexes[service].oldest()
+    def evict_coldest(self, service: int, missing: int) -> None:
+        """Evict the service's own coldest cached blocks, or a whole merged block of another, if colder."""
+        index, held = self._indexes[service], self._held[service]
         foreign = [
             (coldest[0], owner, coldest[1])
-            for owner, held in enumerate(self._held)
-            if owner != service and (coldest := held.coldest_idle()) is not None
+            for owner, other in enumerate(self._held)
+            if owner != service and (coldest := other.coldest_idle()) is not None
         ]
-        if own is not None and (not foreign or own[1] < min(foreign)[0]):
-            self._evict_block(service, own[0])
-        else:
-            _, owner, merged = min(foreign)
+        coldest_foreign = min(foreign, default=None)
+        evicted: list[int] = []
+        while len(evicted) < missing and (own := index.oldest()) is not None:
+            if coldest_foreign is not None and own[1] > coldest_foreign[0]:
+                break
+            merged = own[0] // held.per_merged
+            index.forget(own[0])
+            self._unpark_one(held, merged)
+            held.idle.pop(merged, None)
+            evicted.append(own[0])
+        if evicted:
+            self.release(service, evicted)
+        elif coldest_foreign is not None:
+            _, owner, merged = coldest_foreign
             self._evict_merged(owner, merged)
 
     def _evict_block(self, service: int, block: int) -> None:

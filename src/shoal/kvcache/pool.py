@@ -59,11 +59,13 @@ class BlockPool:
         books = self._books[service]
         store = self._store
         number = books.number
-        if store.available(number) < count:
+        missing = count - store.available(number)
+        if missing > 0:
             if store.attainable(number) < count:
                 return None
-            while store.available(number) < count:
-                store.evict_coldest(number)
+            while missing > 0:
+                store.evict_coldest(number, missing)
+                missing = count - store.available(number)
         blocks = store.take(number, count)
         references = books.references
         for block in blocks:

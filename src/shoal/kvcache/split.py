@@ -106,7 +106,7 @@ class SplitStore:
     def unpark(self, service: int, block: int) -> None:
         """A cached block becomes live; its units stay where they are."""
 
-    def evict_coldest(self, service: int) -> None:
+    def evict_coldest(self, service: int, missing: int) -> None:
         """Evict the coldest cached block of any service; its units suit everybody."""
         _, owner, block = min(
             (oldest[1], owner, oldest[0])

@@ -43,8 +43,11 @@ class BlockStore(Protocol):
     def unpark(self, service: int, block: int) -> None:
         """A cached block becomes live."""
 
-    def evict_coldest(self, service: int) -> None:
-        """Forget the cached blocks that are missed least, so that ``service`` has more available."""
+    def evict_coldest(self, service: int, missing: int) -> None:
+        """Forget the cached blocks that are missed least, so that ``service`` has more available.
+
+        As many as it takes to have ``missing`` more, or fewer: then it is asked again.
+        """
 
     def can_compact(self, service: int, count: int) -> bool:
         """Whether ``compact`` would find moves."""

@@ -115,7 +115,8 @@ class PastFuture(Admission):
     reserved: share of the capacity kept back for forecasts that were too low.
     window: how many finished requests of a service are remembered.
     cold_start: "kaplan-meier" or "max"; what is believed before as many have finished (``LengthHistory``).
-    draws: "mean" of M* over 10 draws, or "max" over min(5, 200 // requests + 1), as LightLLM does.
+    draws: "mean" of M* over 10 draws (fewer for more than 128 requests, at least 3), or "max" over
+        min(5, 200 // requests + 1), as LightLLM does.
     """
 
     reserved: float = 0.05
@@ -140,7 +141,11 @@ class PastFuture(Admission):
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """The safe M* of all services, mean or largest of several draws."""
         requests = sum(len(crowd) for crowd in crowds)
-        samples = 10 if self.draws == "mean" else min(5, 200 // max(requests, 1) + 1)
+        if self.draws == "mean":
+            # Where many requests add up, each draw is nearer to the mean, and fewer will do.
+            samples = min(10, max(3, 1_280 // max(requests, 1)))
+        else:
+            samples = min(5, 200 // max(requests, 1) + 1)
 
         def predict(crowd: Crowd) -> IntArray:
             members = crowd.members

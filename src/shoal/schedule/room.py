@@ -1,15 +1,33 @@
 """Making room: who gives up memory so that a running, a starved or a more urgent request can go on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from shoal.kvcache import BlockPool
 from shoal.schedule.admission import Admission
 from shoal.schedule.compose import slice_blocks
+from shoal.schedule.crowd import Crowd
+from shoal.schedule.group import Group
 from shoal.schedule.ledger import Ledger
 from shoal.schedule.orders import Order
 from shoal.schedule.tracked import Tracked
 from shoal.schedule.victims import Shortage, Victim
+
+
+class _Crowds(Mapping[str, Crowd]):
+    """Every service's crowd, made when somebody asks: most victims are chosen without."""
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self._groups = groups
+
+    def __getitem__(self, service: str) -> Crowd:
+        return self._groups[service].crowd()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
 
 
 class Room:
@@ -36,8 +54,9 @@ class Room:
     def evict_one(self) -> None:
         """Take the memory of one running request, as the victim policy says; never the oldest admitted."""
         candidates = self._by_admission()[1:]
-        crowds = {name: group.crowd() for name, group in self._groups.items()}
-        shortage = Shortage(candidates, self._groups, crowds, self._pool.capacity, self._priorities)
+        shortage = Shortage(
+            candidates, self._groups, _Crowds(self._groups), self._pool.capacity, self._priorities
+        )
         self._ledger.evict(self._victim.choose(shortage))
 
     def holders(self) -> int:
