@@ -86,9 +86,12 @@ def test_greedy_output_together_equals_transformers(
     assert (outcome.evictions > 0) == (circumstance == "evictions")
 
 
-# What lets a preset evict within a few tokens, and those that do.
-TUNED: dict[str, dict[str, Any]] = {"scls-cb": {"admission": Slice(tokens=4)}}
-EVICTING = tuple(name for name in PRESETS if name not in ("orca", "past-future"))
+TUNED: dict[str, dict[str, Any]] = {
+    "muxserve": {"memory_bytes": 16 << 20, "every": 2},  # units as large as the largest head of both
+    "scls-cb": {"admission": Slice(tokens=4)},
+}
+# The others wait for memory, at least for so few requests.
+EVICTING = tuple(name for name in PRESETS if name not in ("orca", "past-future", "seallm", "scls-cb"))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -97,7 +100,7 @@ def test_greedy_output_equals_transformers_under_every_preset(
 ) -> None:
     numbers = range(len(TEXTS))
     requests = [make_request(f"{n}-{i}", n, prompts[n][i], SHORT) for i in numbers for n in MODELS]
-    settings = {"memory_bytes": 16 << 20, "block_size": 8, "every": 2, "step_s": 0.1, **TUNED.get(preset, {})}
+    settings = {"memory_bytes": 7 << 20, "block_size": 8, "every": 1, "step_s": 0.1, **TUNED.get(preset, {})}
     execution_s = {"smollm2": 1.0, "gemma3-270m": 0.5}
     outcome = run_engine(folders, [requests], preset=preset, execution_s=execution_s, **settings)
     for name in MODELS:
@@ -105,8 +108,8 @@ def test_greedy_output_equals_transformers_under_every_preset(
             tokens[:SHORT] for tokens in expected[name][: len(numbers)]
         ]
     assert (outcome.evictions > 0) == (preset in EVICTING)
-    swaps = PRESETS[preset].scheduler.eviction == "swap"
-    assert (outcome.swapped_tokens > 0) == (swaps and preset in EVICTING)
+    if PRESETS[preset].scheduler.eviction == "swap":
+        assert (outcome.swapped_tokens > 0) == (preset in EVICTING)
 
 
 @pytest.mark.parametrize("name", MODELS)
