@@ -107,6 +107,33 @@ def test_services_that_alternate_can_reach_the_sum_of_their_peaks():
     assert safe_peak([a, b]).tolist() == [200]
 
 
+@given(st.lists(requests, min_size=1, max_size=3), block_sizes, st.data())
+def test_no_interleaving_of_full_batches_exceeds_the_safe_peak(services, block_size, data):
+    """Whichever service steps next, with all it has; equality where each reaches its peak while others hold
+    theirs, which lockstep within one service always does."""
+    per_merged = [data.draw(st.integers(1, 4)) for _ in services]
+    peaks = [
+        Demand(*(columns(pairs)[0], block_size, n)).peak(columns(pairs)[1])
+        for pairs, n in zip(services, per_merged, strict=True)
+    ]
+    safe = int(safe_peak(peaks)[0])
+    steps = [0] * len(services)
+    ends = [max(remaining for _, remaining in pairs) for pairs in services]
+
+    def held(at):
+        alive = [tokens + steps[at] for tokens, remaining in services[at] if remaining >= steps[at]]
+        return -(-sum(-(-tokens // block_size) for tokens in alive) // per_merged[at])
+
+    most = sum(map(held, range(len(services))))
+    while any(step <= end for step, end in zip(steps, ends, strict=True)):
+        at = data.draw(st.sampled_from([i for i in range(len(services)) if steps[i] <= ends[i]]))
+        steps[at] += 1
+        most = max(most, sum(map(held, range(len(services)))))
+    assert most <= safe
+    if len(services) == 1:
+        assert most == safe
+
+
 def test_merged_blocks_are_counted_service_by_service():
     a = Demand(np.array([5]), 4, blocks_per_merged=3).peak(np.array([[0]]))
     b = Demand(np.array([5]), 4, blocks_per_merged=5).peak(np.array([[20]]))
