@@ -39,7 +39,7 @@ SHORT = 12
 
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "with the other model": {},
-    "evictions": {"memory_bytes": 24 << 20, **OVERCOMMIT},
+    "evictions": {"preset": "vllm", "memory_bytes": 24 << 20, **OVERCOMMIT},
     "no prefix caching, chunks of 7": {"prefix_caching": False, "max_batched_tokens": 7},
 }
 

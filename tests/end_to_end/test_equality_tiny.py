@@ -26,7 +26,7 @@ PARTNER = {
 LENGTHS = (1, 9, 16, 33, 48)
 OUTPUT = 20
 
-SMALL = {"memory_bytes": 160 << 10, "block_size": 4, **OVERCOMMIT}
+SMALL = {"preset": "vllm", "memory_bytes": 160 << 10, "block_size": 4, **OVERCOMMIT}
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "no prefix caching": {"prefix_caching": False},
