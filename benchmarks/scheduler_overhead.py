@@ -140,7 +140,7 @@ def report(name: str, order: Order, admission: str, load: Load) -> None:
         share = percentile(running, 50) / load.running
         if 0.9 <= share <= 1.1:
             break
-        pool_tokens /= share
+        pool_tokens /= max(share, 0.25)
     slow = percentile(schedule, 50) > 500 or percentile(schedule, 99) > 2_000
     print(
         f"{name:<24} {admission:<13}{percentile(running, 50):>8.0f} {_figures(schedule)}{_figures(update)}"
