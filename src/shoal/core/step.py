@@ -88,6 +88,9 @@ class StepTimings:
 NO_TOKEN = -1
 """Stands in a result for a token that could not be sampled: the model's logits were not finite."""
 
+ANONYMOUS_TOKEN = -2
+"""Stands in a result for a token of which only the time is known (simulation): it ends no output."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -63,14 +63,27 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""
+        self.begin()
+        return self.complete()
+
+    def begin(self) -> None:
+        """The first half of ``step``: plan what can be planned now, and hand it to the executor."""
         self._require_sound()
         try:
             self._fill_pipeline()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def complete(self) -> list[TokenEvent]:
+        """The second half: wait for the oldest plan, if there is any, and return what happened."""
+        self._require_sound()
+        try:
             if self._in_flight:
                 plan = self._in_flight.popleft()
                 self._ended += self._update(plan, self._executor.collect())
         except BaseException as error:
-            self._broken = f"{type(error).__name__}: {error}"
+            self._fail(error)
             raise
         events, self._ended = self._ended, []
         return events
@@ -116,6 +129,9 @@ class Engine:
     def close(self) -> None:
         """Release the executor."""
         self._executor.close()
+
+    def _fail(self, error: BaseException) -> None:
+        self._broken = f"{type(error).__name__}: {error}"
 
     def _require_sound(self) -> None:
         if self._broken is not None:

@@ -16,6 +16,7 @@ from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistor
 from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
 from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
 from shoal.forecast.predictors import PREDICTORS, make_predictor
+from shoal.forecast.step_times import FittedTimes, StepRows, StepTimes
 
 __all__ = [
     "COLD_STARTS",
@@ -24,6 +25,7 @@ __all__ = [
     "Bilinear",
     "Demand",
     "FitReport",
+    "FittedTimes",
     "LatencyModel",
     "LatencyProfile",
     "LearnedLengths",
@@ -34,7 +36,9 @@ __all__ = [
     "ServiceMonitor",
     "SharedBlocks",
     "Spread",
+    "StepRows",
     "StepShape",
+    "StepTimes",
     "Timeline",
     "Traffic",
     "derive_seeds",

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from shoal.core import NO_TOKEN, FinishReason, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from shoal.core import (
+    ANONYMOUS_TOKEN,
+    NO_TOKEN,
+    FinishReason,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+    TokenLogprobs,
+)
 from shoal.kvcache import BlockPool
 from shoal.schedule.commit import Flight
 from shoal.schedule.ledger import Ledger
@@ -17,7 +25,10 @@ _NOT_FINITE = "the model's logits were not finite; in float16 a model may overfl
 def account(
     flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool, now_ns: int
 ) -> list[TokenEvent]:
-    """Enter what a plan produced; returns one event for each request that it changed."""
+    """Enter what a plan produced; returns one event for each request that it changed.
+
+    Of anonymous tokens, which say nothing, only those that end a request have an event.
+    """
     events = []
     caching, size, duration_ns = pool.prefix_caching, pool.block_size, result.duration_ns
     delivered = 0
@@ -49,11 +60,20 @@ def account(
                 one.tokens.append(token)
             if one.generated == 1:
                 one.first_token_ns = now_ns
-        if caching and one.computed >= (one.published + 1) * size:
+            elif now_ns - one.last_token_ns > one.largest_gap_ns:
+                one.largest_gap_ns = now_ns - one.last_token_ns
+            one.last_token_ns = now_ns
+        # A prompt of which only the length is known has no more hashes than it came with.
+        if caching and one.computed >= (one.published + 1) * size and (one.tokens or one.hashes):
             ledger.publish(one)
         if token is not None:
-            events.append(_receive(one, token, logprobs, ledger, now_ns))
             delivered += 1
+            if token != ANONYMOUS_TOKEN:
+                events.append(_receive(one, token, logprobs, ledger, now_ns))
+            elif one.prompt_tokens + one.generated >= one.last_token:
+                events.append(end(one, ledger, now_ns))
+            elif one.generated >= one.predicted:
+                _foresee(one, ledger)
     ledger.delivered(flight.plan.service, delivered)
     return events
 
@@ -78,9 +98,21 @@ def _receive(
         if finish is not None:
             return ledger.end(one, finish, now_ns, (token,), known, stop_token)
     if one.generated >= one.predicted:
-        predictor = ledger.groups[one.service].beliefs.predictor
-        one.predicted = predictor.predict(one.request, one.generated, one.ceiling)
+        _foresee(one, ledger)
     return TokenEvent(one.request.id, (token,), known, cached_tokens=one.cached_tokens)
+
+
+def end(one: Tracked, ledger: Ledger, now_ns: int) -> TokenEvent:
+    """A request has all the tokens that it was to have, the last of them anonymous."""
+    finish, _ = _judge(one, ANONYMOUS_TOKEN)
+    assert finish is not None
+    return ledger.end(one, finish, now_ns, (ANONYMOUS_TOKEN,))
+
+
+def _foresee(one: Tracked, ledger: Ledger) -> None:
+    """It has outgrown what was believed of its length."""
+    predictor = ledger.groups[one.service].beliefs.predictor
+    one.predicted = predictor.predict(one.request, one.generated, one.ceiling)
 
 
 def _judge(one: Tracked, token: int) -> tuple[FinishReason | None, int | None]:

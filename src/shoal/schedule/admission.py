@@ -12,6 +12,7 @@ and compaction makes them so.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.core import ConfigError
 from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
@@ -24,7 +25,12 @@ class Admission(ABC):
     """Decides from numbers alone; holds knobs, no state.
 
     admit_every: admission is tried at every so many steps (and whenever nothing runs).
+    stays_refused: whom it refuses, it refuses again as long as those running only decode and nobody leaves.
+    reads_lengths: it looks at predicted lengths.
     """
+
+    stays_refused: ClassVar[bool] = False
+    reads_lengths: ClassVar[bool] = False
 
     admit_every: int = 1
 
@@ -69,6 +75,8 @@ class Conservative(Admission):
     overcommit: share of the capacity that this sum may reach, 1.5 for 150%.
     """
 
+    stays_refused: ClassVar[bool] = True
+
     overcommit: float = 1.0
 
     def __post_init__(self) -> None:
@@ -91,6 +99,8 @@ class Aggressive(Admission):
 
     watermark: share of the capacity that they may reach.
     """
+
+    stays_refused: ClassVar[bool] = True
 
     watermark: float = 0.95
 
@@ -181,6 +191,8 @@ class Predicted(Admission):
 
     reserved: share of the capacity kept back for predictions that were too low.
     """
+
+    reads_lengths: ClassVar[bool] = True
 
     reserved: float = 0.05
 

@@ -1,7 +1,7 @@
 """The books of the requests themselves: who waits, who runs, who holds which blocks."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from shoal.core import BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
@@ -11,6 +11,10 @@ from shoal.schedule.group import Group
 from shoal.schedule.orders import Order
 from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
 from shoal.schedule.tracked import Tracked
+
+
+OnEnd = Callable[[Tracked, FinishReason, int], None]
+"""Told of every request that ends, why, and when."""
 
 
 class Ledger:
@@ -23,7 +27,12 @@ class Ledger:
     """
 
     def __init__(
-        self, pool: BlockPool, groups: Mapping[str, Group], order: Order, host: BlockPool | None = None
+        self,
+        pool: BlockPool,
+        groups: Mapping[str, Group],
+        order: Order,
+        host: BlockPool | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         self.groups = groups
         self.requests: dict[str, Tracked] = {}
@@ -35,6 +44,7 @@ class Ledger:
         self._pool = pool
         self._host = host
         self._order = order
+        self._on_end = on_end
         self._counters = {name: Counters() for name in groups}
 
     def add(self, one: Tracked, now_ns: int) -> None:
@@ -61,8 +71,11 @@ class Ledger:
             one.cached_tokens = one.computed
             counters.prompt_tokens += one.prompt_tokens
             counters.cached_tokens += one.computed
-        counters.recomputed_tokens += max(0, one.lost - one.computed)
-        one.lost = 0
+        if one.lost:
+            again = max(0, one.lost - one.computed)
+            counters.recomputed_tokens += again
+            one.recomputed += again
+            one.lost = 0
 
     def evict(self, one: Tracked) -> None:
         """A running request that is part of no plan in flight gives up its blocks, and waits with its tokens.
@@ -177,6 +190,8 @@ class Ledger:
             self._counters[one.service].finished += 1
             if one.generated:
                 self._learn(one, group, now_ns)
+        if self._on_end is not None:
+            self._on_end(one, reason, now_ns)
         return TokenEvent(
             one.request.id,
             tokens,

@@ -1,7 +1,8 @@
 """The iteration scheduler: turns policies' choices into plans, and results into events."""
 
+import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shoal.core import (
     FinishReason,
@@ -15,16 +16,17 @@ from shoal.core import (
 from shoal.core.slo import resolve_slo
 from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
-from shoal.schedule.account import account
+from shoal.schedule.account import account, end
 from shoal.schedule.commit import Committer, Flight
 from shoal.schedule.compose import Share, compose, compose_slices, slice_blocks
 from shoal.schedule.group import Beliefs, Group
 from shoal.schedule.intake import ServiceLimits, check_request, longest_total
-from shoal.schedule.ledger import Ledger
+from shoal.schedule.ledger import Ledger, OnEnd
 from shoal.schedule.newcomers import Door, Refusal
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Standing, Turn
 from shoal.schedule.room import Room
+from shoal.schedule.skip import DecodeRun, Growth, Skipped, advance, decodes_ahead, plans_of, within_memory
 from shoal.schedule.starvation import Guard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.tracked import Tracked, track
@@ -41,6 +43,7 @@ class Scheduler:
     One plan at a time is made for one service: its decodes, then chunks of its unfinished prompts, then
     newcomers. The order policy proposes turns, the admission lets newcomers in, the victim policy makes room.
     host: pool of KV saved in host memory, where victims are to be swapped instead of computed again.
+    on_end: told of every request that ends; reads what is known of it.
 
     Progress. When running requests need blocks and none is free, the pool is compacted, or victims are
     evicted until it fits; then nobody is admitted in that step. A newcomer evicts nobody, unless it may
@@ -63,6 +66,7 @@ class Scheduler:
         services: Mapping[str, ServiceLimits],
         options: SchedulerOptions,
         host: BlockPool | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         self.options = options
         self._pool = pool
@@ -71,7 +75,7 @@ class Scheduler:
         self._admission = options.admission
         self._guard = Guard(round(options.starvation_s * 1e9))
         self._groups = {name: self._new_group(name) for name in services}
-        self._ledger = Ledger(pool, self._groups, self._order, host)
+        self._ledger = Ledger(pool, self._groups, self._order, host, on_end)
         self._committer = Committer(pool, self._ledger)
         self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
         self._flights: deque[Flight] = deque()
@@ -79,13 +83,14 @@ class Scheduler:
         self._steps = 0
         self._epoch = 0
         self._composed: tuple[int, Sequence[Tracked], Share] | None = None
+        self._refused: tuple[Tracked, int, int] | None = None  # who, in which step, after how many ends
 
     def _new_group(self, name: str) -> Group:
         limits = self._limits[name]
         longest = max(1, self.ceiling(name, 1))
         history = self._admission.new_history(longest)
         monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
-        predictor = make_predictor(self.options.lengths, longest, history)
+        predictor = make_predictor(self._lengths(), longest, history)
         return Group(
             self._pool.layout.services[name],
             self._pool.block_size,
@@ -96,10 +101,25 @@ class Scheduler:
             quota=limits.quota,
         )
 
+    def _lengths(self) -> str:
+        """The name of the length predictor; ``history`` only where somebody reads what it says."""
+        read = self._order.reads_lengths or self._admission.reads_lengths
+        return self.options.lengths if read or self.options.lengths != "history" else "maximum"
+
     @property
     def unfinished(self) -> int:
         """Requests submitted and not yet ended."""
         return len(self._ledger.requests)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold no memory."""
+        return sum(len(group.waiting) for group in self._groups.values())
+
+    @property
+    def running(self) -> int:
+        """Requests that hold memory."""
+        return sum(len(group.running) for group in self._groups.values())
 
     @property
     def in_flight(self) -> int:
@@ -288,6 +308,8 @@ class Scheduler:
             if isinstance(spent, Refusal):
                 one.refused_epoch = self._epoch
                 door.refused = (one, spent)
+                if spent is Refusal.MEMORY:
+                    self._refused = (one, self._steps, self._ledger.ends)
                 break
             budget -= spent
             running += 1
@@ -389,6 +411,74 @@ class Scheduler:
         self._ledger.free_saved(plan.service, flight.saved)
         self._groups[plan.service].changed(members=False)
         return account(flight, result, self._ledger, self._pool, now_ns)
+
+    def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
+        """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
+
+        None where the next step is or may be something else. Changes nothing.
+        """
+        groups = [group for group in self._groups.values() if group.running or group.waiting]
+        if len(groups) != 1 or self._flights or not self._order.steady:
+            return None
+        group, ledger = groups[0], self._ledger
+        running = group.running
+        if not running or group.prefills or ledger.vacate or ledger.moved:
+            return None
+        most = min(most, self._steps_without_newcomers(group))
+        if most <= 0 or len(running) > self.options.max_batched_tokens:
+            return None
+        until_ns = self._guard.next_ns(groups, now_ns)
+        if until_ns is not None and until_ns <= now_ns:
+            return None
+        steps, context = decodes_ahead(running, most, foreseen=self._admission.reads_lengths)
+        steps = within_memory(
+            running, steps, self._pool.block_size, lambda count: self._pool.can_allocate(group.service, count)
+        )
+        return DecodeRun(group.service, running, steps, context, until_ns) if steps else None
+
+    def _steps_without_newcomers(self, group: Group) -> int:
+        """Steps in which nobody who waits can be let in, as long as those running only decode."""
+        if not group.waiting:
+            return sys.maxsize
+        if self._admission.stays_refused and not self.options.preempt and self._refused is not None:
+            one, step, ends = self._refused
+            if one is group.waiting[0] and ends == self._ledger.ends and group.last_prefill < step:
+                return sys.maxsize
+        return -self._steps % self._admission.admit_every
+
+    def skip(
+        self,
+        run: DecodeRun,
+        start_ns: int,
+        ends_ns: Sequence[int],
+        on_plan: Callable[[StepPlan], None] | None = None,
+    ) -> Skipped:
+        """Account for the first steps of a run, as if each had been scheduled, executed and updated.
+
+        ends_ns: when each step ended; the first began at ``start_ns``, each other when the one before ended.
+        on_plan: told of the plans that were not made, in order.
+        """
+        group, ledger, steps = self._groups[run.service], self._ledger, len(ends_ns)
+        first, left, sequences = self._steps, tuple(ledger.left), run.sequences
+        ledger.left.clear()
+        growth: dict[int, Growth] = {}
+        noted = None if on_plan is None else growth.__setitem__
+        live = advance(run.requests, run.service, self._pool, start_ns, ends_ns, noted)
+        for other in self._groups.values():
+            if other is not group:
+                other.streak = 0
+        group.streak += steps
+        self._steps += steps
+        self._epoch += 2 * steps
+        group.last_step = self._steps - 1
+        group.changed(members=False)
+        ledger.delivered(run.service, steps * len(sequences))
+        if on_plan is not None:
+            for plan in plans_of(run, sequences, first, steps, left, growth):
+                on_plan(plan)
+        for one in [one for one in run.requests if one.expected == one.last_token]:
+            end(one, ledger, ends_ns[-1])
+        return Skipped(sequences, left, live)
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""

@@ -27,7 +27,8 @@ class Tracked:
     in a step (before the first: when it was submitted). predicted: believed output tokens, more than
     ``generated``. slo: its goals, the service's where it has none of its own, ``e2e_scale`` resolved
     into ``e2e_s``. rank: its place among the waiting; entry: number of its present stay there (0: none).
-    first_token_ns: when its first output token was known (0: not yet). slice_end: tokens expected at which it
+    first_token_ns, last_token_ns: when its first and its newest output token were known (0: not yet).
+    largest_gap_ns: longest time between two of them. recomputed: tokens computed again. slice_end: tokens expected at which it
     needs its next slice (the last token where the admission knows no slices). saved: host blocks that hold
     the KV of its leading ``saved_tokens``. blocked_until: it waits until so many requests of the engine have
     ended. displaced: how often it was evicted for a starved request.
@@ -66,6 +67,9 @@ class Tracked:
     rank: float = 0.0
     entry: int = 0
     first_token_ns: int = 0
+    last_token_ns: int = 0
+    largest_gap_ns: int = 0
+    recomputed: int = 0
     slice_end: int = 0
     saved: list[int] = field(default_factory=list)
     saved_tokens: int = 0

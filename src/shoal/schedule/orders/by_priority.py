@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.core import ConfigError
 from shoal.schedule.group import GroupView
@@ -48,6 +49,9 @@ class ByPriority(ABC):
 
     Of the waiting only the head of each queue is looked at: a queue is kept by ``rank``.
     """
+
+    steady: ClassVar[bool] = False
+    reads_lengths: ClassVar[bool] = False
 
     @abstractmethod
     def rank(self, one: Tracked, group: GroupView) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.schedule.group import GroupView
 from shoal.schedule.orders.protocol import Decision, Standing, Turn
@@ -14,6 +15,9 @@ PATIENCE_STEPS = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BySubmission:
     """What orders have in common whose only priority is age."""
+
+    steady: ClassVar[bool] = True
+    reads_lengths: ClassVar[bool] = False
 
     def rank(self, one: Tracked, group: GroupView) -> float:
         """The same for all, so that the number of submission decides."""

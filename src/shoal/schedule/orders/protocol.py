@@ -7,7 +7,7 @@ too long before all others.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from shoal.schedule.group import GroupView
 from shoal.schedule.tracked import Tracked
@@ -48,7 +48,14 @@ class Decision:
 
 
 class Order(Protocol):
-    """Chooses who steps; holds knobs, no state."""
+    """Chooses who steps; holds knobs, no state.
+
+    steady: while one service alone has requests and none of those running computes a prompt, every turn is
+    of all of them, the longest admitted first, and its queue. reads_lengths: it looks at predicted lengths.
+    """
+
+    steady: ClassVar[bool]
+    reads_lengths: ClassVar[bool]
 
     def rank(self, one: Tracked, group: GroupView) -> float:
         """Its place among the waiting of its service: smaller first, equal ones by submission.

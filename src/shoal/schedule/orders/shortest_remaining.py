@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shoal.schedule.group import GroupView
 from shoal.schedule.orders.by_priority import ByPriority, require
@@ -17,6 +18,8 @@ class ShortestRemaining(ByPriority):
 
     token_s: seconds per output token of services of which no request has finished.
     """
+
+    reads_lengths: ClassVar[bool] = True
 
     token_s: float = 0.02
 

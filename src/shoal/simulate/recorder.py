@@ -1,0 +1,127 @@
+"""Notes what every engine did: totals, samples of its state at fixed times, and spans if they are wanted."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shoal.measure import EngineTotals, Sample, StepSpan
+from shoal.schedule import SchedulerStats
+from shoal.schedule.skip import IntArray
+
+
+class Recorder:
+    """One engine's notes.
+
+    capacity: merged blocks of its pool. sample_ns: time between two samples. spans: keep those too.
+    """
+
+    def __init__(self, engine: int, capacity: int, sample_ns: int, *, spans: bool) -> None:
+        self.samples: list[Sample] = []
+        self.spans: list[StepSpan] = []
+        self.end_ns = 0
+        self._engine = engine
+        self._capacity = capacity
+        self._sample_ns = sample_ns
+        self._keeps_spans = spans
+        self._next_ns = 0
+        self._tokens = 0
+        self._steps = self._decode_steps = self._busy_ns = 0
+        self._used_sum = self._used_peak = 0
+
+    def step(
+        self,
+        service: str,
+        start_ns: int,
+        end_ns: int,
+        *,
+        waiting: int,
+        running: int,
+        used: int,
+        decodes: int,
+        prefill_tokens: int,
+        tokens: int,
+    ) -> None:
+        """One step from ``start_ns`` to ``end_ns``, after which ``tokens`` were delivered.
+
+        waiting, running: requests while it lasts. used: merged blocks in use. decodes: rows that decode.
+        """
+        if self._next_ns < end_ns:
+            self._sample_idle(start_ns)
+            while self._next_ns < end_ns:
+                self._sample(waiting, running, used)
+        self._tokens += tokens
+        self._steps += 1
+        self._decode_steps += decodes > 0
+        self._busy_ns += end_ns - start_ns
+        self._used_sum += used
+        self._used_peak = max(self._used_peak, used)
+        self.end_ns = end_ns
+        self._span(StepSpan(self._engine, service, start_ns, end_ns, 1, decodes, prefill_tokens))
+
+    def decodes(
+        self, service: str, start_ns: int, ends_ns: Sequence[int], waiting: int, running: int, used: IntArray
+    ) -> None:
+        """A run of steps in which ``running`` requests decode; used: merged blocks in use, at each step."""
+        last_ns, done = ends_ns[-1], 0
+        if self._next_ns < last_ns:
+            self._sample_idle(start_ns)
+            while self._next_ns < last_ns:
+                # A step lasts until just before its end.
+                at = bisect_left(ends_ns, self._next_ns + 1)
+                self._tokens += (at - done) * running
+                done = at
+                self._sample(waiting, running, int(used[at]))
+        self._tokens += (len(ends_ns) - done) * running
+        self._steps += len(ends_ns)
+        self._decode_steps += len(ends_ns)
+        self._busy_ns += last_ns - start_ns
+        self._used_sum += int(used.sum())
+        self._used_peak = max(self._used_peak, int(used[-1]))
+        self.end_ns = last_ns
+        self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), running, 0))
+
+    def close(self, end_ns: int) -> None:
+        """The run is over; the engine was idle since its last step."""
+        self._sample_idle(end_ns + 1)
+
+    def totals(self, stats: SchedulerStats) -> EngineTotals:
+        """Sums over the run; stats: the scheduler's."""
+        services = stats.services.values()
+        return EngineTotals(
+            steps=self._steps,
+            decode_steps=self._decode_steps,
+            busy_ns=self._busy_ns,
+            kv_used_mean=self._used_sum / (self._steps * self._capacity) if self._steps else 0.0,
+            kv_used_peak=self._used_peak / self._capacity,
+            evictions=sum(one.evictions for one in services),
+            recomputed_tokens=sum(one.recomputed_tokens for one in services),
+            swapped_tokens=sum(one.swapped_tokens for one in services),
+            prefill_tokens=sum(one.prompt_tokens - one.cached_tokens for one in services),
+            cached_tokens=sum(one.cached_tokens for one in services),
+            output_tokens=sum(one.output_tokens for one in services),
+        )
+
+    def _span(self, span: StepSpan) -> None:
+        """Keep a span; steps that only decode, as those just before them did, become one span with those."""
+        if not self._keeps_spans:
+            return
+        last = self.spans[-1] if self.spans else None
+        if (
+            last is not None
+            and (last.service, last.decodes, last.end_ns) == (span.service, span.decodes, span.start_ns)
+            and not (last.prefill_tokens or span.prefill_tokens)
+        ):
+            self.spans[-1] = replace(last, end_ns=span.end_ns, steps=last.steps + span.steps)
+        else:
+            self.spans.append(span)
+
+    def _sample_idle(self, until_ns: int) -> None:
+        while self._next_ns < until_ns:
+            self._sample(0, 0, 0)
+
+    def _sample(self, waiting: int, running: int, used: int) -> None:
+        rate = self._tokens * 1e9 / self._sample_ns
+        share = used / self._capacity
+        self.samples.append(Sample(self._next_ns, self._engine, waiting, running, share, rate))
+        self._tokens = 0
+        self._next_ns += self._sample_ns

@@ -1,0 +1,179 @@
+"""One engine in virtual time: the real engine, scheduler and pool around a simulated executor."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core import Request, StepPlan
+from shoal.engine.core import Engine
+from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
+from shoal.kvcache import BlockPool
+from shoal.schedule import Scheduler, ServiceLimits
+from shoal.schedule.ledger import OnEnd
+from shoal.schedule.skip import DecodeRun
+from shoal.simulate.recorder import Recorder
+from shoal.simulate.spec import EngineSpec
+
+LONGEST_RUN = 512
+"""Steps that are looked ahead at once."""
+_RETRY_NS = 1_000_000
+"""An engine that wants to be asked again at once is asked after this time."""
+
+
+@dataclass(slots=True)
+class VirtualClock:
+    """The time in the simulation, in nanoseconds from its start."""
+
+    now_ns: int = 0
+
+    def __call__(self) -> int:
+        """The time."""
+        return self.now_ns
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """A run of decode steps that is foreseen but not yet accounted for: a newcomer may cut it short."""
+
+    run: DecodeRun
+    start_ns: int
+    ends_ns: list[int]
+    waiting: int
+
+
+class Replica:
+    """One engine of a simulation.
+
+    clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan, also of those
+    that were skipped; asking for them costs time. due_ns: when ``resume`` is to be called next.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        clock: VirtualClock,
+        recorder: Recorder,
+        on_end: OnEnd,
+        *,
+        skip_ahead: bool,
+        on_plan: Callable[[StepPlan], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.recorder = recorder
+        self.due_ns: int | None = None
+        self._clock = clock
+        self._on_plan = on_plan
+        self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
+        swaps = spec.scheduler.eviction == "swap" and spec.host is not None
+        host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
+        self.scheduler = Scheduler(self._pool, _limits(spec), spec.scheduler, host, on_end)
+        self._executor = SimulatedExecutor(_models(spec), clock, self._watch)
+        depth = spec.scheduler.depth
+        self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
+        self._skips = skip_ahead and depth == 1
+        self._ahead: _Ahead | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return self.scheduler.unfinished
+
+    def submit(self, request: Request) -> None:
+        """A request arrives now; raises InvalidRequest if it can never be served."""
+        if self._ahead is not None:
+            self._cut_short(self._ahead)
+        self._engine.submit(request)
+
+    def resume(self) -> None:
+        """What was due now happens."""
+        now_ns = self._clock.now_ns
+        if self._ahead is not None:
+            self._account(self._ahead)
+        elif self._executor.ends_ns == now_ns:
+            self._engine.complete()
+        self.due_ns = None
+
+    def begin(self) -> None:
+        """Start what can be started, unless a step is under way already."""
+        under_way = self._executor.ends_ns
+        if self._ahead is not None or (under_way is not None and under_way == self.due_ns):
+            return
+        if self._skips and self._look_ahead():
+            return
+        self._engine.begin()
+        self.due_ns = self._executor.ends_ns
+        if self.due_ns is None and self._engine.idle_until_ns is not None:
+            self.due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
+
+    def close(self) -> None:
+        """Prove the pool's books; raises IntegrityError."""
+        self._pool.check_integrity()
+
+    def _look_ahead(self) -> bool:
+        """Foresee a run of decodes, if one begins now; whether it does."""
+        start_ns = self._clock.now_ns
+        run = self.scheduler.decode_run(start_ns, LONGEST_RUN)
+        if run is None:
+            return False
+        times = self.spec.services[run.service].times
+        seconds = times.decode_times(len(run.requests), run.context, run.steps)
+        # Rounded step by step, as the executor rounds each.
+        durations = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64)
+        ends_ns: list[int] = (start_ns + durations.cumsum()).tolist()
+        if run.until_ns is not None:
+            del ends_ns[1 + bisect_left(ends_ns, run.until_ns) :]
+        self._ahead = _Ahead(run, start_ns, ends_ns, self.scheduler.waiting)
+        self.due_ns = ends_ns[-1]
+        return True
+
+    def _cut_short(self, ahead: _Ahead) -> None:
+        """Somebody arrives: the step under way is the last of the run."""
+        now_ns = self._clock.now_ns
+        del ahead.ends_ns[1 + bisect_left(ahead.ends_ns, now_ns) :]
+        self.due_ns = ahead.ends_ns[-1]
+
+    def _account(self, ahead: _Ahead) -> None:
+        """The run has come to its end."""
+        self._ahead = None
+        run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
+        skipped = self.scheduler.skip(run, start_ns, ends_ns, self._on_plan)
+        self._executor.skip(skipped.sequences, skipped.left, len(ends_ns))
+        view = self.spec.layout.services[run.service]
+        used = -(-skipped.live_blocks // view.blocks_per_merged) * view.units_per_block
+        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, len(skipped.sequences), used)
+
+    def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
+        decodes = plan.new_tokens.count(1)
+        pool = self._pool
+        self.recorder.step(
+            plan.service,
+            start_ns,
+            end_ns,
+            waiting=self.scheduler.waiting,
+            running=self.scheduler.running,
+            used=sum(pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services),
+            decodes=decodes,
+            prefill_tokens=sum(plan.new_tokens) - decodes,
+            tokens=len(plan.sampled),
+        )
+        if self._on_plan is not None:
+            self._on_plan(plan)
+
+
+def _limits(spec: EngineSpec) -> dict[str, ServiceLimits]:
+    return {
+        name: ServiceLimits(one.context_tokens, slo=one.slo, execution_s=one.execution_s, quota=one.quota)
+        for name, one in spec.services.items()
+    }
+
+
+def _models(spec: EngineSpec) -> dict[str, SimulatedModel]:
+    return {
+        name: SimulatedModel(
+            times=one.times,
+            copy_s=spec.layout.services[name].held_block_bytes / spec.host_bytes_per_s,
+        )
+        for name, one in spec.services.items()
+    }
