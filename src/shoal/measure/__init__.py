@@ -1,10 +1,54 @@
-"""Pictures of measured numbers.
+"""What a run left behind, and its outputs: figures, tables, files, traces, pictures and a report.
 
-Here belong plots (and, as they come, tables, reports and traces) made from plain numbers. What was
-measured, and what its figures mean, is known only to the caller; nothing here measures or computes a metric.
-Importing this package imports no plotting library: that is an extra, loaded when a picture is drawn.
+Here belong the record of a run as plain values, the summary of a record (with the formulas of ``core``), and
+everything that people and programs read of it. Nothing here runs, schedules or simulates anything, and
+nothing reads a clock; pictures of other numbers are drawn from plain values too. Importing this package
+imports no plotting library: that is an extra, loaded when a picture is drawn.
 """
 
+from shoal.measure.chrome_trace import trace_events, write_trace
+from shoal.measure.files import (
+    FORMATS,
+    REQUEST_COLUMNS,
+    SAMPLE_COLUMNS,
+    write_requests_csv,
+    write_requests_jsonl,
+    write_run,
+    write_samples,
+    write_summary,
+)
+from shoal.measure.html_report import report_html, write_report
 from shoal.measure.plots import Panel, Series, require_plots, save_plot
+from shoal.measure.records import EngineTotals, RequestRow, RunRecord, Sample, StepSpan
+from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
+from shoal.measure.tables import compare, summary_tables
 
-__all__ = ["Panel", "Series", "require_plots", "save_plot"]
+__all__ = [
+    "FORMATS",
+    "REQUEST_COLUMNS",
+    "SAMPLE_COLUMNS",
+    "EngineTotals",
+    "GroupSummary",
+    "Panel",
+    "RequestRow",
+    "RunRecord",
+    "Sample",
+    "Series",
+    "Spread",
+    "StepSpan",
+    "Summary",
+    "compare",
+    "report_html",
+    "require_plots",
+    "save_plot",
+    "summarise",
+    "summary_tables",
+    "trace_events",
+    "write_report",
+    "write_requests_csv",
+    "write_requests_jsonl",
+    "write_run",
+    "write_samples",
+    "write_summary",
+    "write_trace",
+]

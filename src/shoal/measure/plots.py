@@ -10,16 +10,25 @@ from shoal.core import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 PANEL_WIDTH, PANEL_HEIGHT = 5.2, 4.0
 """Inches."""
+
+BAND_ALPHA = 0.2
+
+PLAIN_NUMBER = "{x:,.10g}"
+
+MANY_DECADES = 1000.0
+"""Where the ends of a logarithmic axis are so far apart, only powers of ten are labelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """One set of points; with ``line`` they are joined, otherwise each is a dot.
 
-    colour: a number; series of one picture with the same number have the same colour.
+    colour: a number; series of one picture with the same number have the same colour. band: the lowest and
+    the highest value at each x, shaded. steps: the line keeps each y until the next x.
     """
 
     label: str
@@ -27,11 +36,17 @@ class Series:
     y: Sequence[float]
     line: bool = False
     colour: int = 0
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. log: both axes are logarithmic; diagonal: draw x = y."""
+    """One pair of axes.
+
+    log: both axes are logarithmic; log_x: only that of x. diagonal: draw x = y. share: y is a fraction,
+    shown as a percentage from 0 to 100%. from_zero: y begins at 0.
+    """
 
     title: str
     x_label: str
@@ -39,6 +54,9 @@ class Panel:
     series: Sequence[Series]
     log: bool = False
     diagonal: bool = False
+    log_x: bool = False
+    share: bool = False
+    from_zero: bool = False
 
 
 def require_plots() -> None:
@@ -74,29 +92,54 @@ def save_plot(path: Path, rows: Sequence[Sequence[Panel]], title: str = "") -> N
 
 def _draw(axes: "Axes", panel: Panel) -> None:
     for series in panel.series:
-        style = "-" if series.line else "o"
-        axes.plot(series.x, series.y, style, color=f"C{series.colour % 10}", label=series.label, markersize=4)
-    if panel.log:
-        _make_logarithmic(axes)
+        plot_series(axes, series, f"C{series.colour % 10}", dot=4.0)
     if panel.diagonal:
         values = [value for series in panel.series for value in (*series.x, *series.y)]
         ends = (min(values), max(values)) if values else (0.0, 1.0)
         axes.plot(ends, ends, "--", color="grey", linewidth=1, zorder=0)
     axes.set_title(panel.title)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
+    shape_axes(axes, panel)
     axes.grid(alpha=0.3)
     if any(series.label for series in panel.series):
         axes.legend(fontsize="small")
 
 
-def _make_logarithmic(axes: "Axes") -> None:
-    """Logarithmic axes that are labelled at 1, 2 and 5 of each decade, in plain numbers."""
+def plot_series(axes: "Axes", series: Series, colour: str, dot: float) -> None:
+    """Draw one series; dot: size of its points where they are not joined."""
+    drawstyle = "steps-post" if series.steps else "default"
+    style = "-" if series.line else "o"
+    axes.plot(
+        series.x, series.y, style, color=colour, label=series.label, markersize=dot, drawstyle=drawstyle
+    )
+    if series.band:
+        axes.fill_between(series.x, *series.band, color=colour, alpha=BAND_ALPHA, linewidth=0)
+
+
+def shape_axes(axes: "Axes", panel: Panel) -> None:
+    """Scales, limits and labels of the axes, once everything is drawn on them."""
+    from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+
+    if panel.log or panel.log_x:
+        axes.set_xscale("log")
+        _label_decades(axes.xaxis, axes.get_xlim())
+    if panel.log:
+        axes.set_yscale("log")
+        _label_decades(axes.yaxis, axes.get_ylim())
+    if panel.share:
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    elif panel.from_zero:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(StrMethodFormatter(PLAIN_NUMBER))
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+
+
+def _label_decades(axis: "Axis", limits: tuple[float, float]) -> None:
+    """Labels in plain numbers at 1, 2 and 5 of each decade, or only at 1 where there are many decades."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
+    subs = (1.0, 2.0, 5.0) if limits[1] < MANY_DECADES * limits[0] else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(StrMethodFormatter(PLAIN_NUMBER))
+    axis.set_minor_formatter(NullFormatter())

@@ -7,6 +7,7 @@ or with the step that ends a request.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +153,7 @@ def plans_of(
 
 def _longest(ends_ns: Sequence[int]) -> int:
     """The longest of the steps after the first."""
-    return max((end - start for start, end in zip(ends_ns, ends_ns[1:], strict=False)), default=0)
+    return max((end - start for start, end in pairwise(ends_ns)), default=0)
 
 
 def _growth(

@@ -1,8 +1,8 @@
 """Serving on a virtual clock: the code that serves for real, with time that costs nothing.
 
 Here belong the clock, the heap of events, arrivals, dispatch over several engines, and what a simulated run
-leaves behind. Decisions are made by the rooms below (``engine``, ``schedule``, ``kvcache``), which are driven and
-not copied; how long a step takes is asked of ``forecast``; what the figures mean is said in ``measure``.
+leaves behind. Decisions are made by the rooms below (``engine``, ``schedule``, ``kvcache``), which are driven
+and not copied; how long a step takes is asked of ``forecast``; what the figures mean is said in ``measure``.
 """
 
 from shoal.simulate.dispatch import (

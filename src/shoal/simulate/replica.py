@@ -46,8 +46,8 @@ class _Ahead:
 class Replica:
     """One engine of a simulation.
 
-    clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan, also of those
-    that were skipped; asking for them costs time. due_ns: when ``resume`` is to be called next.
+    clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan, also of
+    those that were skipped; asking for them costs time. due_ns: when ``resume`` is to be called next.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.core import FinishReason, InvalidRequest, Request, StepPlan
+from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord
 from shoal.schedule import Tracked
@@ -24,8 +24,8 @@ class Simulation:
     """Engines, and requests that arrive at them; ``run`` once.
 
     Events at the same time happen in a fixed order: steps end, by the number of their engine; then requests
-    arrive; then engines begin. The same input leads to the same record, byte for byte, whatever ``watch`` says
-    about how to get there. Raises ConfigError for no engines.
+    arrive; then engines begin. The same input leads to the same record, byte for byte, whatever ``watch``
+    says about how to get there. Raises ConfigError for no engines.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class Simulation:
         watch: Watch | None = None,
         on_plan: OnPlan | None = None,
     ) -> None:
+        if not engines:
+            raise ConfigError("a simulation needs at least one engine")
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source

@@ -70,7 +70,7 @@ class Watch:
 
 
 def token_layout(blocks: int, block_size: int = 16, *services: str) -> PoolLayout:
-    """A pool of ``blocks`` KV blocks for services whose blocks are of equal size; their bytes mean nothing."""
+    """A pool of ``blocks`` KV blocks for services with blocks of equal size; their bytes mean nothing."""
     shape = KVShape("bfloat16", (LayerShape(1, 64, 64),))
     names = services or ("default",)
     layout = plan_layout(

@@ -1,0 +1,170 @@
+"""A run as files for programs: its requests, its samples, its summary."""
+
+import csv
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+from shoal.core import ConfigError
+from shoal.measure.chrome_trace import write_trace
+from shoal.measure.html_report import write_report
+from shoal.measure.plots import require_plots
+from shoal.measure.records import RequestRow, RunRecord
+from shoal.measure.summary import normalised, outcome, summarise
+
+Cell = str | int | float | bool | None
+
+REQUEST_COLUMNS = (
+    "request_id",
+    "service",
+    "engine",
+    "finish",
+    "error",
+    "arrival_s",
+    "first_token_s",
+    "finish_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "largest_gap_s",
+    "normalised_latency",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "evictions",
+    "recomputed_tokens",
+    "slo_ttft_s",
+    "slo_tpot_s",
+    "slo_e2e_s",
+    "slo_met",
+)
+"""Columns of requests.jsonl and requests.csv, which hold one row for each request, in order of their ends.
+
+Times are seconds on the run's clock, to the nanosecond. Nothing (null in JSON, empty in CSV) stands in
+first_token_s and ttft_s of a request without tokens, in tpot_s and largest_gap_s below two tokens, in
+normalised_latency of one that was not answered or whose service has no execution time, in goals it does not
+have, and in slo_met without goals or after a cancellation. e2e_s is from arrival to the end, whatever the
+end was. In CSV true and false stand for slo_met.
+"""
+
+SAMPLE_COLUMNS = ("time_s", "engine", "waiting", "running", "kv_used", "tokens_per_s")
+"""Columns of samples.csv, one row for each sample of an engine; ``Sample`` says what they mean."""
+
+
+def write_run(run: RunRecord, folder: Path, *, formats: Collection[str] | None = None) -> list[Path]:
+    """Write a run's files into ``folder``, which is made where it is missing; returns their paths.
+
+    formats: names from ``FORMATS``; None means all. The same run gives the same bytes. Raises ConfigError
+    for an unknown format, for ``html`` without matplotlib (before anything is written), and where a file
+    cannot be written.
+    """
+    wanted = list(FORMATS) if formats is None else [name for name in FORMATS if name in formats]
+    unknown = sorted(set(formats or ()) - set(FORMATS))
+    if unknown:
+        raise ConfigError(f"unknown output format {', '.join(unknown)}; there are: {', '.join(FORMATS)}")
+    if "html" in wanted:
+        require_plots()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name in wanted:
+            file_name, write = FORMATS[name]
+            write(run, folder / file_name)
+            paths.append(folder / file_name)
+    except OSError as error:
+        raise ConfigError(f"cannot write the results of a run to {folder}: {error}") from error
+    return paths
+
+
+def request_cells(row: RequestRow, run: RunRecord) -> dict[str, Cell]:
+    """One request as the columns of ``REQUEST_COLUMNS``."""
+    has_token, has_gap = row.output_tokens > 0, row.output_tokens > 1
+    latency = normalised(row, run)
+    cells: tuple[Cell, ...] = (
+        row.request_id,
+        row.service,
+        row.engine,
+        row.finish,
+        row.error,
+        row.arrival_ns / 1e9,
+        row.first_token_ns / 1e9 if has_token else None,
+        row.finish_ns / 1e9,
+        row.ttft_s if has_token else None,
+        round(row.tpot_s, 9) if has_gap else None,
+        row.e2e_s,
+        row.largest_gap_ns / 1e9 if has_gap else None,
+        None if latency is None else round(latency, 9),
+        row.prompt_tokens,
+        row.output_tokens,
+        row.cached_tokens,
+        row.evictions,
+        row.recomputed_tokens,
+        row.slo.ttft_s,
+        row.slo.tpot_s,
+        row.slo.e2e_s,
+        outcome(row),
+    )
+    return dict(zip(REQUEST_COLUMNS, cells, strict=True))
+
+
+def write_requests_jsonl(run: RunRecord, path: Path) -> None:
+    """One JSON object a line for each request."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in run.requests:
+            file.write(json.dumps(request_cells(row, run), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_requests_csv(run: RunRecord, path: Path) -> None:
+    """A header line, then a line for each request."""
+    _write_csv(path, REQUEST_COLUMNS, (request_cells(row, run).values() for row in run.requests))
+
+
+def write_samples(run: RunRecord, path: Path) -> None:
+    """A header line, then a line for each sample."""
+    _write_csv(path, SAMPLE_COLUMNS, _sample_rows(run))
+
+
+def write_summary(run: RunRecord, path: Path) -> None:
+    """``Summary.to_dict`` and the run's facts, as indented JSON."""
+    plain = {"title": run.title, "facts": dict(run.facts)} | summarise(run).to_dict()
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=2)
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+FORMATS: dict[str, tuple[str, Callable[[RunRecord, Path], None]]] = {
+    "summary": ("summary.json", write_summary),
+    "jsonl": ("requests.jsonl", write_requests_jsonl),
+    "csv": ("requests.csv", write_requests_csv),
+    "samples": ("samples.csv", write_samples),
+    "trace": ("trace.json", write_trace),
+    "html": ("report.html", write_report),
+}
+"""By the name of a format: its file, and what writes it. ``html`` needs the extra ``plots``."""
+
+
+def _sample_rows(run: RunRecord) -> Iterator[tuple[Cell, ...]]:
+    for sample in run.samples:
+        yield (
+            sample.time_ns / 1e9,
+            sample.engine,
+            sample.waiting,
+            sample.running,
+            round(sample.kv_used, 9),
+            round(sample.tokens_per_s, 9),
+        )
+
+
+def _write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Cell]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_csv_text(cell) for cell in row] for row in rows)
+
+
+def _csv_text(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    # Spreadsheets misread an exponent, so that small times are written out.
+    return f"{cell:.9f}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,169 @@
+"""The figures of a run, over all its requests and of each service."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from shoal.core import attainment, has_goal, met, normalised_latency, percentile
+from shoal.measure.records import EngineTotals, RequestRow, RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and percentiles of one quantity over requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread | None":
+        """The spread of ``values``; None where there are none."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
+        return cls(mean=fmean(ordered), p50=p50, p90=p90, p95=p95, p99=p99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """The figures of one service, or of all. None is what cannot be told: nothing to take it of.
+
+    requests: all that arrived, of which some were answered whole, some refused at the door, some failed
+    ("error") and some cancelled by their client. throughput: answered requests per second of the run.
+    output_tokens_per_s: tokens of all requests, cut-off ones too. slo_attainment: share of the requests with
+    goals that met them; refused and failed ones missed theirs, cancelled ones do not count. goodput: answered
+    requests per second of the run that met their goals; None where no request has goals.
+
+    Times are seconds, over answered requests: ttft_s, e2e_s; tpot_s and largest_gap_s (MTPOT) over answers
+    of two tokens or more; normalised_latency over the services whose execution time is known. evictions,
+    recomputed_tokens and cached_tokens: sums over requests.
+    """
+
+    requests: int
+    answered: int
+    refused: int
+    failed: int
+    cancelled: int
+    prompt_tokens: int
+    output_tokens: int
+    throughput: float | None
+    output_tokens_per_s: float | None
+    goodput: float | None
+    slo_attainment: float | None
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    e2e_s: Spread | None
+    largest_gap_s: Spread | None
+    normalised_latency: Spread | None
+    evictions: int
+    recomputed_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The figures of one run.
+
+    duration_s: from the first arrival to the end of the run. overall: of all services together; services: by
+    name. kv_used_mean: share of the pool in use, mean over the steps of all engines; kv_used_peak: the
+    largest of any engine; both None where no step was run. engines: totals of each engine, by its number.
+    """
+
+    title: str
+    duration_s: float
+    overall: GroupSummary
+    services: dict[str, GroupSummary]
+    kv_used_mean: float | None
+    kv_used_peak: float | None
+    engines: tuple[EngineTotals, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON: dicts, lists, text, numbers and None; no NaN."""
+        plain = asdict(self)
+        plain["engines"] = list(plain["engines"])
+        return plain
+
+
+def outcome(row: RequestRow) -> bool | None:
+    """Whether a request met its goals; None if it had none, or its client gave up.
+
+    One that was refused or failed has missed them.
+    """
+    if row.answered:
+        return met(row, row.slo)
+    return False if has_goal(row.slo) and row.finish != "cancelled" else None
+
+
+def normalised(row: RequestRow, run: RunRecord) -> float | None:
+    """Normalised latency of an answered request whose service has an execution time; else None."""
+    execution_s = run.execution_s.get(row.service)
+    return normalised_latency(row, execution_s) if row.answered and execution_s is not None else None
+
+
+def run_window_ns(run: RunRecord) -> tuple[int, int]:
+    """When the run began (its first arrival) and ended (its last step or last answer); (0, 0) if empty."""
+    if not run.requests:
+        return 0, run.end_ns
+    start = min(row.arrival_ns for row in run.requests)
+    return start, max(run.end_ns, max(row.finish_ns for row in run.requests))
+
+
+def summarise(run: RunRecord) -> Summary:
+    """The figures of a run that has ended, by the formulas of ``shoal.core``."""
+    start_ns, end_ns = run_window_ns(run)
+    duration_s = (end_ns - start_ns) / 1e9
+    by_service: dict[str, list[RequestRow]] = {}
+    for row in run.requests:
+        by_service.setdefault(row.service, []).append(row)
+    steps = sum(engine.steps for engine in run.engines)
+    weighted = math.fsum(engine.kv_used_mean * engine.steps for engine in run.engines if engine.steps)
+    return Summary(
+        title=run.title,
+        duration_s=duration_s,
+        overall=_summarise_group(run.requests, run, duration_s),
+        services={name: _summarise_group(by_service[name], run, duration_s) for name in sorted(by_service)},
+        kv_used_mean=weighted / steps if steps else None,
+        kv_used_peak=max(engine.kv_used_peak for engine in run.engines if engine.steps) if steps else None,
+        engines=tuple(run.engines),
+    )
+
+
+def _summarise_group(rows: Sequence[RequestRow], run: RunRecord, duration_s: float) -> GroupSummary:
+    answered = [row for row in rows if row.answered]
+    several = [row for row in answered if row.output_tokens > 1]
+    outcomes = [outcome(row) for row in rows]
+    with_goals = any(has_goal(row.slo) for row in rows)
+    normalised_latencies = (normalised(row, run) for row in answered)
+    output_tokens = sum(row.output_tokens for row in rows)
+    share = attainment(outcomes)
+    return GroupSummary(
+        requests=len(rows),
+        answered=len(answered),
+        refused=sum(row.finish == "refused" for row in rows),
+        failed=sum(row.finish == "error" for row in rows),
+        cancelled=sum(row.finish == "cancelled" for row in rows),
+        prompt_tokens=sum(row.prompt_tokens for row in rows),
+        output_tokens=output_tokens,
+        throughput=_rate(len(answered), duration_s),
+        output_tokens_per_s=_rate(output_tokens, duration_s),
+        goodput=_rate(outcomes.count(True), duration_s) if with_goals else None,
+        slo_attainment=None if math.isnan(share) else share,
+        ttft_s=Spread.of(row.ttft_s for row in answered),
+        tpot_s=Spread.of(row.tpot_s for row in several),
+        e2e_s=Spread.of(row.e2e_s for row in answered),
+        largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in several),
+        normalised_latency=Spread.of(value for value in normalised_latencies if value is not None),
+        evictions=sum(row.evictions for row in rows),
+        recomputed_tokens=sum(row.recomputed_tokens for row in rows),
+        cached_tokens=sum(row.cached_tokens for row in rows),
+    )
+
+
+def _rate(count: int, duration_s: float) -> float | None:
+    return count / duration_s if duration_s > 0 else None

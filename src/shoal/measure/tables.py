@@ -1,0 +1,213 @@
+"""The figures of a run as tables for people: on a terminal, and (the same cells) in a report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from shoal.measure.records import EngineTotals, RunRecord
+from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
+
+NOTHING = "-"
+"""What stands where there is no figure."""
+
+MEASURES: tuple[tuple[str, str], ...] = (
+    ("TTFT", "ttft_s"),
+    ("TPOT", "tpot_s"),
+    ("E2E", "e2e_s"),
+    ("MTPOT", "largest_gap_s"),
+    ("x alone", "normalised_latency"),
+)
+"""Name for people and field of ``GroupSummary`` of every quantity that has a spread; the last is no time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table of text: the first ``words`` columns are words, the others figures."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+    def to_rich(self) -> Table:
+        """As a table for a terminal; where the first cell names several rows, a gap parts them."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=self.title)
+        for number, head in enumerate(self.heads):
+            justify: Literal["left", "right"] = "left" if number < self.words else "right"
+            table.add_column(head, justify=justify, overflow="fold")
+        for number, row in enumerate(self.rows):
+            following = self.rows[number + 1 : number + 2]
+            gap = self.words > 1 and any(cells[0] for cells in following)
+            # Text, because a service named "[red]" is a name and not a style.
+            table.add_row(*(Text(cell) for cell in row), end_section=gap)
+        return table
+
+
+def summary_tables(summary: Summary) -> list[Table]:
+    """The summary for a terminal: requests, latencies, tokens, and engines where there are several."""
+    return [grid.to_rich() for grid in summary_grids(summary)]
+
+
+def summary_grids(summary: Summary) -> list[Grid]:
+    """The tables of a summary as text."""
+    grids = [requests_grid(summary), latency_grid(summary), tokens_grid(summary)]
+    return [*grids, engines_grid(summary)] if len(summary.engines) > 1 else grids
+
+
+def requests_grid(summary: Summary) -> Grid:
+    """One row for each service: how its requests ended, how many a second, and how many within their goals.
+
+    Columns of refused, failed and cancelled requests are left out while there are none.
+    """
+    overall = summary.overall
+    endings = [name for name in ("refused", "failed", "cancelled") if getattr(overall, name)]
+    rows = [
+        [
+            name,
+            f"{group.answered:,}/{group.requests:,}",
+            *(f"{getattr(group, ending):,}" for ending in endings),
+            figure(group.throughput),
+            figure(group.goodput),
+            share(group.slo_attainment),
+        ]
+        for name, group in _groups(summary)
+    ]
+    heads = ["service", "answered", *endings, "req/s", "goodput", "SLO met"]
+    title = f"{overall.requests:,} requests in {seconds(summary.duration_s)}"
+    return Grid(title=title, heads=heads, rows=rows)
+
+
+def tokens_grid(summary: Summary) -> Grid:
+    """One row for each service: tokens in and out, those a cache saved and those evictions cost."""
+    rows = [
+        [
+            name,
+            f"{group.prompt_tokens:,}",
+            f"{group.cached_tokens:,}",
+            f"{group.output_tokens:,}",
+            figure(group.output_tokens_per_s),
+            f"{group.evictions:,}",
+            f"{group.recomputed_tokens:,}",
+        ]
+        for name, group in _groups(summary)
+    ]
+    title = "Tokens"
+    if summary.kv_used_peak is not None:
+        title += f"; KV pool {share(summary.kv_used_mean)} in use, at most {share(summary.kv_used_peak)}"
+    heads = ["service", "prompt", "cached", "output", "output/s", "evictions", "recomputed"]
+    return Grid(title=title, heads=heads, rows=rows)
+
+
+def latency_grid(summary: Summary) -> Grid:
+    """For each service and quantity one row: its mean and percentiles."""
+    rows = []
+    for name, group in _groups(summary):
+        present = MEASURES if group.normalised_latency is not None else MEASURES[:-1]
+        for number, (word, field) in enumerate(present):
+            cells = spread_cells(getattr(group, field), in_seconds=field != "normalised_latency")
+            rows.append([name if number == 0 else "", word, *cells])
+    heads = ["service", "time", "mean", "p50", "p90", "p95", "p99"]
+    return Grid(title="Latency of answered requests", heads=heads, rows=rows, words=2)
+
+
+def engines_grid(summary: Summary) -> Grid:
+    """One row for each engine."""
+    heads = ["engine", "steps", "busy", "tokens", "prefilled", "KV mean", "KV peak", "evicted", "recomputed"]
+    rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
+    return Grid(title="Engines", heads=heads, rows=rows)
+
+
+def compare(runs: Mapping[str, RunRecord]) -> Table:
+    """One row for each run, by the name of what differs in it (a policy, a setting).
+
+    Of times it tells the mean, and below it the 99th percentile. Columns that would say nothing of any run
+    are left out.
+    """
+    cells = {name: _run_cells(summarise(run)) for name, run in runs.items()}
+    everything = next(iter(cells.values()), {})
+    heads = [
+        head for head in everything if any(row[head] not in (NOTHING, "100.0%") for row in cells.values())
+    ]
+    rows = [[name, *(row[head] for head in heads)] for name, row in cells.items()]
+    return Grid(title="Runs (times: mean, below it p99)", heads=["run", *heads], rows=rows).to_rich()
+
+
+def _run_cells(summary: Summary) -> dict[str, str]:
+    group = summary.overall
+    return {
+        "done": share(group.answered / group.requests if group.requests else None),
+        "req/s": figure(group.throughput),
+        "tok/s": figure(group.output_tokens_per_s),
+        "TTFT s": _mean_and_tail(group.ttft_s),
+        "TPOT ms": _mean_and_tail(group.tpot_s, 1e3),
+        "E2E s": _mean_and_tail(group.e2e_s),
+        "x alone": _mean_and_tail(group.normalised_latency),
+        "SLO": share(group.slo_attainment),
+        "goodput": figure(group.goodput),
+        "evicted": f"{group.evictions:,}",
+    }
+
+
+def seconds(value: float | None) -> str:
+    """A time in the unit that suits it, with three digits: ``12.3 ms``, ``4.56 s``; large ones in whole s."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0 s"
+    # The limits are where three digits round up into the next unit.
+    for limit, scale, unit in ((999.5e-9, 1e9, "ns"), (999.5e-6, 1e6, "us"), (0.9995, 1e3, "ms")):
+        if abs(value) < limit:
+            return f"{figure(value * scale)} {unit}"
+    return f"{figure(value)} s"
+
+
+def figure(value: float | None) -> str:
+    """A number with three digits, or all of its whole part: ``0.0123``, ``1.23``, ``12,345``."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 99.95 or value == 0 else f"{value:#.3g}"
+
+
+def share(value: float | None) -> str:
+    """A fraction as a percentage; never 100% for what only rounds to it."""
+    if value is None:
+        return NOTHING
+    text = f"{value:.1%}"
+    return "99.9%" if text == "100.0%" and value < 1 else text
+
+
+def spread_cells(spread: Spread | None, *, in_seconds: bool) -> list[str]:
+    """Mean, p50, p90, p95 and p99 as cells."""
+    if spread is None:
+        return [NOTHING] * 5
+    write = seconds if in_seconds else figure
+    return [write(value) for value in (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)]
+
+
+def _groups(summary: Summary) -> list[tuple[str, GroupSummary]]:
+    """The services, then all of them; a single service is all already."""
+    services = list(summary.services.items())
+    return services if len(services) == 1 else [*services, ("all", summary.overall)]
+
+
+def _mean_and_tail(spread: Spread | None, scale: float = 1.0) -> str:
+    return NOTHING if spread is None else f"{figure(spread.mean * scale)}\n{figure(spread.p99 * scale)}"
+
+
+def _engine_row(number: int, engine: EngineTotals, duration_s: float) -> list[str]:
+    ran = engine.steps > 0
+    return [
+        str(number),
+        f"{engine.steps:,}",
+        share(engine.busy_ns / 1e9 / duration_s if duration_s > 0 else None),
+        f"{engine.output_tokens:,}",
+        f"{engine.prefill_tokens:,}",
+        share(engine.kv_used_mean if ran else None),
+        share(engine.kv_used_peak if ran else None),
+        f"{engine.evictions:,}",
+        f"{engine.recomputed_tokens:,}",
+    ]

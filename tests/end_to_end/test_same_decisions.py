@@ -1,0 +1,191 @@
+"""The simulator and the real engine make the same decisions: identical schedule logs on the same input.
+
+A real engine runs tiny models; every step's measured time is written down, and its clock moves by it. The
+simulator gets the same requests, pool and scheduler, and the recorded times.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end_builders import make_request
+from execute_builders import make_model, make_prompt, tiny_config
+
+from shoal.config import PRESETS
+from shoal.core import Request, Service, StepPlan, StepResult
+from shoal.engine import Engine, EngineOptions, build_engine
+from shoal.execute.protocol import Executor
+from shoal.forecast import StepRows
+from shoal.kvcache import KVCacheOptions
+from shoal.schedule import Conservative, Slice, describe
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
+
+SERVICES = ("gemma3", "gpt2")
+TUNED: dict[str, dict[str, Any]] = {"scls-cb": {"admission": Slice(tokens=6)}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {kind: make_model(root / kind, tiny_config(kind)) for kind in SERVICES}
+
+
+def workload(seed: int, count: int = 24) -> list[Request]:
+    """Requests of both services; some share the beginning of their prompts."""
+    random = Random(seed)
+    shared = {service: make_prompt(40, seed=seed) for service in SERVICES}
+    requests = []
+    arrival_s = 0.0
+    for number in range(count):
+        arrival_s += random.expovariate(80.0)
+        service = random.choice(SERVICES)
+        own = make_prompt(random.randint(1, 30), seed=1_000 * seed + number)
+        prompt = [*shared[service][: random.choice((0, 0, 16, 40))], *own]
+        request = make_request(f"r{number}", service, prompt, random.randint(1, 24))
+        requests.append(replace(request, arrival_ns=round(arrival_s * 1e9)))
+    return requests
+
+
+@dataclass
+class Recorder:
+    """An executor that measures every step, and the clock that goes by these times.
+
+    Requests that arrive while a step is under way are submitted at their own times, as they would be by
+    whoever listens beside the engine.
+    """
+
+    executor: Executor
+    coming: deque[Request]
+    engine: Engine = field(init=False)
+    now_ns: int = 0
+    times_ns: list[int] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    starts: deque[int] = field(default_factory=deque)
+    ends_ns: int = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self.log.append(describe(plan))
+        self.starts.append(self.now_ns)
+        self.executor.submit(plan)
+
+    def collect(self) -> StepResult:
+        started = time.perf_counter_ns()
+        result = self.executor.collect()
+        # Timer resolution aside, every step takes some time.
+        taken_ns = max(1_000, time.perf_counter_ns() - started)
+        self.times_ns.append(taken_ns)
+        self.ends_ns = max(self.starts.popleft(), self.ends_ns) + taken_ns
+        self.arrivals_before(self.ends_ns)
+        self.now_ns = self.ends_ns
+        return replace(result, duration_ns=taken_ns)
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def arrivals_before(self, until_ns: int) -> None:
+        while self.coming and self.coming[0].arrival_ns < until_ns:
+            request = self.coming.popleft()
+            self.now_ns = request.arrival_ns
+            self.engine.submit(request)
+
+    def run(self) -> None:
+        while self.coming or self.engine.busy:
+            self.arrivals_before(self.now_ns + 1)
+            self.engine.begin()
+            if self.engine.waits:
+                times = [self.coming[0].arrival_ns] if self.coming else []
+                if self.engine.idle_until_ns is not None:
+                    times.append(max(self.engine.idle_until_ns, self.now_ns + 1_000_000))
+                self.now_ns = max(self.now_ns, min(times))
+            else:
+                self.engine.complete()
+
+
+@dataclass
+class Recorded:
+    """Step times in the order in which they were recorded."""
+
+    times_ns: deque[int]
+
+    def step_time(self, rows: StepRows) -> float:
+        return self.times_ns.popleft() / 1e9
+
+    def decode_times(self, sequences: int, context: int, steps: int) -> np.ndarray[Any, Any]:
+        raise AssertionError("not asked when every step is made")
+
+
+def real(folders: dict[str, Path], options: EngineOptions, requests: Sequence[Request]) -> Recorder:
+    made: list[Recorder] = []
+
+    def wrap(executor: Executor) -> Executor:
+        made.append(Recorder(executor, deque(requests)))
+        return made[0]
+
+    engine, _ = build_engine(options, folders, in_process=True, wrap=wrap)
+    recorder = made[0]
+    recorder.engine = engine
+    engine._clock = lambda: recorder.now_ns
+    recorder.run()
+    engine.close()
+    return recorder
+
+
+def simulated(engine: Engine, times_ns: Sequence[int], requests: Sequence[Request]) -> list[str]:
+    times = Recorded(deque(times_ns))
+    scheduler, host = engine._scheduler, engine._scheduler._ledger._host
+    spec = EngineSpec(
+        services={
+            name: ServiceSpec(
+                times=times,
+                context_tokens=limits.context_tokens,
+                execution_s=limits.execution_s,
+                slo=limits.slo,
+                quota=limits.quota,
+            )
+            for name, limits in scheduler._limits.items()
+        },
+        layout=engine._pool.layout,
+        scheduler=scheduler.options,
+        host=None if host is None else host.layout,
+        host_bytes_per_s=float("inf"),
+        prefix_caching=engine._pool.prefix_caching,
+    )
+    log: list[str] = []
+    watch = Watch(skip_ahead=False)
+    simulation = Simulation(
+        [spec], OpenLoop(requests), watch=watch, on_plan=lambda _, plan: log.append(describe(plan))
+    )
+    simulation.run()
+    return log
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_real_engine_and_simulator_write_the_same_schedule_log(
+    folders: dict[str, Path], preset: str, depth: int
+) -> None:
+    chosen = PRESETS[preset]
+    for seed, overcommitted in ((1, False), (2, True)):
+        knobs: dict[str, Any] = {"depth": depth, **TUNED.get(preset, {})}
+        if overcommitted and preset not in TUNED:
+            knobs["admission"] = Conservative(overcommit=20.0)
+        options = EngineOptions(
+            services=tuple(
+                Service(name=name, model=str(folder), dtype="float32", execution_s=0.05)
+                for name, folder in folders.items()
+            ),
+            kv_cache=KVCacheOptions(memory_bytes=160 << 10, block_size=4, layout=chosen.layout),
+            scheduler=replace(chosen.scheduler, **knobs),
+            threads=1,
+        )
+        requests = workload(seed)
+        recorder = real(folders, options, requests)
+        log = simulated(recorder.engine, recorder.times_ns, requests)
+        assert len(log) > 20
+        assert log == recorder.log
