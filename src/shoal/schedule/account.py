@@ -63,8 +63,7 @@ def account(
             elif now_ns - one.last_token_ns > one.largest_gap_ns:
                 one.largest_gap_ns = now_ns - one.last_token_ns
             one.last_token_ns = now_ns
-        # A prompt of which only the length is known has no more hashes than it came with.
-        if caching and one.computed >= (one.published + 1) * size and (one.tokens or one.hashes):
+        if caching and one.computed >= (one.published + 1) * size:
             ledger.publish(one)
         if token is not None:
             delivered += 1

@@ -17,6 +17,7 @@ from shoal.core.slo import resolve_slo
 from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
 from shoal.schedule.account import account, end
+from shoal.schedule.admission import Oracle
 from shoal.schedule.commit import Committer, Flight
 from shoal.schedule.compose import Share, compose, compose_slices, slice_blocks
 from shoal.schedule.group import Beliefs, Group
@@ -44,6 +45,8 @@ class Scheduler:
     newcomers. The order policy proposes turns, the admission lets newcomers in, the victim policy makes room.
     host: pool of KV saved in host memory, where victims are to be swapped instead of computed again.
     on_end: told of every request that ends; reads what is known of it.
+    on_steps: set it to be told of steps as they are planned, or before they are skipped: the number of the
+    first, and how many; those running now are in all of them.
 
     Progress. When running requests need blocks and none is free, the pool is compacted, or victims are
     evicted until it fits; then nobody is admitted in that step. A newcomer evicts nobody, unless it may
@@ -78,6 +81,7 @@ class Scheduler:
         self._ledger = Ledger(pool, self._groups, self._order, host, on_end)
         self._committer = Committer(pool, self._ledger)
         self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
+        self.on_steps: Callable[[int, int], None] | None = None
         self._flights: deque[Flight] = deque()
         self._submitted = 0
         self._steps = 0
@@ -250,6 +254,8 @@ class Scheduler:
         assert blocks is not None
         flight = self._committer.commit(self._steps, self._groups[turn.service], share, newcomers, blocks)
         self._flights.append(flight)
+        if self.on_steps is not None:
+            self.on_steps(self._steps, 1)
         self._steps += 1
         self._epoch += 1
         return flight.plan
@@ -459,6 +465,8 @@ class Scheduler:
         on_plan: told of the plans that were not made, in order.
         """
         group, ledger, steps = self._groups[run.service], self._ledger, len(ends_ns)
+        if self.on_steps is not None:
+            self.on_steps(self._steps, steps)
         first, left, sequences = self._steps, tuple(ledger.left), run.sequences
         ledger.left.clear()
         growth: dict[int, Growth] = {}
@@ -476,9 +484,21 @@ class Scheduler:
         if on_plan is not None:
             for plan in plans_of(run, sequences, first, steps, left, growth):
                 on_plan(plan)
+        if self._pool.prefix_caching:
+            for one in run.requests:
+                ledger.publish(one)
         for one in [one for one in run.requests if one.expected == one.last_token]:
             end(one, ledger, ends_ns[-1])
         return Skipped(sequences, left, live)
+
+    def true_peak(self) -> int:
+        """M* of those running if each output is as long as the workload says, or else as it may be.
+
+        Merged blocks; for judging admissions from outside. As long as the same requests only decode it stays
+        the same.
+        """
+        groups = [group for group in self._groups.values() if group.running]
+        return int(Oracle().demand([group.crowd() for group in groups])) if groups else 0
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""

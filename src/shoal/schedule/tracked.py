@@ -88,11 +88,24 @@ class Tracked:
         return self.prompt_tokens + self.generated
 
     def hash_known(self, block_size: int, until: int) -> None:
-        """Extend ``hashes`` to the first ``until`` full blocks, as far as tokens are known."""
+        """Extend ``hashes`` to the first ``until`` full blocks, as far as tokens are known.
+
+        Tokens of a synthetic prompt that came without a hash, and outputs of which only the length is known,
+        are like no other request's.
+        """
+        if not self.tokens:
+            blocks = range(len(self.hashes), min(until, self.known // block_size))
+            self.hashes += [_own_hash(self.number, at) for at in blocks]
+            return
         while len(self.hashes) < until and (len(self.hashes) + 1) * block_size <= len(self.tokens):
             start = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else b""
             self.hashes.append(hash_next(parent, self.tokens[start : start + block_size]))
+
+
+def _own_hash(number: int, block: int) -> bytes:
+    """A hash that no other block has; 16 bytes, as those of tokens."""
+    return b"own!" + number.to_bytes(6) + block.to_bytes(6)
 
 
 def track(
