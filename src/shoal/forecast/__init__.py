@@ -6,6 +6,7 @@ other than what was learned from finished requests. What is done with a forecast
 decided in rooms above.
 """
 
+from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec, device_spec
 from shoal.forecast.draws import derive_seeds, uniforms
 from shoal.forecast.latency import LatencyModel, StepShape
 from shoal.forecast.latency_fit import FitReport, PaddedSample, fit_latency, fit_padded
@@ -13,17 +14,23 @@ from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.latency_profile import LatencyProfile, load_profile, save_profile
 from shoal.forecast.learned import Accuracy, LearnedLengths
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
+from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
 from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
 from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
 from shoal.forecast.predictors import PREDICTORS, make_predictor
+from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.forecast.step_times import FittedTimes, StepRows, StepTimes
 
 __all__ = [
     "COLD_STARTS",
+    "DEVICE_SPECS",
+    "MODEL_SPECS",
     "PREDICTORS",
     "Accuracy",
     "Bilinear",
     "Demand",
+    "DeviceSpec",
     "FitReport",
     "FittedTimes",
     "LatencyModel",
@@ -31,8 +38,11 @@ __all__ = [
     "LearnedLengths",
     "LengthDistribution",
     "LengthHistory",
+    "ModelSpec",
     "PaddedLatency",
     "PaddedSample",
+    "ProfileTimes",
+    "RooflineTimes",
     "ServiceMonitor",
     "SharedBlocks",
     "Spread",
@@ -42,10 +52,13 @@ __all__ = [
     "Timeline",
     "Traffic",
     "derive_seeds",
+    "device_spec",
     "fit_latency",
     "fit_padded",
+    "kv_tokens",
     "load_profile",
     "make_predictor",
+    "model_spec",
     "safe_peak",
     "save_profile",
     "uniforms",

@@ -1,0 +1,138 @@
+"""Data sheets of devices, and how near real kernels come to them.
+
+The factors of A100-80, H100, H200, L40S and RTX 4090 are fits to measured kernels, which
+``benchmarks/latency_models.py --fit`` prints. The others take those of their nearest relative.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from shoal.core import ConfigError
+from shoal.forecast.roofline_ops import Efficiencies, Efficiency, Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One accelerator.
+
+    memory_bytes: all of it. bandwidth: of that memory, bytes per second. flops: dense 16-bit matrix
+    operations per second (32-bit for ``cpu``). link: between the devices of a node. step_overhead_s: what
+    every step takes beyond its kernels.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth: float
+    flops: float
+    link: Link
+    efficiencies: Efficiencies
+    step_overhead_s: float = 0.0
+
+
+_GIB = 2**30
+_POINTWISE = Efficiency(1.0, 1.0, 2.11e-6)
+"""Measured on the RTX 4090 alone."""
+
+_A100 = Efficiencies(
+    matmul=Efficiency(0.859, 0.764, 5.77e-6, 1.6),
+    prefill=Efficiency(0.583, 0.432, 1.048e-5, row_s=3.326e-7),
+    decode=Efficiency(1.0, 0.708, 1.834e-5, row_s=3.89e-8),
+    experts=Efficiency(0.427, 0.857, 4.111e-5),
+    pointwise=_POINTWISE,
+)
+_H100 = Efficiencies(
+    matmul=Efficiency(0.812, 0.885, 3.52e-6, 3.22),
+    prefill=Efficiency(0.696, 0.413, 1.304e-5, row_s=1.26e-8),
+    decode=Efficiency(1.0, 0.903, 1.168e-5, row_s=4.46e-8),
+    experts=Efficiency(0.629, 0.954, 4.099e-5),
+    pointwise=_POINTWISE,
+)
+_H200 = Efficiencies(
+    matmul=Efficiency(0.808, 0.837, 3.79e-6, 3.31),
+    prefill=Efficiency(0.691, 0.305, 1.302e-5, row_s=7e-10),
+    decode=Efficiency(1.0, 0.854, 1.166e-5, row_s=4.66e-8),
+    experts=Efficiency(0.609, 1.0, 4.717e-5),
+    pointwise=_POINTWISE,
+)
+_L40S = Efficiencies(
+    matmul=Efficiency(0.657, 0.802, 1.57e-6, 2.15),
+    prefill=Efficiency(0.547, 1.0, 6.81e-6, row_s=1.281e-7),
+    decode=Efficiency(1.0, 0.828, 1.004e-5, row_s=1.06e-8),
+    experts=Efficiency(0.75, 0.859, 1.876e-5),
+    pointwise=_POINTWISE,
+)
+_RTX_4090 = Efficiencies(
+    matmul=Efficiency(0.97, 0.892, 0.0, 2.12),
+    prefill=Efficiency(1.0, 0.367, 7.84e-6),
+    decode=Efficiency(1.0, 0.918, 1.234e-5, row_s=1.975e-7),
+    experts=_L40S.experts,
+    pointwise=_POINTWISE,
+)
+# A kernel on a CPU starts in the time that Python and its framework need to call it.
+_CPU = Efficiencies(
+    matmul=Efficiency(0.9, 0.9, 1.5e-5, 2.0),
+    prefill=Efficiency(0.5, 0.9, 5e-5, row_s=3e-5),
+    decode=Efficiency(1.0, 0.5, 5e-5, row_s=1e-5),
+    experts=Efficiency(0.5, 0.9, 1e-4),
+    pointwise=Efficiency(1.0, 0.5, 2e-5),
+)
+
+_A100_NVLINK = Link(104e9, 5.06e-6, 2.2e-7)
+_A800_NVLINK = Link(69e9, 5.06e-6, 2.2e-7)
+_H100_NVLINK = Link(200e9, 4.36e-6, 1.8e-7)
+_H200_NVLINK = Link(204e9, 4.54e-6, 9e-8)
+_V100_NVLINK = Link(52e9, 5.06e-6, 2.2e-7)
+_PCIE = Link(9.41e9, 5.36e-6, 3.29e-6, 1.67)
+_SHARED_MEMORY = Link(5e9, 5e-5, 1e-5)
+
+
+def _device(
+    name: str, gib: int, bandwidth: float, flops: float, link: Link, efficiencies: Efficiencies
+) -> DeviceSpec:
+    return DeviceSpec(
+        name=name,
+        memory_bytes=gib * _GIB,
+        bandwidth=bandwidth,
+        flops=flops,
+        link=link,
+        efficiencies=efficiencies,
+    )
+
+
+_SPECS = [
+    _device("a100-40", 40, 1555e9, 312e12, _A100_NVLINK, _A100),
+    _device("a100-80", 80, 2039e9, 312e12, _A100_NVLINK, _A100),
+    _device("a800", 80, 2039e9, 312e12, _A800_NVLINK, _A100),
+    _device("h100", 80, 3350e9, 989e12, _H100_NVLINK, _H100),
+    _device("h200", 141, 4800e9, 989e12, _H200_NVLINK, _H200),
+    _device("l40s", 48, 864e9, 362e12, _PCIE, _L40S),
+    _device("rtx-pro-6000", 96, 1792e9, 504e12, _PCIE, _L40S),
+    _device("rtx-4090", 24, 1008e9, 165.2e12, _PCIE, _RTX_4090),
+    _device("rtx-3090", 24, 936e9, 71e12, _PCIE, _RTX_4090),
+    _device("v100", 32, 900e9, 125e12, _V100_NVLINK, _A100),
+    _device("cpu", 16, 20.5e9, 83e9, _SHARED_MEMORY, _CPU),
+]
+
+DEVICE_SPECS: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
+"""By name, in lower case; ``cpu`` is two cores with AVX-512, rates as measured, its factors rough."""
+
+
+def find_device_spec(name: str) -> DeviceSpec | None:
+    """The device called ``name``, whatever its case, spaces, dashes and underscores; None if not known."""
+    plain = _plain(name)
+    return next((spec for key, spec in DEVICE_SPECS.items() if _plain(key) == plain), None)
+
+
+def device_spec(name: str) -> DeviceSpec:
+    """The device called ``name``, as ``find_device_spec`` reads it; raises ConfigError that lists all."""
+    spec = find_device_spec(name)
+    if spec is None:
+        near = get_close_matches(name.lower(), DEVICE_SPECS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"device {name!r} is not known; {hint}possible are {', '.join(DEVICE_SPECS)}")
+    return spec
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

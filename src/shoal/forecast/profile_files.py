@@ -1,0 +1,166 @@
+"""Reading a folder of measured layer times: three CSV files and a description.
+
+``dense.csv`` (layer, tokens, time_us): parts of one layer, and of the step, by tokens computed.
+``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
+``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
+chunk of a prompt and some decoding rows of equal context. ``meta.yaml``: model, hardware, degrees of tensor
+parallelism. The format is that of LLMServingSim's profiler (https://github.com/casys-kaist/LLMServingSim).
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from shoal.core import ConfigError
+from shoal.forecast.latency import FloatArray
+
+ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Microseconds measured at some counts; counts ascending, each once."""
+
+    counts: FloatArray
+    micros: FloatArray
+
+    def at_integers(self, most: int) -> FloatArray:
+        """Microseconds at 0, 1, ... ``most``: linear between the measured counts.
+
+        Above the last the line of the last two goes on; below the first its time stands, and 0 costs nothing.
+        """
+        counts = np.arange(most + 1, dtype=np.float64)
+        values = np.interp(counts, self.counts, self.micros)
+        beyond = counts > self.counts[-1]
+        if beyond.any() and len(self.counts) > 1:
+            slope = (self.micros[-1] - self.micros[-2]) / (self.counts[-1] - self.counts[-2])
+            values[beyond] = self.micros[-1] + max(float(slope), 0.0) * (counts[beyond] - self.counts[-1])
+        values[0] = 0.0
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFiles:
+    """What a profile's files say, for one degree of tensor parallelism.
+
+    attention: micros by (prefill chunk, prefill context, decodes, decode context).
+    """
+
+    folder: Path
+    dense: Mapping[str, Curve]
+    per_sequence: Mapping[str, Curve]
+    attention: Mapping[tuple[int, ...], float]
+    meta: Mapping[str, Any]
+
+
+def read_profile(folder: Path, tp: int) -> ProfileFiles:
+    """Read the tables of degree ``tp``: those in ``folder/tp<N>``, or in ``folder`` itself where it has one.
+
+    Raises ConfigError that names the file and line, or the degrees that there are.
+    """
+    meta = _read_meta(folder / "meta.yaml")
+    tables = _tables_of(folder, tp, meta)
+    attention = dict(_rows(tables / "attention.csv", ATTENTION_COLUMNS))
+    return ProfileFiles(
+        folder=tables,
+        dense=_read_curves(tables / "dense.csv", "tokens"),
+        per_sequence=_read_curves(tables / "per_sequence.csv", "sequences"),
+        attention={tuple(map(int, key)): micros for key, micros in attention.items()},
+        meta=meta,
+    )
+
+
+def _tables_of(folder: Path, tp: int, meta: Mapping[str, Any]) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(f"profile folder {folder} does not exist")
+    if (folder / "dense.csv").is_file():
+        degrees = [int(degree) for degree in meta.get("tp_degrees") or [1]]
+        found = folder
+    else:
+        found = folder / f"tp{tp}"
+        names = (path.name[2:] for path in folder.glob("tp*") if (path / "dense.csv").is_file())
+        degrees = sorted(int(name) for name in names if name.isdigit())
+    if not degrees:
+        raise ConfigError(
+            f"{folder} holds no profile: expected dense.csv, per_sequence.csv and attention.csv in it or "
+            f"in tp<N> below it"
+        )
+    if tp not in degrees or (found == folder and len(degrees) > 1):
+        raise ConfigError(
+            f"profile {folder} has no tables for tp={tp}; it has tp={', '.join(map(str, degrees))}"
+        )
+    if (found / "moe.csv").is_file():
+        raise ConfigError(f"{found / 'moe.csv'}: profiles of mixture-of-experts layers are not supported")
+    return found
+
+
+def _read_meta(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if not isinstance(meta, dict):
+        raise ConfigError(f"{path}: expected a mapping, got {type(meta).__name__}")
+    return meta
+
+
+def _read_curves(path: Path, count: str) -> dict[str, Curve]:
+    points: dict[str, dict[float, float]] = {}
+    for (layer, number), micros in _rows(path, ("layer", count)):
+        points.setdefault(str(layer), {})[float(number)] = micros
+    return {layer: _curve(values) for layer, values in points.items()}
+
+
+def _curve(values: Mapping[float, float]) -> Curve:
+    counts = np.array(sorted(values))
+    return Curve(counts, np.array([values[count] for count in counts]))
+
+
+def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    """Each line's (key columns, microseconds); layers are words, all other keys whole numbers."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; it must have the columns {', '.join((*keys, 'time_us'))}")
+    seen = False
+    with path.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        missing = [name for name in (*keys, "time_us") if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ConfigError(f"{path}:1: column {', '.join(missing)} is missing")
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            yield tuple(_key(row[name], name, where) for name in keys), _micros(row["time_us"], where)
+            seen = True
+    if not seen:
+        raise ConfigError(f"{path}:2: no rows")
+
+
+def _key(text: str | None, name: str, where: str) -> str | int:
+    if name == "layer":
+        if not text:
+            raise ConfigError(f"{where}: layer is empty")
+        return text
+    try:
+        number = int(text or "")
+    except ValueError:
+        raise ConfigError(f"{where}: {name} must be a whole number, got {text!r}") from None
+    if number < 0:
+        raise ConfigError(f"{where}: {name} must not be negative, got {number}")
+    return number
+
+
+def _micros(text: str | None, where: str) -> float:
+    try:
+        micros = float(text or "")
+    except ValueError:
+        micros = math.nan
+    if not (math.isfinite(micros) and micros >= 0):
+        raise ConfigError(f"{where}: time_us must be a number of at least 0, got {text!r}")
+    return micros

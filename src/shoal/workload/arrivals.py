@@ -1,0 +1,189 @@
+"""Arrival processes: when requests come.
+
+Each gives the same times for the same seed, and the first n of them whatever the count.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core import ConfigError
+
+LARGEST_CV = 100.0
+SMALLEST_CV = 0.01
+
+
+class ArrivalProcess(Protocol):
+    """When requests come."""
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """Arrival times of the first ``count`` requests in nanoseconds, rising, none negative."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent requests: exponential times between them. rate: requests per second."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """Arrival times."""
+        return _add_up(np.random.default_rng(seed).standard_exponential(count) / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gamma-distributed times between requests.
+
+    rate: requests per second. cv: standard deviation of the times between requests over their mean; more
+    than 1 is burstier than a Poisson process, which has 1.
+    """
+
+    rate: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        _check_cv(self.cv)
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """Arrival times."""
+        shape = self.cv**-2
+        return _add_up(np.random.default_rng(seed).standard_gamma(shape, count) / (shape * self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class Weibull:
+    """Weibull-distributed times between requests; ``rate`` and ``cv`` as of Gamma."""
+
+    rate: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        _check_cv(self.cv)
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """Arrival times."""
+        shape = weibull_shape(self.cv)
+        mean = math.gamma(1 + 1 / shape)
+        return _add_up(np.random.default_rng(seed).weibull(shape, count) / (mean * self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Evenly spaced requests, the first at 0. rate: requests per second."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """Arrival times; the seed changes nothing."""
+        return [round(number / self.rate * 1e9) for number in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """All requests at 0: how much a server does when there is always more to do."""
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """Zeros."""
+        return [0] * count
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The times of a trace, stretched or squeezed.
+
+    times: nanoseconds, rising; ``build_requests`` puts those of its trace here. time_scale: times are
+    multiplied by it (0.5 doubles the load). rate: requests per second that the times used shall have in the
+    mean, instead of ``time_scale``.
+    """
+
+    time_scale: float = 1.0
+    rate: float | None = None
+    times: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.time_scale < math.inf:
+            raise ConfigError(f"time_scale must be more than 0, got {self.time_scale}; 0.5 doubles the load")
+        if self.rate is not None:
+            _check_rate(self.rate)
+            if self.time_scale != 1:
+                raise ConfigError("a replay takes time_scale or rate, not both")
+
+    def times_ns(self, count: int, seed: int) -> list[int]:
+        """The first ``count`` times, the first of all at 0; the seed changes nothing.
+
+        Raises ConfigError where there are fewer, or where all are equal and so have no rate.
+        """
+        if count > len(self.times):
+            raise ConfigError(
+                f"{count} arrivals asked of a replay of {len(self.times)}; ask for fewer requests"
+            )
+        offsets = [time - self.times[0] for time in self.times[:count]]
+        scale = self.time_scale if self.rate is None else self._scale_to(self.rate, offsets)
+        return offsets if scale == 1 else [round(offset * scale) for offset in offsets]
+
+    @staticmethod
+    def _scale_to(rate: float, offsets: Sequence[int]) -> float:
+        if len(offsets) < 2:
+            return 1.0
+        if not offsets[-1]:
+            raise ConfigError("all requests of the trace arrive at one time; no scale gives them a rate")
+        return (len(offsets) - 1) * 1e9 / (rate * offsets[-1])
+
+
+ARRIVALS: Mapping[str, type[Poisson | Gamma | Weibull | Uniform | AtOnce | Replay]] = {
+    "poisson": Poisson,
+    "gamma": Gamma,
+    "weibull": Weibull,
+    "uniform": Uniform,
+    "at-once": AtOnce,
+    "replay": Replay,
+}
+"""Arrival processes by the name that configuration files use."""
+
+
+@cache
+def weibull_shape(cv: float) -> float:
+    """The shape k of the Weibull distribution with a coefficient of variation.
+
+    Solves lgamma(1 + 2/k) - 2 lgamma(1 + 1/k) = ln(1 + cv^2), whose left side falls with k, by bisection.
+    """
+    wanted = math.log1p(cv * cv)
+    low, high = 0.05, 1000.0
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        have = math.lgamma(1 + 2 / middle) - 2 * math.lgamma(1 + 1 / middle)
+        low, high = (middle, high) if have > wanted else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _add_up(gaps_s: NDArray[np.float64]) -> list[int]:
+    # Gaps are rounded before they are added: exact sums that do not depend on how many there are.
+    total: list[int] = np.cumsum(np.rint(gaps_s * 1e9).astype(np.int64)).tolist()
+    return total
+
+
+def _check_rate(rate: float) -> None:
+    if not 1e-3 <= rate <= 1e9:
+        raise ConfigError(f"rate must be from 0.001 to 1e9 requests per second, got {rate}")
+
+
+def _check_cv(cv: float) -> None:
+    if not SMALLEST_CV <= cv <= LARGEST_CV:
+        raise ConfigError(
+            f"cv must be from {SMALLEST_CV} to {LARGEST_CV:g} (1 is a Poisson process), got {cv}"
+        )

@@ -1,0 +1,22 @@
+"""BurstGPT's traces of ChatGPT and GPT-4 (Wang et al., 2024): one CSV line per request."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.workload.lines import ReadOptions, nanoseconds, table, whole
+from shoal.workload.rows import TraceRow
+
+COLUMNS = ("timestamp", "request tokens", "response tokens")
+
+
+def read_burstgpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
+    """Requests with times in seconds; those without response tokens failed and are skipped.
+
+    The client is the model and the kind of log ("ChatGPT Conversation log"), which have traffic of their own.
+    """
+    for line, (time, prompt, output, *source) in table(path, COLUMNS, ("model", "log type")):
+        arrival = nanoseconds(time, "Timestamp", path, line)
+        answered = whole(output, "Response tokens", path, line, least=0)
+        asked = whole(prompt, "Request tokens", path, line, least=1 if answered else 0)
+        client = " ".join(filter(None, source))
+        yield TraceRow(arrival, asked, answered, client or None) if answered else None

@@ -1,0 +1,103 @@
+"""Conversations of several turns: tables of turns, and ShareGPT's JSON.
+
+Every answer is one request, whose prompt is the whole conversation before it. So its prompt begins with the
+prompt of the answer before, and its hashes say so.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.core import derive_seed
+from shoal.workload.lines import ReadOptions, broken, open_text, table, whole
+from shoal.workload.rows import TraceRow
+
+TURN_COLUMNS = ("conv", "turn", "role", "tokens")
+CHARACTERS_PER_TOKEN = 4
+HASH_TOKENS = 16
+_ANSWERING = {"gpt", "assistant", "model", "chatgpt", "bing", "bard"}
+
+
+class _Conversation:
+    """One conversation so far: its length, its hashes, and the number of the last turn."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.last = -1
+        self._tokens = 0
+        self._first = derive_seed(number) >> 1
+        self._hashes: list[int] = []
+
+    def turn(self, role: str, tokens: int) -> Iterator[TraceRow | None]:
+        """The request that an answer is; None for an empty answer, or one to nothing."""
+        if role.strip().lower() in _ANSWERING:
+            yield self._request(tokens) if self._tokens and tokens else None
+        self._tokens += tokens
+
+    def _request(self, output: int) -> TraceRow:
+        full = self._tokens // HASH_TOKENS
+        self._hashes.extend(range(self._first + len(self._hashes), self._first + full))
+        return TraceRow(0, self._tokens, output, self.name, tuple(self._hashes), HASH_TOKENS)
+
+
+def read_turns(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
+    """CSV ``conv,turn,role,tokens``: turns of a conversation in rising order. No arrival times."""
+    conversations: dict[str, _Conversation] = {}
+    for line, (name, turn, role, tokens) in table(path, TURN_COLUMNS):
+        talk = conversations.setdefault(name, _Conversation(name, len(conversations)))
+        number = whole(turn, "turn", path, line, least=0)
+        if number <= talk.last:
+            raise broken(path, line, f"turn {number} of conversation {name}", f"one after turn {talk.last}")
+        talk.last = number
+        yield from talk.turn(role, whole(tokens, "tokens", path, line, least=0))
+
+
+def read_sharegpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
+    """A JSON list of ``{"id": ..., "conversations": [{"from": "human", "value": text}, ...]}``."""
+    count_tokens = options.count_tokens or tokens_by_characters
+    for number, (line, record) in enumerate(_elements(path)):
+        turns = record.get("conversations") if isinstance(record, dict) else None
+        if not isinstance(turns, list):
+            raise broken(path, line, "no list 'conversations'", '{"conversations": [...]}')
+        talk = _Conversation(str(record.get("id", number)), number)
+        for turn in turns:
+            role, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
+            if not isinstance(role, str) or not isinstance(text, str):
+                raise broken(path, line, "a turn without texts", '{"from": "human", "value": "Hello"}')
+            yield from talk.turn(role, count_tokens(text))
+
+
+def tokens_by_characters(text: str) -> int:
+    """A rough length in tokens where there is no tokenizer: a token for every four characters, rounded up."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def _elements(path: Path) -> Iterator[tuple[int, Any]]:
+    """The elements of a JSON list one after the other, each with the line in which it begins."""
+    with open_text(path) as file:
+        text = file.read()
+    decode = json.JSONDecoder().raw_decode
+    line, counted, place = 1, 0, _skip(text, 0)
+    ended = text[place : place + 1] != "["
+    if ended and place < len(text):
+        raise broken(path, 1, "no JSON list", '[{"conversations": [...]}, ...]')
+    place = _skip(text, place + 1)
+    while not ended and text[place : place + 1] != "]":
+        line, counted = line + text.count("\n", counted, place), place
+        try:
+            element, place = decode(text, place)
+        except (ValueError, RecursionError) as error:
+            raise broken(path, line, f"not JSON ({error})", '{"conversations": [...]}') from None
+        yield line, element
+        place = _skip(text, place)
+        if text[place : place + 1] not in {",", "]"}:
+            wrong = "the file ends inside the list" if place >= len(text) else "no comma after an element"
+            raise broken(path, line + text.count("\n", counted, place), wrong, "',' or ']'")
+        place = _skip(text, place + 1) if text[place] == "," else place
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place

@@ -1,0 +1,53 @@
+"""Invocations of serverless functions (MAF: Microsoft Azure Functions, 2019 and 2021), as arrivals only.
+
+Model serving papers take them for the traffic of LLM services: every function is dealt to a service
+(``deal``), and lengths are drawn from elsewhere.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from shoal.core import derive_seed
+from shoal.workload.lines import ReadOptions, broken, csv_lines, header_of, nanoseconds, real, table, whole
+from shoal.workload.rows import TraceRow
+
+INVOCATION_COLUMNS = ("app", "func", "end_timestamp", "duration")
+COUNT_COLUMNS = ("hashowner", "hashapp", "hashfunction", "trigger")
+_MINUTE_NS = 60 * 10**9
+
+
+def read_invocations(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
+    """MAF 2021: one line per invocation; it arrived ``duration`` seconds before ``end_timestamp``."""
+    for line, (app, function, end, duration) in table(path, INVOCATION_COLUMNS):
+        lasted = real(duration, "duration", path, line, least=0.0)
+        arrival = nanoseconds(end, "end_timestamp", path, line) - round(lasted * 1e9)
+        yield TraceRow(arrival, 0, 0, f"{app}/{function}")
+
+
+def read_counts(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
+    """MAF 2019: one line per function with its invocations in every minute.
+
+    Within a minute they come at independent, uniformly distributed times (what a Poisson process does,
+    given its count), keyed by the seed, the line and the minute.
+    """
+    lines = csv_lines(path)
+    number, header = next(lines, (0, list(COUNT_COLUMNS)))
+    fixed = len(COUNT_COLUMNS)
+    if tuple(header_of(",".join(header[:fixed]))) != COUNT_COLUMNS:
+        raise broken(path, number, "another header", "HashOwner,HashApp,HashFunction,Trigger,1,2,3,...")
+    arrivals: list[tuple[int, str]] = []
+    for line, cells in lines:
+        if len(cells) != len(header):
+            raise broken(path, line, f"{len(cells)} columns", str(len(header)))
+        client = "/".join(cells[1:3])
+        for minute, cell in enumerate(cells[fixed:]):
+            count = whole(cell, f"minute {header[fixed + minute]}", path, line, least=0)
+            if count:
+                draw = np.random.default_rng(derive_seed(options.seed, line, minute))
+                offsets = np.sort(draw.integers(0, _MINUTE_NS, count)).tolist()
+                arrivals.extend((minute * _MINUTE_NS + offset, client) for offset in offsets)
+    arrivals.sort(key=lambda arrival: arrival[0])
+    for time, client in arrivals:
+        yield TraceRow(time, 0, 0, client)

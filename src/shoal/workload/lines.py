@@ -1,0 +1,150 @@
+"""Lines of trace files: CSV and JSON lines, numbers, and errors that name the file and the line."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from shoal.core import ConfigError
+from shoal.workload.rows import TraceRow
+
+LARGEST_LENGTH = 10**9
+LARGEST_SECONDS = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What some formats need beside their file.
+
+    seed: keys the draws of formats that hold distributions or counts instead of requests. count_tokens:
+    the length of a text in tokens; None counts a token for every four characters.
+    """
+
+    seed: int = 0
+    count_tokens: Callable[[str], int] | None = None
+
+
+Reader = Callable[[Path, ReadOptions], Iterator[TraceRow | None]]
+"""Yields the requests of a file in its order; None stands for one that was skipped."""
+
+
+def broken(path: Path, line: int, wrong: str, expected: str) -> ConfigError:
+    """The error for one line of a file."""
+    return ConfigError(f"{path}:{line}: {wrong}; expected {expected}")
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a trace file for reading; what is no UTF-8 shows up as a broken number, with its line."""
+    try:
+        return path.open(encoding="utf-8-sig", errors="replace", newline="")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def header_of(line: str) -> list[str]:
+    """The column names in the first line of a CSV file: lower case, without blanks around them."""
+    return [name.strip().strip('"').strip().lower() for name in line.split(",")]
+
+
+def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of every line that is not blank; raises ConfigError for broken quotes."""
+    with open_text(path) as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, cells
+        except csv.Error as error:
+            raise broken(path, reader.line_num, f"no CSV ({error})", "cells separated by commas") from None
+
+
+def table(
+    path: Path, required: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and the cells of the named columns, "" for an optional column that is missing.
+
+    Column names are compared in lower case. Raises ConfigError where a required column is missing or a line
+    has more or fewer cells than the header.
+    """
+    lines = csv_lines(path)
+    number, header = next(lines, (0, list(required)))
+    names = header_of(",".join(header))
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise broken(path, number, f"no column {', '.join(missing)}", f"columns {','.join(required)}")
+    places = [names.index(name) if name in names else -1 for name in (*required, *optional)]
+    for line, cells in lines:
+        if len(cells) != len(names):
+            raise broken(path, line, f"{len(cells)} columns", f"{len(names)}: {','.join(names)}")
+        yield line, [cells[place] if place >= 0 else "" for place in places]
+
+
+def json_lines(path: Path, like: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of every line that is not blank; ``like`` shows what a line should be."""
+    with open_text(path) as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise broken(path, number, f"not JSON ({error})", f"an object like {like}") from None
+            if not isinstance(record, dict):
+                raise broken(path, number, f"a JSON {type(record).__name__}", f"an object like {like}")
+            yield number, record
+
+
+def member(record: dict[str, Any], name: str, path: Path, line: int, like: str) -> Any:
+    """A member that every line must have."""
+    if name not in record:
+        raise broken(path, line, f"no {name!r}", f"an object like {like}")
+    return record[name]
+
+
+def whole(value: object, name: str, path: Path, line: int, least: int = 1) -> int:
+    """A length or count of at least ``least``; raises ConfigError for anything else."""
+    number = _as_int(value)
+    if number is None or not least <= number <= LARGEST_LENGTH:
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        limits = f"a whole number from {least} to {LARGEST_LENGTH}"
+        raise broken(path, line, f"{name} is {str(shown)[:80]!r}", limits)
+    return number
+
+
+def _as_int(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return int(value) if isinstance(value, int | str) else _exact(value)
+    except ValueError:
+        pass
+    try:
+        return _exact(float(value))
+    except ValueError:
+        return None
+
+
+def _exact(value: float) -> int | None:
+    return int(value) if math.isfinite(value) and value.is_integer() else None
+
+
+def real(value: object, name: str, path: Path, line: int, least: float = -LARGEST_SECONDS) -> float:
+    """A finite number of at least ``least``; raises ConfigError for anything else."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not least <= number <= LARGEST_SECONDS:
+        limits = f"a number from {least:g} to {LARGEST_SECONDS:g}"
+        raise broken(path, line, f"{name} is {str(value)[:80]!r}", limits)
+    return number
+
+
+def nanoseconds(value: object, name: str, path: Path, line: int) -> int:
+    """Seconds as nanoseconds."""
+    return round(real(value, name, path, line) * 1e9)

@@ -1,0 +1,143 @@
+"""A workload as a scenario describes it, and the requests that it means."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.core import ConfigError, Request, derive_seed, uniform
+from shoal.workload.arrivals import ARRIVALS, ArrivalProcess, AtOnce, Replay
+from shoal.workload.distributions import LengthDistribution
+from shoal.workload.presets import LENGTHS
+from shoal.workload.readers import load_trace
+from shoal.workload.requests import ServiceOf, to_requests, with_arrivals, with_lengths
+from shoal.workload.rows import TraceRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """Which requests come, and when.
+
+    trace: file or folder; its ``format`` is guessed where not given. lengths: draw lengths, instead of the
+    trace's or without a trace. arrivals: draw arrival times, instead of the trace's or where there are none.
+    requests: how many; with a trace the first so many of the file. seed: keys everything that is drawn.
+    time_scale: arrival times are multiplied by it (0.5 doubles the load). max_tokens: the limit that every
+    request asks for. clients: so many requests are in the system at a time, each followed by the next as soon
+    as it ends; then arrival times do not matter. services: shares of the requests by service; None deals
+    the trace's clients to the services, or the requests in equal shares where there are no clients.
+    """
+
+    trace: Path | None = None
+    format: str | None = None
+    lengths: LengthDistribution | None = None
+    arrivals: ArrivalProcess | None = None
+    requests: int | None = None
+    seed: int = 0
+    time_scale: float = 1.0
+    max_tokens: int | None = None
+    clients: int | None = None
+    services: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing; raises ConfigError."""
+        for name in ("requests", "max_tokens", "clients"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"workload.{name} must be at least 1, got {value}")
+        if not 0 < self.time_scale < math.inf:
+            raise ConfigError(f"workload.time_scale must be more than 0, got {self.time_scale}")
+        if self.trace is None and (self.lengths is None or self.requests is None):
+            raise ConfigError(
+                "a workload needs a trace (trace: FILE), or lengths and a number of requests "
+                f"(lengths: NAME, requests: 1000); lengths are {', '.join(LENGTHS)}"
+            )
+        shares = self.services
+        if shares is not None and (
+            not all(0 <= share < math.inf for share in shares.values()) or not any(shares.values())
+        ):
+            raise ConfigError(f"workload.services needs shares, at least one above 0; got {dict(shares)}")
+
+
+def build_requests(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> list[Request]:
+    """The requests of a workload, by arrival; pure but for reading the trace.
+
+    services: names of all services there are. Raises ConfigError for a broken trace, for arrivals or lengths
+    that neither the trace nor the options have, and for shares of unknown services.
+    """
+    rows, timed = _rows(options)
+    if options.clients is not None:
+        rows = with_arrivals(rows, AtOnce(), 0)
+    elif options.arrivals is not None:
+        rows = with_arrivals(rows, _process(options.arrivals, rows, timed), derive_seed(options.seed, 2))
+    elif not timed and rows:
+        raise ConfigError(
+            "nothing says when requests arrive: give arrivals (for example {poisson: {rate: 2}}, or at-once; "
+            f"there are {', '.join(ARRIVALS)}), or a closed loop (clients: 8)"
+        )
+    return to_requests(
+        rows,
+        _dealer(options, services, rows),
+        block_size=block_size,
+        time_scale=options.time_scale,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+    )
+
+
+def deal(clients: Sequence[str], services: Sequence[str]) -> dict[str, str]:
+    """Each client's service: clients, in the order in which they first come, round-robin to services.
+
+    How AlpaServe and SeaLLM make traffic of LLM services from serverless functions.
+    """
+    return {client: services[turn % len(services)] for turn, client in enumerate(dict.fromkeys(clients))}
+
+
+def _rows(options: WorkloadOptions) -> tuple[list[TraceRow], bool]:
+    """Rows with lengths, and whether their times mean something."""
+    if options.trace is None:
+        rows, timed, sized = [TraceRow(0, 0, 0)] * (options.requests or 0), False, False
+    else:
+        seed = derive_seed(options.seed, 0)
+        trace = load_trace(options.trace, options.format, seed=seed, limit=options.requests)
+        rows, timed, sized = trace.rows, trace.timed, trace.sized
+    if options.lengths is not None:
+        rows = with_lengths(rows, options.lengths, derive_seed(options.seed, 1))
+    elif not sized and rows:
+        raise ConfigError(f"{options.trace} has arrivals only; give lengths: one of {', '.join(LENGTHS)}")
+    return rows, timed
+
+
+def _process(arrivals: ArrivalProcess, rows: Sequence[TraceRow], timed: bool) -> ArrivalProcess:
+    if not isinstance(arrivals, Replay) or arrivals.times:
+        return arrivals
+    if not timed and rows:
+        raise ConfigError("nothing to replay: the workload's lengths come without times; try poisson")
+    return replace(arrivals, times=tuple(row.arrival_ns for row in rows))
+
+
+def _dealer(options: WorkloadOptions, services: Sequence[str], rows: Sequence[TraceRow]) -> ServiceOf:
+    shares = options.services
+    unknown = sorted(set(shares or ()) - set(services))
+    if not services or unknown:
+        raise ConfigError(f"no service {', '.join(unknown)}; there are {', '.join(services) or 'none'}")
+    clients = [row.client for row in rows if row.client is not None]
+    if shares is None and len(services) > 1 and len(clients) == len(rows):
+        dealt = deal(clients, services)
+        return lambda number, row: dealt[row.client or ""]
+    weights = dict.fromkeys(services, 1.0) if shares is None else shares
+    return _by_shares(weights, derive_seed(options.seed, 3))
+
+
+def _by_shares(shares: Mapping[str, float], seed: int) -> ServiceOf:
+    names = [name for name, share in shares.items() if share > 0]
+    total = math.fsum(shares.values())
+
+    def service_of(number: int, row: TraceRow) -> str:
+        left = uniform(seed, number) * total
+        for name in names:
+            left -= shares[name]
+            if left < 0:
+                return name
+        return names[-1]
+
+    return service_of

@@ -1,0 +1,171 @@
+"""Reading a trace, whatever its format."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.core import ConfigError
+from shoal.workload import azure, burstgpt, functions
+from shoal.workload.conversations import CHARACTERS_PER_TOKEN, TURN_COLUMNS, read_sharegpt, read_turns
+from shoal.workload.length_tables import ARRIVAL, lengths_columns, read_lengths, read_timed_lengths
+from shoal.workload.lines import Reader, ReadOptions, header_of, open_text
+from shoal.workload.mooncake import read_mooncake
+from shoal.workload.request_logs import read_request_log
+from shoal.workload.rows import TraceRow, in_order
+from shoal.workload.servegen import is_servegen, read_servegen
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """One format of traces.
+
+    about: what it looks like, for lists and errors. timed, sized: whether it has arrival times, and lengths.
+    """
+
+    about: str
+    read: Reader
+    timed: bool = True
+    sized: bool = True
+
+
+FORMATS: Mapping[str, TraceFormat] = {
+    "azure": TraceFormat("CSV TIMESTAMP,ContextTokens,GeneratedTokens", azure.read_azure),
+    "mooncake": TraceFormat(
+        "JSON lines with timestamp, input_length, output_length, hash_ids", read_mooncake
+    ),
+    "burstgpt": TraceFormat(
+        "CSV Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", burstgpt.read_burstgpt
+    ),
+    "servegen": TraceFormat("folder of chunk-N-trace.csv and chunk-N-dataset.json", read_servegen),
+    "maf-counts": TraceFormat(
+        "CSV HashOwner,HashApp,HashFunction,Trigger,1,2,3,...", functions.read_counts, sized=False
+    ),
+    "maf-invocations": TraceFormat(
+        "CSV app,func,end_timestamp,duration", functions.read_invocations, sized=False
+    ),
+    "sharegpt": TraceFormat("JSON list of conversations with from and value", read_sharegpt, timed=False),
+    "turns": TraceFormat("CSV conv,turn,role,tokens", read_turns, timed=False),
+    "timed-lengths": TraceFormat("CSV prompt_tokens,output_tokens,arrival_s", read_timed_lengths),
+    "lengths": TraceFormat("CSV prompt_tokens,output_tokens", read_lengths, timed=False),
+    "requests": TraceFormat("JSON lines with input_toks, output_toks, arrival_time", read_request_log),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace that was read.
+
+    rows: by arrival. skipped: requests of the file that are not in it (failed, or empty). timed, sized:
+    whether the rows have arrival times, and lengths; where they have not, these are 0. note: what a reader
+    of the figures should know about how it was read, or "".
+    """
+
+    rows: list[TraceRow]
+    format: str
+    timed: bool = True
+    sized: bool = True
+    skipped: int = 0
+    note: str = ""
+
+
+def read_trace(path: Path | str, format: str | None = None, *, seed: int = 0) -> list[TraceRow]:
+    """The requests of a trace by arrival, the first at 0; ``load_trace`` tells more and has more options."""
+    return load_trace(path, format, seed=seed).rows
+
+
+def load_trace(
+    path: Path | str,
+    format: str | None = None,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    count_tokens: Callable[[str], int] | None = None,
+    from_zero: bool = True,
+) -> Trace:
+    """Read a trace in one pass, line by line.
+
+    format: a name in FORMATS; None guesses it from the content. limit: stop after so many requests of the
+    file's order. seed: for formats that hold distributions (ServeGen, MAF's counts). count_tokens: length of
+    a text, for ShareGPT. from_zero: shift times so that the first request arrives at 0.
+
+    Raises ConfigError, naming file and line, for what is no such trace.
+    """
+    path = Path(path)
+    chosen = guess_format(path) if format is None else format
+    if chosen is None:
+        return Trace([], "empty")
+    if chosen not in FORMATS:
+        raise ConfigError(f"unknown trace format {chosen!r}; there are {', '.join(FORMATS)}")
+    kind = FORMATS[chosen]
+    if path.is_dir() != (kind.read is read_servegen):
+        found = "a folder" if path.is_dir() else "no folder"
+        raise ConfigError(f"{path}: is {found}; the format {chosen} is {kind.about}")
+    rows, skipped = _take(kind.read(path, ReadOptions(seed, count_tokens)), limit)
+    notes = [f"{skipped} requests that failed or are empty were skipped"] if skipped else []
+    if kind.read is read_sharegpt and count_tokens is None:
+        notes.append(f"no tokenizer was given: lengths are characters / {CHARACTERS_PER_TOKEN}")
+    return Trace(
+        in_order(rows, from_zero=from_zero), chosen, kind.timed, kind.sized, skipped, "; ".join(notes)
+    )
+
+
+def _take(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[TraceRow], int]:
+    """The first ``limit`` requests, and how many were skipped among them."""
+    rows: list[TraceRow] = []
+    skipped = 0
+    for row in found if limit is None or limit > 0 else ():
+        if row is None:
+            skipped += 1
+            continue
+        rows.append(row)
+        if len(rows) == limit:
+            break
+    return rows, skipped
+
+
+def guess_format(path: Path) -> str | None:
+    """The format of a trace by its first line; None for an empty file. Raises ConfigError if it is none."""
+    if path.is_dir():
+        if is_servegen(path):
+            return "servegen"
+        raise _unknown(path, "a folder without chunk-N-trace.csv")
+    with open_text(path) as file:
+        head = next((line.strip() for line in file if line.strip()), "")
+    if not head:
+        return None
+    if head.startswith("["):
+        return "sharegpt"
+    found = _by_members(head) if head.startswith("{") else _by_columns(header_of(head))
+    if found is None:
+        raise _unknown(path, f"its first line is {head[:80]!r}")
+    return found
+
+
+def _by_members(head: str) -> str | None:
+    try:
+        members = json.loads(head)
+    except (ValueError, RecursionError):
+        return "mooncake" if "input_length" in head else "requests" if "input_toks" in head else None
+    return "mooncake" if "input_length" in members else "requests" if "input_toks" in members else None
+
+
+def _by_columns(header: list[str]) -> str | None:
+    names = set(header)
+    for required, name in (
+        (azure.COLUMNS, "azure"),
+        (burstgpt.COLUMNS, "burstgpt"),
+        (functions.INVOCATION_COLUMNS, "maf-invocations"),
+        (functions.COUNT_COLUMNS, "maf-counts"),
+        (TURN_COLUMNS, "turns"),
+    ):
+        if names.issuperset(required):
+            return name
+    if lengths_columns(header) is None:
+        return None
+    return "timed-lengths" if ARRIVAL in names else "lengths"
+
+
+def _unknown(path: Path, why: str) -> ConfigError:
+    formats = "; ".join(f"{name}: {kind.about}" for name, kind in FORMATS.items())
+    return ConfigError(f"{path}: the format is not known ({why}). Known formats are {formats}")

@@ -1,0 +1,85 @@
+"""From rows of a trace to requests."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt, derive_seed
+from shoal.workload.arrivals import ArrivalProcess
+from shoal.workload.distributions import LengthDistribution
+from shoal.workload.prefixes import block_hashes
+from shoal.workload.rows import TraceRow, in_order
+
+ServiceOf = Callable[[int, TraceRow], str]
+"""The service of a request, by its number and its row."""
+
+
+def to_requests(
+    rows: Iterable[TraceRow],
+    service: str | ServiceOf,
+    *,
+    block_size: int = 16,
+    limit: int | None = None,
+    time_scale: float = 1.0,
+    prefix: str = "r",
+    max_tokens: int | None = None,
+    seed: int = 0,
+    from_zero: bool = True,
+) -> list[Request]:
+    """Requests by arrival, the first at 0 unless ``from_zero`` is False; ids are ``prefix`` and a number.
+
+    service: its name, or a function that says which. block_size: tokens of the engine's KV blocks, for which
+    shared prefixes are hashed. limit: only so many, the earliest. time_scale: times are multiplied by it (0.5
+    doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the draws
+    of the requests. Raises ConfigError for rows without lengths.
+    """
+    if block_size < 1 or not 0 < time_scale < float("inf"):
+        raise ConfigError(f"block_size and time_scale must be more than 0, got {block_size} and {time_scale}")
+    service_of = _always(service) if isinstance(service, str) else service
+    sampling = SamplingParams(max_tokens=max_tokens)
+    requests = []
+    for number, row in enumerate(in_order(rows, from_zero=from_zero)[:limit]):
+        if row.prompt_tokens < 1 or row.output_tokens < 1:
+            raise ConfigError(
+                f"request {number} of the trace has no lengths; draw them, for example with lengths: sharegpt"
+            )
+        requests.append(
+            Request(
+                id=f"{prefix}{number}",
+                service=service_of(number, row),
+                prompt=SyntheticPrompt(row.prompt_tokens, block_hashes(row, block_size)),
+                sampling=sampling,
+                arrival_ns=row.arrival_ns if time_scale == 1 else round(row.arrival_ns * time_scale),
+                seed=derive_seed(seed, number) >> 1,
+                true_output_tokens=row.output_tokens,
+            )
+        )
+    return requests
+
+
+def generate_rows(
+    lengths: LengthDistribution, arrivals: ArrivalProcess, count: int, seed: int = 0
+) -> list[TraceRow]:
+    """Rows of ``count`` requests from a length distribution and an arrival process."""
+    times = arrivals.times_ns(count, derive_seed(seed, 0))
+    return with_lengths([TraceRow(time, 0, 0) for time in times], lengths, derive_seed(seed, 1))
+
+
+def with_lengths(rows: Iterable[TraceRow], lengths: LengthDistribution, seed: int) -> list[TraceRow]:
+    """The rows with lengths drawn anew; they share no prefixes any more."""
+    kept = list(rows)
+    prompts, outputs = (side.tolist() for side in lengths.sample(len(kept), seed))
+    return [
+        replace(row, prompt_tokens=prompt, output_tokens=output, hashes=())
+        for row, prompt, output in zip(kept, prompts, outputs, strict=True)
+    ]
+
+
+def with_arrivals(rows: Iterable[TraceRow], arrivals: ArrivalProcess, seed: int) -> list[TraceRow]:
+    """The rows, in their order, with other arrival times."""
+    kept = list(rows)
+    times = arrivals.times_ns(len(kept), seed)
+    return [replace(row, arrival_ns=time) for row, time in zip(kept, times, strict=True)]
+
+
+def _always(service: str) -> ServiceOf:
+    return lambda number, row: service

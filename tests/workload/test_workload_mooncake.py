@@ -1,0 +1,68 @@
+"""What is written is read again."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import workload_builders as build
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core import ConfigError
+from shoal.workload import (
+    LENGTHS,
+    Poisson,
+    TraceRow,
+    block_hashes,
+    generate_rows,
+    in_order,
+    load_trace,
+    write_mooncake,
+)
+
+
+@st.composite
+def trace_rows(draw: st.DrawFn) -> TraceRow:
+    prompt = draw(st.integers(1, 5000))
+    hashes = draw(st.lists(st.integers(0, 2**63), max_size=-(-prompt // 512)))
+    client = draw(st.none() | st.text(max_size=5))
+    arrival = draw(st.integers(0, 2**50) | st.integers(0, 10**6).map(lambda ms: ms * 10**6))
+    return TraceRow(arrival, prompt, draw(st.integers(1, 10**6)), client, tuple(hashes))
+
+
+@given(st.lists(trace_rows(), max_size=6))
+def test_round_trip(rows: list[TraceRow]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        write_mooncake(path, rows)
+        again = load_trace(path, "mooncake", from_zero=False).rows
+    assert again == in_order(rows, from_zero=False)
+
+
+def test_generated_workload_survives_to_the_nanosecond(tmp_path: Path) -> None:
+    rows = generate_rows(LENGTHS["sharegpt"], Poisson(3.0), 200, seed=4)
+    write_mooncake(tmp_path / "out", rows)
+    assert load_trace(tmp_path / "out", from_zero=False).rows == rows
+
+
+def test_whole_milliseconds_stay_integers(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write_mooncake(path, [build.row(arrival=7_000_000, prompt=600, hashes=(3,))])
+    assert path.read_text() == '{"timestamp": 7, "input_length": 600, "output_length": 10, "hash_ids": [3]}\n'
+
+
+def test_finer_hashes_become_full_blocks_of_512(tmp_path: Path) -> None:
+    first = TraceRow(0, 1100, 5, None, tuple(range(68)), 16)
+    second = TraceRow(1, 1100, 5, None, (*range(40), *range(100, 128)), 16)
+    write_mooncake(tmp_path / "out", [first, second])
+    one, two = load_trace(tmp_path / "out").rows
+    assert (len(one.hashes), len(two.hashes)) == (2, 2)
+    assert one.hashes[0] == two.hashes[0]
+    assert one.hashes[1] != two.hashes[1]
+    shared = [mine == yours for mine, yours in zip(block_hashes(one, 16), block_hashes(two, 16), strict=True)]
+    assert shared == [True] * 32 + [False] * 32
+
+
+def test_rows_without_lengths_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="row 1 has no lengths"):
+        write_mooncake(tmp_path / "out", [build.row(), TraceRow(0, 0, 0)])
