@@ -17,10 +17,9 @@ from shoal.core.slo import resolve_slo
 from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
 from shoal.schedule.account import account, end
-from shoal.schedule.admission import Oracle
 from shoal.schedule.commit import Committer, Flight
 from shoal.schedule.compose import Share, compose, compose_slices, slice_blocks
-from shoal.schedule.group import Beliefs, Group
+from shoal.schedule.group import Beliefs, Group, GroupView
 from shoal.schedule.intake import ServiceLimits, check_request, longest_total
 from shoal.schedule.ledger import Ledger, OnEnd
 from shoal.schedule.newcomers import Door, Refusal
@@ -109,6 +108,11 @@ class Scheduler:
         """The name of the length predictor; ``history`` only where somebody reads what it says."""
         read = self._order.reads_lengths or self._admission.reads_lengths
         return self.options.lengths if read or self.options.lengths != "history" else "maximum"
+
+    @property
+    def groups(self) -> Mapping[str, GroupView]:
+        """What policies see of each service, for those who watch a scheduler; not to be changed."""
+        return self._groups
 
     @property
     def unfinished(self) -> int:
@@ -433,14 +437,17 @@ class Scheduler:
         most = min(most, self._steps_without_newcomers(group))
         if most <= 0 or len(running) > self.options.max_batched_tokens:
             return None
-        until_ns = self._guard.next_ns(groups, now_ns)
-        if until_ns is not None and until_ns <= now_ns:
+        outlook = decodes_ahead(running, most, foreseen=self._admission.reads_lengths)
+        if outlook is None:
             return None
-        steps, context = decodes_ahead(running, most, foreseen=self._admission.reads_lengths)
+        until_ns = self._guard.nobody_before_ns(group, outlook.served_ns)
+        if until_ns <= now_ns:
+            return None
+        service, pool = group.service, self._pool
         steps = within_memory(
-            running, steps, self._pool.block_size, lambda count: self._pool.can_allocate(group.service, count)
+            running, outlook.steps, pool.block_size, lambda count: pool.can_allocate(service, count)
         )
-        return DecodeRun(group.service, running, steps, context, until_ns) if steps else None
+        return DecodeRun(service, running, steps, outlook.context, until_ns) if steps else None
 
     def _steps_without_newcomers(self, group: Group) -> int:
         """Steps in which nobody who waits can be let in, as long as those running only decode."""
@@ -490,15 +497,6 @@ class Scheduler:
         for one in [one for one in run.requests if one.expected == one.last_token]:
             end(one, ledger, ends_ns[-1])
         return Skipped(sequences, left, live)
-
-    def true_peak(self) -> int:
-        """M* of those running if each output is as long as the workload says, or else as it may be.
-
-        Merged blocks; for judging admissions from outside. As long as the same requests only decode it stays
-        the same.
-        """
-        groups = [group for group in self._groups.values() if group.running]
-        return int(Oracle().demand([group.crowd() for group in groups])) if groups else 0
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""

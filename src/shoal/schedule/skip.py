@@ -7,16 +7,12 @@ or with the step that ends a request.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
-import numpy.typing as npt
+from itertools import accumulate, pairwise
 
 from shoal.core import StepPlan
 from shoal.kvcache import BlockPool
 from shoal.schedule.tracked import Tracked
 
-IntArray = npt.NDArray[np.int64]
 Growth = tuple[tuple[int, tuple[int, ...]], ...]
 """(sequence, further blocks) of the tables that grow in one step."""
 
@@ -27,14 +23,14 @@ class DecodeRun:
 
     requests: the rows of every step. steps: how many, at least 1. context: positions that the first step
     attends, over all rows; each further step attends one more per row. until_ns: every step must begin
-    before this time (None: whenever).
+    before this time.
     """
 
     service: str
     requests: Sequence[Tracked]
     steps: int
     context: int
-    until_ns: int | None
+    until_ns: int
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -52,38 +48,55 @@ class Skipped:
 
     sequences: tuple[int, ...]
     left: tuple[int, ...]
-    live_blocks: IntArray
+    live_blocks: Sequence[int]
 
 
-def decodes_ahead(requests: Sequence[Tracked], most: int, *, foreseen: bool) -> tuple[int, int]:
-    """(steps, context): how long these requests only decode, at most ``most`` steps, and what they attend.
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What requests that only decode would do next.
 
-    The last of the steps may end some of them. 0 steps where one of them computes anything else, or begins
-    a slice with the next step. foreseen: the run ends before a request outgrows its predicted length.
+    steps: how many they can go on, perhaps 0. context: positions that the first step attends. served_ns: when
+    the one that was served longest ago took part in a step.
     """
-    steps, context = most, 0
+
+    steps: int
+    context: int
+    served_ns: int
+
+
+def decodes_ahead(requests: Sequence[Tracked], most: int, *, foreseen: bool) -> Outlook | None:
+    """How long these requests only decode, at most ``most`` steps; None where one of them does not.
+
+    The last of the steps may end some of them. foreseen: the run ends before a request outgrows its
+    predicted length.
+    """
+    steps, context, served_ns = most, 0, requests[0].served_ns
     for one in requests:
         expected = one.expected
         if expected - one.scheduled != 1 or one.tokens or one.ending is not None:
-            return 0, 0
-        left = min(one.last_token, one.slice_end) - expected
+            return None
+        end = one.last_token
+        if one.slice_end < end:
+            end = one.slice_end
         if foreseen:
-            left = min(left, one.predicted - one.generated - 1)
-        if left < steps:
-            if left <= 0:
-                return 0, 0
-            steps = left
+            end = min(end, expected + one.predicted - one.generated - 1)
+        if end - expected < steps:
+            steps = end - expected
+        if one.served_ns < served_ns:
+            served_ns = one.served_ns
         context += expected
-    return steps, context
+    return Outlook(steps, context, served_ns)
 
 
 def within_memory(
     requests: Sequence[Tracked], steps: int, block_size: int, fits: Callable[[int], bool]
 ) -> int:
-    """The first so many of ``steps`` for which all blocks can be had (a power of two less, not the most)."""
+    """The first so many of ``steps`` for which all blocks can be had (halved until they can, not the most)."""
+    if fits(len(requests) * (steps // block_size + 1)):
+        return steps
     free = [len(one.blocks) * block_size - one.scheduled for one in requests]
     while steps:
-        blocks = sum(-(-(steps - room) // block_size) for room in free if room < steps)
+        blocks = sum([-(-(steps - room) // block_size) for room in free if room < steps])
         if fits(blocks):
             return steps
         steps //= 2
@@ -97,14 +110,14 @@ def advance(
     start_ns: int,
     ends_ns: Sequence[int],
     on_growth: Callable[[int, Growth], None] | None = None,
-) -> IntArray:
+) -> list[int]:
     """Account for one decode step of each request at each of ``ends_ns``; the live blocks at each step.
 
     Who has its last token now has not ended yet: that is for the caller. on_growth: told of each step's number from 0, and of the tables that grow in it.
     """
     steps, last_ns = len(ends_ns), ends_ns[-1]
     spent_ns, longest_ns = last_ns - start_ns, _longest(ends_ns)
-    live = np.zeros(steps, dtype=np.int64)
+    live = [0] * steps
     for step, rows in _growth(requests, steps, pool.block_size):
         blocks = pool.allocate(service, len(rows))
         assert blocks is not None
@@ -121,13 +134,13 @@ def advance(
         one.generated += steps
         one.charged_ns += spent_ns
         one.served_ns = last_ns
-        gap_ns = max(first_ns - one.last_token_ns, longest_ns)
+        gap_ns = first_ns - one.last_token_ns
+        if gap_ns < longest_ns:
+            gap_ns = longest_ns
         if gap_ns > one.largest_gap_ns:
             one.largest_gap_ns = gap_ns
         one.last_token_ns = last_ns
-    held = pool.live_blocks(service) - int(live.sum())
-    found: IntArray = held + live.cumsum()
-    return found
+    return list(accumulate(live, initial=pool.live_blocks(service) - sum(live)))[1:]
 
 
 def plans_of(
@@ -166,6 +179,8 @@ def _growth(
         return
     growing: dict[int, list[Tracked]] = {}
     for one in requests:
-        for step in range(len(one.blocks) * block_size - one.scheduled, steps, block_size):
+        step = len(one.blocks) * block_size - one.scheduled
+        while step < steps:
             growing.setdefault(step, []).append(one)
+            step += block_size
     yield from sorted(growing.items())

@@ -47,6 +47,14 @@ class Guard:
         ]
         return min(times, default=None)
 
+    def nobody_before_ns(self, group: Group, served_ns: int) -> int:
+        """A time before which nobody of a service starves, if those running were served at ``served_ns``."""
+        waits = group.waiting.first_due()
+        due_ns = served_ns + self._threshold_ns
+        if waits is not None:
+            due_ns = min(due_ns, self.due_ns(waits))
+        return max(due_ns, self._next_ns(group))
+
     def _next_ns(self, group: Group) -> int:
         return 0 if group.served_guard_ns is None else group.served_guard_ns + self._threshold_ns
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from shoal.measure import EngineTotals, Sample, StepSpan
 from shoal.schedule import SchedulerStats
-from shoal.schedule.skip import IntArray
 
 
 class Recorder:
@@ -59,7 +58,7 @@ class Recorder:
         self._span(StepSpan(self._engine, service, start_ns, end_ns, 1, decodes, prefill_tokens))
 
     def decodes(
-        self, service: str, start_ns: int, ends_ns: Sequence[int], waiting: int, running: int, used: IntArray
+        self, service: str, start_ns: int, ends_ns: Sequence[int], waiting: int, running: int, used: Sequence[int]
     ) -> None:
         """A run of steps in which ``running`` requests decode; used: merged blocks in use, at each step."""
         last_ns, done = ends_ns[-1], 0
@@ -70,13 +69,13 @@ class Recorder:
                 at = bisect_left(ends_ns, self._next_ns + 1)
                 self._tokens += (at - done) * running
                 done = at
-                self._sample(waiting, running, int(used[at]))
+                self._sample(waiting, running, used[at])
         self._tokens += (len(ends_ns) - done) * running
         self._steps += len(ends_ns)
         self._decode_steps += len(ends_ns)
         self._busy_ns += last_ns - start_ns
-        self._used_sum += int(used.sum())
-        self._used_peak = max(self._used_peak, int(used[-1]))
+        self._used_sum += sum(used)
+        self._used_peak = max(self._used_peak, used[-1])
         self.end_ns = last_ns
         self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), running, 0))
 

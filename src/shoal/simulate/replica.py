@@ -122,8 +122,7 @@ class Replica:
         # Rounded step by step, as the executor rounds each.
         durations = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64)
         ends_ns: list[int] = (start_ns + durations.cumsum()).tolist()
-        if run.until_ns is not None:
-            del ends_ns[1 + bisect_left(ends_ns, run.until_ns) :]
+        del ends_ns[1 + bisect_left(ends_ns, run.until_ns) :]
         self._ahead = _Ahead(run, start_ns, ends_ns, self.scheduler.waiting)
         self.due_ns = ends_ns[-1]
         return True
@@ -141,7 +140,10 @@ class Replica:
         skipped = self.scheduler.skip(run, start_ns, ends_ns, self._on_plan)
         self._executor.skip(skipped.sequences, skipped.left, len(ends_ns))
         view = self.spec.layout.services[run.service]
-        used = -(-skipped.live_blocks // view.blocks_per_merged) * view.units_per_block
+        per_merged, units = view.blocks_per_merged, view.units_per_block
+        used = skipped.live_blocks
+        if per_merged > 1 or units > 1:
+            used = [-(-blocks // per_merged) * units for blocks in used]
         self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, len(skipped.sequences), used)
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
