@@ -22,7 +22,16 @@ from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, T
 from shoal.core.sampling import SamplingParams
 from shoal.core.service import NO_GOALS, SLO, Service
 from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
-from shoal.core.step import ANONYMOUS_TOKEN, NO_TOKEN, BlockCopy, Idle, Joined, StepPlan, StepResult, StepTimings
+from shoal.core.step import (
+    ANONYMOUS_TOKEN,
+    NO_TOKEN,
+    BlockCopy,
+    Idle,
+    Joined,
+    StepPlan,
+    StepResult,
+    StepTimings,
+)
 
 __all__ = [
     "ANONYMOUS_TOKEN",

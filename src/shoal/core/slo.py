@@ -44,6 +44,8 @@ def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
     replaces both of the service's; where one SLO has both, the shorter time counts. Raises InvalidRequest
     for ``e2e_scale`` without ``execution_s``.
     """
+    if own is NO_GOALS and service is NO_GOALS:
+        return NO_GOALS
     has_e2e = own.e2e_s is not None or own.e2e_scale is not None
     e2e_s, scale = (own.e2e_s, own.e2e_scale) if has_e2e else (service.e2e_s, service.e2e_scale)
     if scale is not None:

@@ -115,6 +115,13 @@ class BlockPool:
         books = self._books[service]
         references = books.references
         published = books.index.hash_of
+        if not published and [references[block] for block in blocks].count(1) == len(blocks):
+            # Nobody shares anything: all of them become free.
+            for block in blocks:
+                references[block] = 0
+            books.live -= len(blocks)
+            self._store.release(books.number, blocks[::-1])
+            return
         unused = []
         for block in reversed(blocks):
             left = references[block] - 1

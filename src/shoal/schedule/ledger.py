@@ -4,14 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from shoal.core import BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
+from shoal.core import NO_GOALS, BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
 from shoal.core.slo import met
 from shoal.kvcache import BlockPool, Move
 from shoal.schedule.group import Group
 from shoal.schedule.orders import Order
 from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
 from shoal.schedule.tracked import Tracked
-
 
 OnEnd = Callable[[Tracked, FinishReason, int], None]
 """Told of every request that ends, why, and when."""
@@ -206,15 +205,6 @@ class Ledger:
         """A request that finished is what beliefs are made of."""
         group.history.record(one.generated)
         group.beliefs.predictor.record(one.request, one.generated)
-        record = RequestRecord(
-            request_id=one.request.id,
-            service=one.service,
-            arrival_ns=one.request.arrival_ns,
-            first_token_ns=one.first_token_ns,
-            finish_ns=now_ns,
-            prompt_tokens=one.prompt_tokens,
-            output_tokens=one.generated,
-        )
         group.beliefs.monitor.finished(
             now_ns,
             prompt_tokens=one.prompt_tokens,
@@ -222,7 +212,7 @@ class Ledger:
             execution_ns=one.charged_ns,
             arrival_ns=one.request.arrival_ns,
             first_token_ns=one.first_token_ns,
-            met=met(record, one.slo),
+            met=None if one.slo is NO_GOALS else met(_record(one, now_ns), one.slo),
         )
 
     def _leave(self, one: Tracked) -> None:
@@ -259,3 +249,15 @@ class Ledger:
             for name, group in self.groups.items()
         }
         return SchedulerStats(services, steps)
+
+
+def _record(one: Tracked, now_ns: int) -> RequestRecord:
+    return RequestRecord(
+        request_id=one.request.id,
+        service=one.service,
+        arrival_ns=one.request.arrival_ns,
+        first_token_ns=one.first_token_ns,
+        finish_ns=now_ns,
+        prompt_tokens=one.prompt_tokens,
+        output_tokens=one.generated,
+    )

@@ -91,7 +91,7 @@ def decodes_ahead(requests: Sequence[Tracked], most: int, *, foreseen: bool) -> 
 def within_memory(
     requests: Sequence[Tracked], steps: int, block_size: int, fits: Callable[[int], bool]
 ) -> int:
-    """The first so many of ``steps`` for which all blocks can be had (halved until they can, not the most)."""
+    """The first so many of ``steps`` for which all blocks can be had: halved until they can, not the most."""
     if fits(len(requests) * (steps // block_size + 1)):
         return steps
     free = [len(one.blocks) * block_size - one.scheduled for one in requests]
@@ -113,7 +113,8 @@ def advance(
 ) -> list[int]:
     """Account for one decode step of each request at each of ``ends_ns``; the live blocks at each step.
 
-    Who has its last token now has not ended yet: that is for the caller. on_growth: told of each step's number from 0, and of the tables that grow in it.
+    Who has its last token now has not ended yet: that is for the caller. on_growth: told of each step's
+    number from 0, and of the tables that grow in it.
     """
     steps, last_ns = len(ends_ns), ends_ns[-1]
     spent_ns, longest_ns = last_ns - start_ns, _longest(ends_ns)

@@ -58,7 +58,13 @@ class Recorder:
         self._span(StepSpan(self._engine, service, start_ns, end_ns, 1, decodes, prefill_tokens))
 
     def decodes(
-        self, service: str, start_ns: int, ends_ns: Sequence[int], waiting: int, running: int, used: Sequence[int]
+        self,
+        service: str,
+        start_ns: int,
+        ends_ns: Sequence[int],
+        waiting: int,
+        running: int,
+        used: Sequence[int],
     ) -> None:
         """A run of steps in which ``running`` requests decode; used: merged blocks in use, at each step."""
         last_ns, done = ends_ns[-1], 0
