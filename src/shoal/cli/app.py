@@ -14,7 +14,9 @@ from shoal.cli.demo import demo
 from shoal.cli.generate import generate
 from shoal.cli.models import models
 from shoal.cli.profile import profile
+from shoal.cli.reproduce import reproduce
 from shoal.cli.serve import serve
+from shoal.cli.simulate import simulate
 from shoal.cli.static import static
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported, ShoalError
 
@@ -36,6 +38,8 @@ app.command()(chat)
 app.command()(demo)
 app.command()(static)
 app.command()(profile)
+app.command()(simulate)
+app.command()(reproduce)
 app.add_typer(models, name="models")
 
 

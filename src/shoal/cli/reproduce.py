@@ -1,0 +1,86 @@
+"""``shoal reproduce``: the papers' experiments, their figures beside ours."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.core import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.reproduce import Result
+
+EVERYTHING = "all"
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Which; `all` is all of them.", show_default=False),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Describe what can be reproduced.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="For a look: smaller runs, rougher figures.")
+    ] = False,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Write the result as JSON; several as a list of them."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw NAME.png for each into this folder.")
+    ] = None,
+) -> None:
+    """Run experiments of the papers again, in simulation, and print the papers' figures beside ours.
+
+    Below each row of ours are the paper's figures for it, where it prints any. What the paper leaves
+    open is listed as assumptions, and so is what came out differently, and why.
+
+    **Examples:**
+
+    `shoal reproduce --list`
+
+    `shoal reproduce scls-throughput --json scls.json --plot pictures`
+
+    `shoal reproduce all --quick`
+    """
+    from rich.console import Console
+
+    from shoal.cli.progress import Waiting
+    from shoal.cli.reproduce_report import list_table, print_result
+    from shoal.measure import require_plots, save_plot
+    from shoal.reproduce import REPRODUCTIONS, Effort, find
+
+    console = Console()
+    if listed or not names:
+        console.print(list_table(list(REPRODUCTIONS.values())))
+        return
+    chosen = find(list(REPRODUCTIONS) if EVERYTHING in names else list(dict.fromkeys(names)))
+    if json_path is not None and not json_path.parent.is_dir():
+        raise ConfigError(f"cannot write {json_path}: there is no folder {json_path.parent}")
+    if plot is not None:
+        require_plots()
+        _make_folder(plot)
+    results = []
+    for reproduction in chosen:
+        with Waiting() as waiting:
+            result = reproduction.run(Effort(quick=quick, progress=waiting.advance))
+        results.append(result)
+        print_result(console, result, quick)
+        if plot is not None and result.panels:
+            save_plot(plot / f"{result.name}.png", result.panels, result.paper)
+        # Written after each, so that an interruption loses only what was not finished.
+        if json_path is not None:
+            _write(json_path, results, single=len(chosen) == 1)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder} for pictures: {error}") from error
+
+
+def _write(path: Path, results: "list[Result]", *, single: bool) -> None:
+    written: Any = [result.to_json() for result in results]
+    path.write_text(json.dumps(written[0] if single else written, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Every reproduction by name; a module is imported when it is asked for."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+
+from shoal.core import ConfigError
+from shoal.reproduce.result import Effort, Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """One experiment of a paper.
+
+    paper: authors, title, and the tables or figures. says: what is measured, in a line. run: does it;
+    the same effort gives the same result.
+    """
+
+    name: str
+    paper: str
+    says: str
+    run: Callable[[Effort], Result]
+
+
+_MODULES: dict[str, str] = {
+    "scls-throughput": "scls_throughput",
+    "scls-ablation": "scls_ablation",
+    "scls-slice-length": "scls_slice_length",
+    "scls-scalability": "scls_scalability",
+    "scls-balance": "scls_balance",
+    "seallm-schedulers": "seallm_schedulers",
+    "seallm-skew": "seallm_skew",
+    "seallm-slo-scale": "seallm_slo_scale",
+    "seallm-variance": "seallm_variance",
+    "uellm-batching": "uellm_batching",
+}
+"""Name to module of this package, which has ``REPRODUCTION``."""
+
+
+class _Registry(Mapping[str, Reproduction]):
+    """Imports modules as they are asked for."""
+
+    def __getitem__(self, name: str) -> Reproduction:
+        module = import_module(f"shoal.reproduce.{_MODULES[name]}")
+        found = module.REPRODUCTION
+        assert isinstance(found, Reproduction)
+        assert found.name == name
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+REPRODUCTIONS: Mapping[str, Reproduction] = _Registry()
+"""Reproductions by name, in the order in which they are listed."""
+
+
+def find(names: Sequence[str], known: Mapping[str, Reproduction] = REPRODUCTIONS) -> list[Reproduction]:
+    """The reproductions of these names; raises ConfigError with the possible ones."""
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(
+                f"reproduction {name!r} is not known; {hint}`shoal reproduce --list` describes: "
+                + ", ".join(known)
+            )
+    return [known[name] for name in names]
