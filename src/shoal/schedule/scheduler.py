@@ -478,7 +478,7 @@ class Scheduler:
         ledger.left.clear()
         growth: dict[int, Growth] = {}
         noted = None if on_plan is None else growth.__setitem__
-        live = advance(run.requests, run.service, self._pool, start_ns, ends_ns, noted)
+        live, complete = advance(run.requests, run.service, self._pool, start_ns, ends_ns, noted)
         for other in self._groups.values():
             if other is not group:
                 other.streak = 0
@@ -494,7 +494,7 @@ class Scheduler:
         if self._pool.prefix_caching:
             for one in run.requests:
                 ledger.publish(one)
-        for one in [one for one in run.requests if one.expected == one.last_token]:
+        for one in complete:
             end(one, ledger, ends_ns[-1])
         return Skipped(sequences, left, live)
 

@@ -5,7 +5,7 @@ another until something ends: nothing but counts change. A run stops before the 
 or with the step that ends a request.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -110,16 +110,16 @@ def advance(
     start_ns: int,
     ends_ns: Sequence[int],
     on_growth: Callable[[int, Growth], None] | None = None,
-) -> list[int]:
-    """Account for one decode step of each request at each of ``ends_ns``; the live blocks at each step.
+) -> tuple[list[int], list[Tracked]]:
+    """Account for one decode step of each request at each of ``ends_ns``.
 
-    Who has its last token now has not ended yet: that is for the caller. on_growth: told of each step's
-    number from 0, and of the tables that grow in it.
+    Returns the live blocks at each step, and those who have their last token now: ending them is for the
+    caller. on_growth: told of each step's number from 0, and of the tables that grow in it.
     """
-    steps, last_ns = len(ends_ns), ends_ns[-1]
+    steps, first_ns, last_ns = len(ends_ns), ends_ns[0], ends_ns[-1]
     spent_ns, longest_ns = last_ns - start_ns, _longest(ends_ns)
-    live = [0] * steps
-    for step, rows in _growth(requests, steps, pool.block_size):
+    live, growth = [0] * steps, _growth(requests, steps, pool.block_size)
+    for step, rows in growth:
         blocks = pool.allocate(service, len(rows))
         assert blocks is not None
         for one, block in zip(rows, blocks, strict=True):
@@ -127,21 +127,23 @@ def advance(
         live[step] = len(rows)
         if on_growth is not None:
             on_growth(step, tuple((one.sequence or 0, (at,)) for one, at in zip(rows, blocks, strict=True)))
-    first_ns = ends_ns[0]
+    complete = []
     for one in requests:
-        one.scheduled += steps
-        one.computed += steps
-        one.expected += steps
+        computed = one.computed + steps
+        # Between decodes all that is known but for the newest token is computed.
+        one.scheduled = one.computed = computed
+        one.expected = computed + 1
         one.generated += steps
         one.charged_ns += spent_ns
-        one.served_ns = last_ns
         gap_ns = first_ns - one.last_token_ns
         if gap_ns < longest_ns:
             gap_ns = longest_ns
         if gap_ns > one.largest_gap_ns:
             one.largest_gap_ns = gap_ns
-        one.last_token_ns = last_ns
-    return list(accumulate(live, initial=pool.live_blocks(service) - sum(live)))[1:]
+        one.served_ns = one.last_token_ns = last_ns
+        if computed + 1 == one.last_token:
+            complete.append(one)
+    return list(accumulate(live, initial=pool.live_blocks(service) - sum(live)))[1:], complete
 
 
 def plans_of(
@@ -167,21 +169,23 @@ def plans_of(
 
 def _longest(ends_ns: Sequence[int]) -> int:
     """The longest of the steps after the first."""
-    return max((end - start for start, end in pairwise(ends_ns)), default=0)
+    return max([end - start for start, end in pairwise(ends_ns)], default=0)
 
 
 def _growth(
     requests: Sequence[Tracked], steps: int, block_size: int
-) -> Iterator[tuple[int, Sequence[Tracked]]]:
+) -> Iterable[tuple[int, Sequence[Tracked]]]:
     """Which tables need a block in which steps, by step."""
     if block_size == 1 and all(one.scheduled == len(one.blocks) for one in requests):
-        for step in range(steps):
-            yield step, requests
-        return
+        return [(step, requests) for step in range(steps)]
     growing: dict[int, list[Tracked]] = {}
     for one in requests:
         step = len(one.blocks) * block_size - one.scheduled
         while step < steps:
-            growing.setdefault(step, []).append(one)
+            rows = growing.get(step)
+            if rows is None:
+                growing[step] = [one]
+            else:
+                rows.append(one)
             step += block_size
-    yield from sorted(growing.items())
+    return sorted(growing.items())
