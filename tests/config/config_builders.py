@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.config import Config, flag_settings, load_config
+from shoal.config import Config, Scenario, flag_settings, load_config, load_scenario
+from shoal.config.nodes import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +31,10 @@ def from_flags(*models: str, services: tuple[str, ...] = (), **flags: str | bool
 def settings(*models, services=(), **flags):
     values = {name.replace("_", "-"): value for name, value in flags.items()}
     return flag_settings(values, models=models, services=services)
+
+
+def scenario(folder: Path, text: str, flags: Table | None = None) -> Scenario:
+    """The scenario in a file with ``text``, under ``flags``."""
+    file = folder / "scenario.yaml"
+    file.write_text(text)
+    return load_scenario(file=file, flags=flags)

@@ -5,6 +5,7 @@ where and what is possible. Options themselves, with their defaults and meaning,
 that read them; the command line's look belongs to ``cli``.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shoal.config.flags import ENGINE_FLAGS, SERVER_FLAGS, Flag, flag_settings
@@ -12,6 +13,9 @@ from shoal.config.units import format_duration, format_size, parse_duration, par
 
 if TYPE_CHECKING:
     from shoal.config.presets import PRESETS, Preset
+    from shoal.config.scenario import Scenario
+    from shoal.config.scenario_file import load_scenario, scenario_section
+    from shoal.config.scenario_run import PreparedRun, prepare
     from shoal.config.settings import Config, config_section, load_config
 
 __all__ = [
@@ -20,26 +24,39 @@ __all__ = [
     "SERVER_FLAGS",
     "Config",
     "Flag",
+    "PreparedRun",
     "Preset",
+    "Scenario",
     "config_section",
     "flag_settings",
     "format_duration",
     "format_size",
     "load_config",
+    "load_scenario",
     "parse_duration",
     "parse_number",
     "parse_size",
+    "prepare",
+    "scenario_section",
 ]
+
+_LATER = {
+    "Config": "settings",
+    "config_section": "settings",
+    "load_config": "settings",
+    "PRESETS": "presets",
+    "Preset": "presets",
+    "Scenario": "scenario",
+    "load_scenario": "scenario_file",
+    "scenario_section": "scenario_file",
+    "PreparedRun": "scenario_run",
+    "prepare": "scenario_run",
+}
+"""Where names are that are imported when they are asked for."""
 
 
 def __getattr__(name: str) -> Any:
     # The settings import every room that has options; flags and units alone stay quick to import.
-    if name in ("Config", "config_section", "load_config"):
-        from shoal.config import settings
-
-        return getattr(settings, name)
-    if name in ("PRESETS", "Preset"):
-        from shoal.config import presets
-
-        return getattr(presets, name)
-    raise AttributeError(f"module 'shoal.config' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'shoal.config' has no attribute {name!r}")
+    return getattr(import_module(f"shoal.config.{_LATER[name]}"), name)

@@ -50,7 +50,7 @@ ENGINE_FLAGS = (
         switch=True,
     ),
     Flag("lengths", "scheduler.lengths", "NAME", "Belief about output lengths, e.g. history or learned."),
-    Flag("starvation", "scheduler.starvation", "TIME", "Wait after which a request goes first, e.g. 10s."),
+    Flag("starvation", "scheduler.starvation", "TIME", "Wait after which a request goes first: 10s, never."),
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from shoal.config.nodes import Listing, Node, Scalar, Table, describe, problem
 from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
+from shoal.core import ConfigError
 
 _TRUE = {"true", "yes", "on"}
 _FALSE = {"false", "no", "off"}
@@ -195,6 +196,32 @@ class Maybe:
     def show(self, value: Any) -> str:
         """``null`` or the inner kind's spelling."""
         return "null" if value is None else self.inner.show(value)
+
+
+@dataclass(frozen=True, slots=True)
+class OrNever:
+    """Another kind, or the word ``never``, which stands for ``never``: a value that nothing reaches."""
+
+    inner: Kind
+    never: float
+
+    @property
+    def label(self) -> str:
+        """The inner kind's, or the word."""
+        return f"{self.inner.label} or `never`"
+
+    def read(self, node: Node, path: str) -> Any:
+        """What the word stands for, or what the inner kind reads."""
+        if isinstance(node, Scalar) and node.text == "never":
+            return self.never
+        try:
+            return self.inner.read(node, path)
+        except ConfigError as error:
+            raise ConfigError(f"{error}, or never") from None
+
+    def show(self, value: Any) -> str:
+        """The word, or the inner kind's spelling."""
+        return "never" if value >= self.never else self.inner.show(value)
 
 
 @dataclass(frozen=True, slots=True)

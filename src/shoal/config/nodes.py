@@ -46,6 +46,18 @@ def problem(where: str, path: str, what: str) -> ConfigError:
     return ConfigError(": ".join(part for part in (where, path, what) if part))
 
 
+def place_of(node: Node, *keys: str | int) -> str:
+    """Where the innermost of ``keys`` was written, as far as they are there; a number counts in a list."""
+    where = node.where
+    for key in keys:
+        if isinstance(node, Table) and isinstance(key, str) and key in node.entries:
+            where, node = node.key_places[key], node.entries[key]
+        elif isinstance(node, Listing) and isinstance(key, int) and key < len(node.items):
+            node = node.items[key]
+            where = node.where
+    return where
+
+
 def describe(node: Node) -> str:
     """What was written, for an error message."""
     match node:

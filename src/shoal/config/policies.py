@@ -16,26 +16,27 @@ class Policy:
     """One of several dataclasses, each known by a name.
 
     Three spellings mean the same: a bare name, ``name:key=value,key=value`` (for flags), and a
-    mapping with the name under ``policy``.
+    mapping with the name under ``name_key``.
     """
 
     sections: Mapping[str, Section]
+    name_key: str = NAME_KEY
 
     @property
     def label(self) -> str:
         """The names, or a mapping."""
-        return Choice(tuple(self.sections)).label + ", or a mapping with `policy`"
+        return f"{Choice(tuple(self.sections)).label}, or a mapping with `{self.name_key}`"
 
     def read(self, node: Node, path: str) -> Any:
         """An instance of the dataclass that the name stands for."""
         names = Choice(tuple(self.sections))
         match node:
-            case Table(entries=entries) if NAME_KEY in entries:
-                name = names.read(entries[NAME_KEY], f"{path}.{NAME_KEY}")
-                return self.sections[name].read(_without_name(node), path)
+            case Table(entries=entries) if self.name_key in entries:
+                name = names.read(entries[self.name_key], f"{path}.{self.name_key}")
+                return self.sections[name].read(self._without_name(node), path)
             case Table():
                 raise problem(
-                    node.where, path, f"the key '{NAME_KEY}' must be one of {', '.join(self.sections)}"
+                    node.where, path, f"the key '{self.name_key}' must be one of {', '.join(self.sections)}"
                 )
             case Scalar(text=text) if text is not None:
                 written, _, parameters = text.partition(":")
@@ -53,6 +54,10 @@ class Policy:
                 parameters = section.show(value)
                 return name if not parameters.startswith("{") else f"{name} {parameters}"
         return str(value)
+
+    def _without_name(self, table: Table) -> Table:
+        entries = {key: value for key, value in table.entries.items() if key != self.name_key}
+        return Table(entries, table.where, table.key_places)
 
 
 def parse_pairs(text: str, where: str, path: str) -> Table:
@@ -80,8 +85,3 @@ def put(entries: dict[str, Node], keys: list[str], value: Node, path: str) -> No
     inner = dict(held.entries) if isinstance(held, Table) else {}
     put(inner, rest, value, path)
     entries[first] = Table(inner, value.where, dict.fromkeys(inner, value.where))
-
-
-def _without_name(table: Table) -> Table:
-    entries = {key: value for key, value in table.entries.items() if key != NAME_KEY}
-    return Table(entries, table.where, table.key_places)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.kinds import Choice, Maybe, Template, integer, number, seconds
-from shoal.config.nodes import Node, Scalar, Table, problem
+from shoal.config.nodes import Node, Scalar, Table, place_of, problem
 from shoal.config.sections import Rules, Section, section_of
 from shoal.core import SLO, ConfigError, Service, slo_problem
 from shoal.core.slo import LARGEST_SCALE
@@ -24,14 +24,11 @@ class ServiceSection(Section):
             node = Table({"model": node}, node.where, {"model": node.where})
         fields = self.read_fields(node, path)
         fields["name"] = fields.get("name") or default_name(fields["model"])
-        if not fields["name"].isprintable() or any(c.isspace() or c in "=," for c in fields["name"]):
-            raise problem(
-                node.where, f"{path}.name", f"use no spaces, '=' or ',' in a name, got {fields['name']!r}"
-            )
+        check_name(fields["name"], node.where, path)
         service = Service(**fields)
         if found := slo_problem(service.slo, service.execution_s):
             goal, wrong = found
-            raise problem(_place(node, "slo", goal), f"{path}.slo.{goal}", wrong)
+            raise problem(place_of(node, "slo", goal), f"{path}.slo.{goal}", wrong)
         return service
 
 
@@ -43,10 +40,7 @@ def service_section(template_folder: Path) -> Section:
         (Service, "chat_template"): Maybe(Template(template_folder)),
         (Service, "execution_s"): Maybe(seconds(above=0)),
         (Service, "quota"): integer(1),
-        (SLO, "ttft_s"): Maybe(seconds(above=0)),
-        (SLO, "tpot_s"): Maybe(seconds(above=0)),
-        (SLO, "e2e_s"): Maybe(seconds(above=0)),
-        (SLO, "e2e_scale"): Maybe(number(above=0, maximum=LARGEST_SCALE)),
+        **goal_kinds(),
     }
     plain = section_of(Service, rules)
     keys = tuple(
@@ -55,13 +49,20 @@ def service_section(template_folder: Path) -> Section:
     return ServiceSection(Service, keys)
 
 
-def _place(node: Node, *keys: str) -> str:
-    """Where the innermost of ``keys`` was written."""
-    where = node.where
-    for key in keys:
-        if isinstance(node, Table) and key in node.entries:
-            where, node = node.key_places[key], node.entries[key]
-    return where
+def goal_kinds() -> Rules:
+    """Kinds of the latency goals."""
+    return {
+        (SLO, "ttft_s"): Maybe(seconds(above=0)),
+        (SLO, "tpot_s"): Maybe(seconds(above=0)),
+        (SLO, "e2e_s"): Maybe(seconds(above=0)),
+        (SLO, "e2e_scale"): Maybe(number(above=0, maximum=LARGEST_SCALE)),
+    }
+
+
+def check_name(name: str, where: str, path: str) -> None:
+    """Refuse a service's name that flags cannot carry; raises ConfigError."""
+    if not name.isprintable() or any(c.isspace() or c in "=," for c in name):
+        raise problem(where, f"{path}.name", f"use no spaces, '=' or ',' in a name, got {name!r}")
 
 
 def default_name(model: str) -> str:

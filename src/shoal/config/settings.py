@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shoal.config.flags import overlay
-from shoal.config.kinds import Choice, Maybe, ScalarKind, Several, as_table, integer
+from shoal.config.kinds import Choice, Maybe, OrNever, ScalarKind, Several, as_table, integer, seconds
 from shoal.config.nodes import Node, Table, problem, read_yaml
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
+from shoal.config.units import LONGEST_S
 from shoal.core import ConfigError, Service
 from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS
@@ -119,28 +120,36 @@ class DeviceName(ScalarKind):
         return "cuda:0" if text == "cuda" else text
 
 
+def scheduler_section(*, offline: bool = False) -> SchedulerSection:
+    """The scheduler's keys; offline: also the policies that need output lengths known beforehand."""
+    left_out = () if offline else _OFFLINE
+    rules: dict[tuple[type, str], Any] = {
+        (SchedulerOptions, "order"): Policy({name: section_of(cls, {}) for name, cls in ORDERS.items()}),
+        (SchedulerOptions, "lengths"): Choice(tuple(name for name in PREDICTORS if name not in left_out)),
+        (SchedulerOptions, "victim"): Choice(tuple(VICTIMS)),
+        (SchedulerOptions, "admission"): Policy(
+            {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in left_out}
+        ),
+        (SchedulerOptions, "starvation_s"): OrNever(seconds(), LONGEST_S),
+        (SchedulerOptions, "max_running"): integer(1),
+        (SchedulerOptions, "max_batched_tokens"): integer(1),
+        (SchedulerOptions, "depth"): integer(1, 2),
+    }
+    preset = Key("preset", "preset", Choice(tuple(PRESETS)), _DEFAULT_PRESET)
+    return SchedulerSection(SchedulerOptions, (preset, *section_of(SchedulerOptions, rules).keys))
+
+
 def config_section(server: type[S], template_folder: Path = Path()) -> Section:
     """Every key there is; ``server`` is the HTTP server's option dataclass."""
     rules: dict[tuple[type, str], Any] = {
         (KVCacheOptions, "block_size"): integer(1, 4096),
         (KVCacheOptions, "layout"): Choice(("merged", "split")),
-        (SchedulerOptions, "order"): Policy({name: section_of(cls, {}) for name, cls in ORDERS.items()}),
-        (SchedulerOptions, "lengths"): Choice(tuple(name for name in PREDICTORS if name not in _OFFLINE)),
-        (SchedulerOptions, "victim"): Choice(tuple(VICTIMS)),
-        (SchedulerOptions, "admission"): Policy(
-            {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in _OFFLINE}
-        ),
-        (SchedulerOptions, "max_running"): integer(1),
-        (SchedulerOptions, "max_batched_tokens"): integer(1),
-        (SchedulerOptions, "depth"): integer(1, 2),
         (server, "port"): integer(0, 65_535),
         (Config, "threads"): Maybe(integer(1)),
         (Config, "devices"): Several(DeviceName()),
     }
     rules[Config, "services"] = Several(service_section(template_folder))
-    scheduler = section_of(SchedulerOptions, rules)
-    preset = Key("preset", "preset", Choice(tuple(PRESETS)), _DEFAULT_PRESET)
-    rules[Config, "scheduler"] = SchedulerSection(SchedulerOptions, (preset, *scheduler.keys))
+    rules[Config, "scheduler"] = scheduler_section()
     plain = section_of(server, rules)
     queue = Key("max_queue", "max_queue", integer(1), _MAX_QUEUE)
     rules[Config, "server"] = ServerSection(server, (*plain.keys, queue))
@@ -164,7 +173,7 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
     try:
         config: Config[S] = section.read(table, "")
     except UnknownKey as error:
-        raise ConfigError(f"{error}{_elsewhere(error.key, section)}") from None
+        raise ConfigError(f"{error}{elsewhere(error.key, section)}") from None
     check_services(config.services)
     if len(config.devices) != 1:
         where = table.entries["devices"].where
@@ -174,7 +183,7 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
     return config
 
 
-def _elsewhere(key: str, section: Section) -> str:
+def elsewhere(key: str, section: Section) -> str:
     """Where the key ``key`` does exist, if it is not where it was written."""
     homes = [path for path, known in section.walk() if known.name == key]
     return f" (there is '{homes[0]}')" if homes else ""

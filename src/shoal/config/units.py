@@ -6,7 +6,8 @@ import re
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _QUANTITY = re.compile(rf"^{_NUMBER}\s*([A-Za-z]*)$")
 _PERCENT = re.compile(rf"^{_NUMBER}\s*%$")
-_MAX_DURATION_S = 10 * 365 * 86_400
+LONGEST_S = 10 * 365 * 86_400.0
+"""The longest time that can be written."""
 
 SIZE_UNITS = {
     "": 1,
@@ -41,7 +42,7 @@ def parse_duration(text: str) -> float:
     if match is None or factor is None:
         raise ValueError(f"expected a time such as 200ms, 2s, 1.5m or a number of seconds, got {text!r}")
     seconds = float(match[1]) * factor
-    if seconds > _MAX_DURATION_S:
+    if seconds > LONGEST_S:
         raise ValueError(f"expected a time of at most ten years, got {text!r}")
     return seconds
 

@@ -29,9 +29,9 @@ class Tracked:
     into ``e2e_s``. rank: its place among the waiting; entry: number of its present stay there (0: none).
     first_token_ns, last_token_ns: when its first and its newest output token were known (0: not yet).
     largest_gap_ns: longest time between two of them. recomputed: tokens computed again. slice_end: tokens
-    expected at which it needs its next slice (the last token where the admission knows no slices). saved: host
-    blocks that hold the KV of its leading ``saved_tokens``. blocked_until: it waits until so many requests of
-    the engine have ended. displaced: how often it was evicted for a starved request.
+    expected at which it needs its next slice (the last token where the admission knows no slices).
+    saved: host blocks that hold the KV of its leading ``saved_tokens``. blocked_until: it waits until so
+    many requests of the engine have ended. displaced: how often it was evicted for a starved request.
     ending: why it ends at the update of the plan in flight (None: it does not).
     refused_epoch: the scheduler's state in which it was last turned away.
     """

@@ -1,0 +1,113 @@
+"""``shoal simulate``: a scenario on a virtual clock, and what comes of it."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.flags import ConfigFile, with_flags
+from shoal.config.nodes import Table
+from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.core import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.measure import RunRecord
+
+_RESULTS = "Results"
+
+
+@with_flags(SCENARIO_FLAGS)
+def simulate(
+    config: ConfigFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Write everything: summary, requests, samples, report.html, trace.json.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the report, one page.", rich_help_panel=_RESULTS),
+    ] = None,
+    chrome_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--chrome-trace",
+            metavar="FILE",
+            help="Write every step and request for Perfetto (ui.perfetto.dev).",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Write the summary as JSON.", rich_help_panel=_RESULTS),
+    ] = None,
+    skip_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--skip-ahead/--no-skip-ahead",
+            help="Take runs of decode steps at once; the results are the same.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = True,
+    *,
+    settings: Table,
+) -> None:
+    """Serve a workload in virtual time: the real scheduler and KV accounting, with step times from a model.
+
+    The scenario says what arrives (a trace, or drawn lengths and arrivals), which services serve it, how long
+    their steps take, and how much memory there is. It comes from a file, from flags, or from both; flags go
+    over the file. The same scenario gives the same results, byte for byte.
+
+    **Examples:**
+
+    `shoal simulate --model llama-3.1-8b --device a100-80 --workload sharegpt --rate 8 --requests 2000`
+
+    `shoal simulate --config scenario.yaml --trace azure.csv --rate 6.45 --engines 4 --out results`
+
+    `shoal simulate --config scenario.yaml --preset past-future --html past-future.html`
+    """
+    from rich.console import Console
+
+    from shoal.cli.simulate_view import Answered, print_run
+    from shoal.config.scenario_file import load_scenario
+    from shoal.config.scenario_run import prepare
+    from shoal.measure import require_plots
+
+    for path in (html, chrome_trace, json_path):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
+    if out is not None or html is not None:
+        require_plots()
+    prepared = prepare(load_scenario(file=config, flags=settings))
+    spans = out is not None or chrome_trace is not None
+    with Answered(len(prepared.requests)) as answered:
+        begun = time.perf_counter()
+        run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=answered.advance)
+        took_s = time.perf_counter() - begun
+    print_run(Console(), run, took_s)
+    for written in _write(run, out, html, chrome_trace, json_path):
+        typer.echo(f"wrote {written}")
+
+
+def _write(
+    run: "RunRecord", out: Path | None, html: Path | None, chrome_trace: Path | None, json_path: Path | None
+) -> list[Path]:
+    """Write what was asked for; returns where it is."""
+    from shoal.measure import write_report, write_run, write_summary, write_trace
+
+    written = [] if out is None else write_run(run, out)
+    for path, write in ((html, write_report), (chrome_trace, write_trace), (json_path, write_summary)):
+        if path is None:
+            continue
+        try:
+            write(run, path)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+        written.append(path)
+    return written

@@ -1,0 +1,99 @@
+"""What a scenario came to, in words: the head of its report."""
+
+from collections.abc import Mapping
+
+from shoal.config.presets import PRESETS
+from shoal.config.scenario import FitLatency, Latency, ProfileLatency, Scenario
+from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
+from shoal.config.scenario_pool import Deployment, Pools, capacity
+from shoal.config.settings import scheduler_section
+from shoal.simulate import EngineSpec
+from shoal.workload import WorkloadOptions
+
+Means = Mapping[str, tuple[int, int] | None]
+"""Mean prompt and output length by service."""
+
+
+def state_facts(
+    scenario: Scenario,
+    latencies: Mapping[str, Latency],
+    deployments: Mapping[str, Deployment],
+    engine: EngineSpec,
+    pools: Pools,
+    means: Means,
+    requests: int,
+) -> dict[str, str]:
+    """The facts by name, in the order in which they are shown."""
+    facts = {"workload": _workload(scenario.workload, requests)}
+    for name, latency in latencies.items():
+        facts[f"service {name}"] = _service(latency, deployments[name])
+    for service in scenario.services:
+        alone = engine.services[service.name].execution_s
+        if alone is not None:
+            facts[f"{service.name} alone"] = _alone(alone, service.execution_s is None, means[service.name])
+    facts["engines"] = str(scenario.engines) + (f", {scenario.dispatch}" if scenario.engines > 1 else "")
+    facts["scheduler"] = _scheduler(scenario)
+    facts["KV pool"] = _pool(engine, pools)
+    if scenario.scheduler.eviction == "swap":
+        facts["swap"] = _swap(pools)
+    return facts
+
+
+def _workload(options: WorkloadOptions, requests: int) -> str:
+    parts = []
+    if options.trace is not None:
+        parts.append(f"trace {options.trace.name}")
+    if options.lengths is not None:
+        parts.append(f"{lengths_kind().show(options.lengths)} lengths")
+    if options.clients is not None:
+        parts.append(f"{options.clients} clients, each waiting for its answer")
+    elif options.arrivals is not None:
+        parts.append(arrivals_kind().show(options.arrivals))
+    if options.time_scale != 1:
+        parts.append(f"times x {options.time_scale:g}")
+    return ", ".join([*parts, f"{requests:,} requests", f"seed {options.seed}"])
+
+
+def _service(latency: Latency, deployment: Deployment) -> str:
+    model = "" if deployment.model is None else f"{deployment.model.name}: "
+    sharing = f", tp {deployment.tp}" if deployment.tp > 1 else ""
+    if isinstance(latency, FitLatency):
+        return f"{model}step times fitted by shoal profile, {latency.fit.name}{sharing}"
+    if isinstance(latency, ProfileLatency):
+        folder = "/".join(latency.profile.parts[-2:])
+        return f"{model}step times from measured layers, {folder}{sharing}"
+    return f"{model}step times from the data sheet of {latency.roofline.device.name}{sharing}"
+
+
+def _alone(seconds: float, computed: bool, mean: tuple[int, int] | None) -> str:
+    if not computed or mean is None:
+        return f"{seconds:.4g} s, as written"
+    return f"{seconds:.4g} s, computed for the mean request of {mean[0]:,} + {mean[1]:,} tokens"
+
+
+def _scheduler(scenario: Scenario) -> str:
+    """The preset, and what differs from it."""
+    preset = PRESETS[scenario.preset].scheduler
+    own = {
+        key.name: key.kind.show(getattr(scenario.scheduler, key.field))
+        for key in scheduler_section(offline=True).keys
+        if key.name != "preset" and getattr(scenario.scheduler, key.field) != getattr(preset, key.field)
+    }
+    return ", ".join([f"preset {scenario.preset}", *(f"{name} {value}" for name, value in own.items())])
+
+
+def _pool(engine: EngineSpec, pools: Pools) -> str:
+    layout = pools.layout
+    room = " or ".join(
+        f"{capacity(layout, name):,} tokens" + (f" of {name}" if len(engine.services) > 1 else "")
+        for name in engine.services
+    )
+    size = f"{layout.total_bytes / 2**30:.1f} GiB for " if pools.sized else ""
+    caching = "" if engine.prefix_caching else ", no prefix caching"
+    return f"{size}{room}, blocks of {layout.block_size}, {layout.kind}{caching}"
+
+
+def _swap(pools: Pools) -> str:
+    if pools.host is None:
+        return "none, because the size of KV is not known: evicted requests are computed again"
+    return f"{pools.host.total_bytes / 2**30:.1f} GiB of host memory"

@@ -1,0 +1,194 @@
+"""Reads scenarios: every key of a scenario file, and the flags that go over it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.config.kinds import Choice, Kind, Maybe, Several, integer, number, seconds
+from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
+from shoal.config.scenario import Scenario, ScenarioPool, ScenarioService
+from shoal.config.scenario_flags import lay_over
+from shoal.config.scenario_kinds import (
+    FilePath,
+    ModelShape,
+    Shares,
+    arrivals_kind,
+    latency_kind,
+    lengths_kind,
+)
+from shoal.config.sections import Key, Section, UnknownKey, section_of
+from shoal.config.services import check_name, goal_kinds
+from shoal.config.settings import elsewhere, scheduler_section
+from shoal.core import ConfigError, slo_problem
+from shoal.simulate import DISPATCHES
+from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
+
+_NO_WORKLOAD = (
+    "workload: missing; say what arrives, as in `workload: {lengths: sharegpt, rate: 4, requests: 1000}` or "
+    "`workload: {trace: FILE}`, or with flags: --workload sharegpt --rate 4 --requests 1000, or --trace FILE"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSection(Section):
+    """The workload, and ``rate``: requests per second, whatever says when they come."""
+
+    def read(self, node: Node, path: str) -> WorkloadOptions:
+        """The workload, with its arrivals at the rate that was written."""
+        fields = self.read_fields(node, path)
+        rate = fields.pop("rate", None)
+        options: WorkloadOptions = self.build(fields, node, path)
+        if rate is None:
+            return options
+        try:
+            return _at_rate(options, rate)
+        except ConfigError as error:
+            raise problem(place_of(node, "rate"), f"{path}.rate", str(error)) from None
+
+
+def _at_rate(options: WorkloadOptions, rate: float) -> WorkloadOptions:
+    """The workload with ``rate`` requests per second in the mean; raises ConfigError where that cannot be."""
+    if options.clients is not None:
+        raise ConfigError("clients send when they are answered, at no rate; leave out rate or clients")
+    if options.time_scale != 1:
+        raise ConfigError("give rate or time_scale, not both")
+    arrivals = options.arrivals
+    if isinstance(arrivals, AtOnce):
+        raise ConfigError("requests that come at once have no rate; leave out rate or arrivals")
+    if isinstance(arrivals, Replay) or (arrivals is None and _timed(options)):
+        return replace(options, arrivals=Replay(rate=rate))
+    return replace(options, arrivals=Poisson(rate) if arrivals is None else replace(arrivals, rate=rate))  # type: ignore[type-var]
+
+
+def _timed(options: WorkloadOptions) -> bool:
+    """Whether the workload's trace says when requests come."""
+    if options.trace is None:
+        return False
+    chosen = options.format or guess_format(options.trace)
+    return chosen is not None and FORMATS[chosen].timed
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioServiceSection(Section):
+    """A service; with only a model it may be that model's name alone."""
+
+    def read(self, node: Node, path: str) -> ScenarioService:
+        """The service, named after its model where no name was written."""
+        if isinstance(node, Scalar) and node.text is not None:
+            node = Table({"model": node}, node.where, {"model": node.where})
+        fields = self.read_fields(node, path)
+        if not fields.get("name"):
+            if fields.get("model") is None:
+                raise problem(
+                    node.where, f"{path}.name", "missing; write a name, or a model that gives it one"
+                )
+            fields["name"] = fields["model"].name
+        check_name(fields["name"], place_of(node, "name"), path)
+        service = ScenarioService(**fields)
+        # Where no execution time is written, the workload gives one.
+        if found := slo_problem(service.slo, service.execution_s or 1.0):
+            goal, wrong = found
+            raise problem(place_of(node, "slo", goal), f"{path}.slo.{goal}", wrong)
+        return service
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioSection(Section):
+    """The top of the file."""
+
+    def read(self, node: Node, path: str) -> Scenario:
+        """The whole scenario."""
+        fields = self.read_fields(node, path)
+        if "scheduler" in fields:
+            fields["scheduler"], fields["preset"] = fields["scheduler"]
+        scenario: Scenario = self.build(fields, node, path)
+        names = _names(scenario.services, node)
+        for name in scenario.workload.services or ():
+            if name not in names:
+                where = place_of(node, "workload", "services", name)
+                raise problem(
+                    where, "workload.services", f"no service {name!r}; there are {', '.join(names)}"
+                )
+        return scenario
+
+
+def _names(services: Sequence[ScenarioService], node: Node) -> list[str]:
+    """The services' names; raises ConfigError where there are none, or two alike."""
+    if not services:
+        raise problem(place_of(node, "services"), "services", "name at least one, or leave the key out")
+    names: list[str] = []
+    for index, service in enumerate(services):
+        if service.name in names:
+            raise problem(
+                place_of(node, "services", index),
+                f"services[{index}].name",
+                f"there is already a service named {service.name!r}; give each a name of its own",
+            )
+        names.append(service.name)
+    return names
+
+
+def scenario_section(folder: Path = Path()) -> Section:
+    """Every key of a scenario; ``folder`` is where relative paths start."""
+    latency = latency_kind(folder)
+    rules: dict[tuple[type, str], Any] = {
+        **goal_kinds(),
+        (ScenarioService, "model"): Maybe(ModelShape(folder)),
+        (ScenarioService, "latency"): Maybe(latency),
+        (ScenarioService, "context_tokens"): Maybe(integer(1)),
+        (ScenarioService, "execution_s"): Maybe(seconds(above=0)),
+        (ScenarioService, "quota"): integer(1),
+        (ScenarioPool, "tokens"): Maybe(integer(1)),
+        (ScenarioPool, "blocks"): Maybe(integer(1)),
+        (ScenarioPool, "utilisation"): number(above=0, maximum=1),
+        (ScenarioPool, "block_size"): integer(1, 4096),
+        (ScenarioPool, "swap_bytes_per_s"): number(above=0),
+        (Scenario, "latency"): Maybe(latency),
+        (Scenario, "engines"): integer(1),
+        (Scenario, "dispatch"): Choice(tuple(DISPATCHES)),
+        (Scenario, "scheduler"): scheduler_section(offline=True),
+        (Scenario, "sample_s"): seconds(above=0),
+        (Scenario, "workload"): _workload_section(folder),
+    }
+    service = section_of(ScenarioService, rules, {"context_tokens": "context"})
+    keys = tuple(
+        replace(key, default="the model's name") if key.name == "name" else key for key in service.keys
+    )
+    rules[Scenario, "services"] = Several(ScenarioServiceSection(ScenarioService, keys))
+    plain = section_of(Scenario, rules)
+    return ScenarioSection(Scenario, tuple(key for key in plain.keys if key.name not in ("preset", "title")))
+
+
+def _workload_section(folder: Path) -> Section:
+    count: Kind = Maybe(integer(1))
+    rules: dict[tuple[type, str], Kind] = {
+        (WorkloadOptions, "trace"): Maybe(FilePath(folder)),
+        (WorkloadOptions, "format"): Maybe(Choice(tuple(FORMATS))),
+        (WorkloadOptions, "lengths"): Maybe(lengths_kind()),
+        (WorkloadOptions, "arrivals"): Maybe(arrivals_kind()),
+        (WorkloadOptions, "time_scale"): number(above=0),
+        (WorkloadOptions, "services"): Maybe(Shares()),
+        **{(WorkloadOptions, name): count for name in ("requests", "max_tokens", "clients")},
+    }
+    plain = section_of(WorkloadOptions, rules)
+    return WorkloadSection(WorkloadOptions, (*plain.keys, Key("rate", "rate", Maybe(number(above=0)), None)))
+
+
+def load_scenario(*, file: Path | None = None, flags: Table | None = None) -> Scenario:
+    """The scenario in ``file``, with ``flags`` over it; raises ConfigError for the first mistake.
+
+    Relative paths in the file start at its folder. A flag also replaces what it cannot stand beside: a trace
+    the file's lengths and arrivals, a rate its clients, one size of the pool the others.
+    """
+    table = read_yaml(file) if file else Table({}, "", {})
+    if flags is not None:
+        table = lay_over(table, flags)
+    if "workload" not in table.entries:
+        raise problem("" if file is None else str(file), "", _NO_WORKLOAD)
+    section = scenario_section(file.parent if file else Path())
+    try:
+        scenario: Scenario = section.read(table, "")
+    except UnknownKey as error:
+        raise ConfigError(f"{error}{elsewhere(error.key, section)}") from None
+    return replace(scenario, title=file.stem) if file else scenario

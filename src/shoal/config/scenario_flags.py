@@ -1,0 +1,52 @@
+"""Flags of scenarios; those of the scheduler are the same as of servers."""
+
+from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
+from shoal.config.nodes import Node, Table
+
+_SAME = ("block-size", "layout", "prefix-caching", "swap")
+
+SCENARIO_FLAGS = (
+    Flag("model", "latency.roofline.model", "NAME", "Model on record, or its config.json."),
+    Flag(
+        "device", "latency.roofline.device", "NAME", "Device whose data sheet gives step times: a100-80, ..."
+    ),
+    Flag("tp", "latency.roofline.tp", "N", "Devices that share the model (tensor parallelism)."),
+    Flag("trace", "workload.trace", "PATH", "Trace to replay: Azure, Mooncake, BurstGPT, ShareGPT, ..."),
+    Flag("format", "workload.format", "NAME", "Format of the trace, where its content does not tell."),
+    Flag("workload", "workload.lengths", "NAME", "Draw lengths: sharegpt, azure-conversation, ..."),
+    Flag("requests", "workload.requests", "N", "How many requests; of a trace the first so many."),
+    Flag(
+        "rate", "workload.rate", "PER_SECOND", "Requests per second; a trace is stretched or squeezed to it."
+    ),
+    Flag(
+        "clients", "workload.clients", "N", "So many users, each of whom waits for the answer (closed loop)."
+    ),
+    Flag("seed", "workload.seed", "N", "Keys every draw."),
+    Flag("engines", "engines", "N", "Replicas of the engine."),
+    Flag("dispatch", "dispatch", "NAME", "Which engine a request goes to: round-robin or least-loaded."),
+    Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of each engine's KV pool, e.g. 40GiB."),
+    Flag("kv-tokens", "kv_cache.tokens", "N", "The same in tokens."),
+    *(flag for flag in ENGINE_FLAGS if flag.name in _SAME or flag.key.startswith("scheduler.")),
+)
+
+_SIZES = ("kv_cache.memory", "kv_cache.tokens", "kv_cache.blocks")
+_REPLACED = {
+    "workload.trace": ("format", "lengths", "arrivals", "rate", "time_scale"),
+    "workload.rate": ("clients", "time_scale"),
+    "workload.clients": ("rate",),
+    "latency.roofline": ("fit", "profile", "service", "tp", "model", "device", "overhead"),
+    **dict.fromkeys(_SIZES, ("memory", "tokens", "blocks")),
+}
+"""By key that a flag sets: keys beside it that a file may have, and that make no sense or harm with it."""
+
+
+def lay_over(file: Table, flags: Table) -> Table:
+    """The settings of ``file`` with ``flags`` over them, and without what the flags replace."""
+    for key, rivals in _REPLACED.items():
+        section, name = key.split(".")
+        given, written = flags.entries.get(section), file.entries.get(section)
+        if isinstance(given, Table) and name in given.entries and isinstance(written, Table):
+            kept: dict[str, Node] = {k: v for k, v in written.entries.items() if k not in rivals}
+            left = Table(kept, written.where, written.key_places)
+            file = Table({**file.entries, section: left}, file.where, file.key_places)
+    return overlay(file, flags)

@@ -1,0 +1,228 @@
+"""Kinds of values that only scenarios have: models, devices, step times, lengths, arrivals."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.config.kinds import Choice, Kind, Maybe, Text, as_table, integer, number, seconds
+from shoal.config.nodes import Node, Scalar, Table, describe, problem
+from shoal.config.policies import Policy
+from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency, RooflineOptions
+from shoal.config.sections import Section, section_of, unknown_key
+from shoal.core import ConfigError
+from shoal.forecast.device_specs import DeviceSpec, device_spec
+from shoal.forecast.model_spec import ModelSpec, find_model_spec, model_spec
+from shoal.workload import ARRIVALS, LENGTHS, SIDE_DISTRIBUTIONS, FixedLength, Independent, Replay
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A file or folder that exists. ``folder``: where relative paths start that are no flags."""
+
+    folder: Path
+    label: str = "path"
+
+    def read(self, node: Node, path: str) -> Path:
+        """The path; one in a flag starts where the command runs."""
+        text: str = Text().read(node, path)
+        file = located(text, node.where, self.folder)
+        if not file.exists():
+            raise problem(node.where, path, f"there is no file or folder {file}")
+        return file
+
+    def show(self, value: Any) -> str:
+        """The path."""
+        return str(value)
+
+
+def located(text: str, where: str, folder: Path) -> Path:
+    """The path that was written at ``where``: in a flag it starts where the command runs."""
+    return (Path() if where.startswith("-") else folder) / Path(text).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model on record by its name, or a Hugging Face ``config.json`` or the folder that holds it."""
+
+    folder: Path
+    label: str = "model"
+
+    def read(self, node: Node, path: str) -> ModelSpec:
+        """The shape."""
+        text: str = Text().read(node, path)
+        file = located(text, node.where, self.folder)
+        file = file / "config.json" if file.is_dir() else file
+        try:
+            if file.suffix == ".json":
+                return ModelSpec.from_config(_read_json(file), file.resolve().parent.name)
+            return find_model_spec(text) or model_spec(text)
+        except ConfigError as error:
+            raise problem(node.where, path, str(error)) from None
+
+    def show(self, value: ModelSpec) -> str:
+        """Its name."""
+        return value.name
+
+
+def _read_json(file: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: expected an object with keys such as num_hidden_layers")
+    return config
+
+
+class DeviceName:
+    """A device whose data sheet is on record."""
+
+    label = "device"
+
+    def read(self, node: Node, path: str) -> DeviceSpec:
+        """The data sheet."""
+        text: str = Text().read(node, path)
+        try:
+            return device_spec(text)
+        except ConfigError as error:
+            raise problem(node.where, path, str(error)) from None
+
+    def show(self, value: DeviceSpec) -> str:
+        """Its name."""
+        return value.name
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyKind:
+    """Where step times come from: the section whose own key was written, of ``sections`` by that key."""
+
+    sections: Mapping[str, Section]
+
+    @property
+    def label(self) -> str:
+        """The keys, one of which must be there."""
+        return "mapping with " + " or ".join(f"`{name}`" for name in self.sections)
+
+    def read(self, node: Node, path: str) -> Any:
+        """The step times' description."""
+        table = as_table(node, path)
+        named = [name for name in self.sections if name in table.entries]
+        if len(named) == 1:
+            return self.sections[named[0]].read(table, path)
+        known = {key.name for section in self.sections.values() for key in section.keys}
+        for name, place in table.key_places.items():
+            if name not in known:
+                raise unknown_key(place, f"{path}.{name}", name, tuple(self.sections))
+        got = " and ".join(named) or "none"
+        raise problem(node.where, path, f"write one of {', '.join(self.sections)}, got {got}")
+
+    def show(self, value: Any) -> str:
+        """The key that says which, with its value."""
+        return next(one.show(value) for one in self.sections.values() if type(value) is one.cls)
+
+
+def latency_kind(folder: Path) -> LatencyKind:
+    """The three kinds of step times; ``folder`` is where relative paths start."""
+    file, model, device, tp = FilePath(folder), ModelShape(folder), DeviceName(), integer(1)
+    roofline = section_of(
+        RooflineOptions,
+        {
+            (RooflineOptions, "model"): Maybe(model),
+            (RooflineOptions, "device"): device,
+            (RooflineOptions, "tp"): tp,
+        },
+    )
+    sections = {
+        "fit": section_of(FitLatency, {(FitLatency, "fit"): file, (FitLatency, "tp"): tp}),
+        "profile": section_of(
+            ProfileLatency,
+            {
+                (ProfileLatency, "profile"): file,
+                (ProfileLatency, "tp"): tp,
+                (ProfileLatency, "model"): Maybe(model),
+                (ProfileLatency, "device"): Maybe(device),
+                (ProfileLatency, "overhead_s"): seconds(),
+            },
+        ),
+        "roofline": section_of(RooflineLatency, {(RooflineLatency, "roofline"): roofline}),
+    }
+    return LatencyKind(sections)
+
+
+@dataclass(frozen=True, slots=True)
+class SideLengths:
+    """Lengths of prompts or of outputs: a distribution by name, or a plain number for always the same."""
+
+    policy: Policy
+
+    @property
+    def label(self) -> str:
+        """A number or what the distributions are called."""
+        return f"whole number, or {self.policy.label}"
+
+    def read(self, node: Node, path: str) -> Any:
+        """The distribution."""
+        if isinstance(node, Scalar) and node.text is not None and node.text.isdecimal():
+            return FixedLength(integer(1).read(node, path))
+        return self.policy.read(node, path)
+
+    def show(self, value: Any) -> str:
+        """The number or the distribution."""
+        return str(value.tokens) if isinstance(value, FixedLength) else self.policy.show(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A named distribution of both lengths, or one distribution for each side."""
+
+    sides: Section
+    label: str = "name, or mapping with `prompt` and `output`"
+
+    def read(self, node: Node, path: str) -> Any:
+        """The distribution."""
+        if isinstance(node, Table):
+            return self.sides.read(node, path)
+        return LENGTHS[Choice(tuple(LENGTHS)).read(node, path)]
+
+    def show(self, value: Any) -> str:
+        """The name, if it has one."""
+        named = next((name for name, lengths in LENGTHS.items() if lengths == value), None)
+        return named or (self.sides.show(value) if isinstance(value, Independent) else type(value).__name__)
+
+
+def lengths_kind() -> Lengths:
+    """Every way to write lengths."""
+    policy = Policy({name: section_of(cls, {}) for name, cls in SIDE_DISTRIBUTIONS.items()}, "distribution")
+    side = SideLengths(policy)
+    return Lengths(section_of(Independent, {(Independent, "prompt"): side, (Independent, "output"): side}))
+
+
+def arrivals_kind() -> Policy:
+    """Arrival processes by name; the times of a replay come from the trace."""
+    sections = {}
+    for name, cls in ARRIVALS.items():
+        rate: Kind = Maybe(number(above=0)) if cls is Replay else number(above=0)
+        section = section_of(cls, {(cls, "rate"): rate, (Replay, "times"): Text()})
+        sections[name] = Section(cls, tuple(key for key in section.keys if key.name != "times"))
+    return Policy(sections, "process")
+
+
+class Shares:
+    """Shares of services, by name."""
+
+    label = "mapping of services to shares"
+
+    def read(self, node: Node, path: str) -> dict[str, float]:
+        """The share of each."""
+        if not isinstance(node, Table):
+            raise problem(node.where, path, f"expected services and their shares, got {describe(node)}")
+        share: Kind = number(minimum=0)
+        return {name: share.read(value, f"{path}.{name}") for name, value in node.entries.items()}
+
+    def show(self, value: Mapping[str, float]) -> str:
+        """The shares in braces."""
+        return "{" + ", ".join(f"{name}: {share:g}" for name, share in value.items()) + "}"

@@ -1,0 +1,133 @@
+"""The KV pool of a scenario's engines: how its size follows from what was written, or from the device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.config.presets import PRESETS
+from shoal.config.scenario import Scenario
+from shoal.core import ConfigError
+from shoal.forecast.device_specs import DeviceSpec
+from shoal.forecast.model_spec import ModelSpec
+from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
+from shoal.simulate import token_layout
+
+_DTYPES = {4.0: "float32", 2.0: "bfloat16", 1.0: "bfloat16"}
+_SWAP_POOLS = 4
+"""Host memory for swapped KV, in pools, where nothing else is asked for; as in the real engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What is known of one service's model on its devices.
+
+    model: its shape. device: one of the devices, tp: how many share the model. None: not known.
+    """
+
+    model: ModelSpec | None
+    device: DeviceSpec | None
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Layouts of each engine's pool and of its host memory for swapped KV; sized: bytes mean something."""
+
+    layout: PoolLayout
+    host: PoolLayout | None
+    sized: bool
+
+
+def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Pools:
+    """The pools of one engine; deployments: by service. Raises ConfigError that says what is missing."""
+    pool = scenario.kv_cache
+    kind = pool.layout or PRESETS[scenario.preset].layout
+    shapes = {name: kv_shape(one.model, one.tp) for name, one in deployments.items() if one.model is not None}
+    unknown = [name for name in deployments if name not in shapes]
+    blocks = pool.blocks if pool.tokens is None else pool.tokens // pool.block_size
+    if blocks is None:
+        if unknown:
+            raise ConfigError(
+                f"kv_cache: nothing says how much memory KV of service {', '.join(unknown)} takes; write its "
+                "model (services: [{name: chat, model: llama-3.1-8b}]), or the size of the pool as "
+                "kv_cache.tokens or kv_cache.blocks"
+            )
+        memory = pool.memory_bytes or _left_on_device(deployments, pool.utilisation)
+        layout = plan_layout(shapes, memory_bytes=memory, block_size=pool.block_size, kind=kind)
+    elif unknown:
+        if kind == "split":
+            raise ConfigError(
+                f"kv_cache.layout: split needs to know the KV of service {', '.join(unknown)}; write its "
+                "model, or layout: merged"
+            )
+        layout = token_layout(blocks, pool.block_size, *deployments)
+    else:
+        layout = _of_blocks(blocks, shapes, pool.block_size, kind)
+    return Pools(layout=layout, host=_host(scenario, layout, unknown), sized=not unknown)
+
+
+def kv_shape(model: ModelSpec, tp: int) -> KVShape:
+    """The KV of ``model`` on each of ``tp`` devices; one-byte KV is laid out as half as many of two bytes."""
+    dtype = _DTYPES.get(model.kv_bytes_each)
+    if dtype is None:
+        raise ConfigError(f"model {model.name}: KV of {model.kv_bytes_each} bytes a number has no layout")
+    width = model.head_dim if model.kv_bytes_each > 1 else max(1, model.head_dim // 2)
+    return KVShape(dtype, (LayerShape(model.kv_heads_on(tp), width, width),) * model.layers)
+
+
+def capacity(layout: PoolLayout, service: str) -> int:
+    """Tokens of ``service`` that the pool holds when it holds nothing else."""
+    view = layout.services[service]
+    blocks = layout.merged_blocks * view.blocks_per_merged // view.units_per_block
+    return blocks * layout.block_size
+
+
+def _of_blocks(blocks: int, shapes: Mapping[str, KVShape], block_size: int, kind: str) -> PoolLayout:
+    """A pool of so many blocks, which must be equal for all services."""
+    if len(set(shapes.values())) > 1:
+        raise ConfigError(
+            f"kv_cache: blocks of {', '.join(shapes)} differ in size, so a number of tokens or blocks does "
+            "not say how large the pool is; write kv_cache.memory, such as 40GiB"
+        )
+    shape = next(iter(shapes.values()))
+    memory = blocks * shape.block_bytes(block_size)
+    layout = plan_layout(shapes, memory_bytes=memory, block_size=block_size, kind=kind)
+    if capacity(layout, next(iter(shapes))) != blocks * block_size:
+        raise ConfigError(
+            f"a pool of {blocks} blocks of {block_size} tokens cannot be laid out; write kv_cache.memory"
+        )
+    return layout
+
+
+def _host(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> PoolLayout | None:
+    if scenario.scheduler.eviction != "swap":
+        return None
+    swap_bytes = scenario.kv_cache.swap_bytes
+    if not unknown:
+        return layout.resized(_SWAP_POOLS * layout.total_bytes if swap_bytes is None else swap_bytes)
+    if swap_bytes is not None:
+        raise ConfigError(
+            f"kv_cache.swap: nothing says how much memory KV of service {', '.join(unknown)} takes; write "
+            "its model (services: [{name: chat, model: llama-3.1-8b}])"
+        )
+    return None
+
+
+def _left_on_device(deployments: Mapping[str, Deployment], utilisation: float) -> int:
+    """Bytes that ``utilisation`` of a device leaves beside the weights, of which each model has one copy."""
+    devices = {one.device for one in deployments.values()}
+    device = next(iter(devices))
+    if device is None or len(devices) > 1:
+        raise ConfigError(
+            "kv_cache: nothing says how large the pool is; write kv_cache.memory (such as 40GiB), tokens or "
+            "blocks, or take step times from a roofline, whose device has a memory"
+        )
+    models = {(one.model, one.tp) for one in deployments.values() if one.model is not None}
+    weights = sum(model.weight_bytes(tp) for model, tp in models)
+    room = int(device.memory_bytes * utilisation) - weights
+    if room <= 0:
+        raise ConfigError(
+            f"the weights take {weights / 2**30:.1f} GiB on each {device.name}, of which "
+            f"{device.memory_bytes * utilisation / 2**30:.1f} GiB may be used (kv_cache.utilisation); "
+            "raise tp, or take a larger device"
+        )
+    return room

@@ -1,0 +1,194 @@
+"""From a scenario to a run: engines, requests, and the facts that a report states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import fmean
+
+from shoal.config.scenario import (
+    FitLatency,
+    Latency,
+    ProfileLatency,
+    RooflineLatency,
+    Scenario,
+    ScenarioService,
+)
+from shoal.config.scenario_facts import state_facts
+from shoal.config.scenario_pool import Deployment, capacity, plan_pools
+from shoal.core import ConfigError, Request
+from shoal.forecast import FittedTimes, StepRows, StepTimes, load_profile
+from shoal.forecast.model_spec import ModelSpec
+from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.roofline import RooflineTimes
+from shoal.measure import RunRecord
+from shoal.simulate import (
+    ClosedLoop,
+    EngineSpec,
+    OpenLoop,
+    ServiceSpec,
+    Simulation,
+    Watch,
+    dispatch_named,
+)
+from shoal.workload import build_requests
+
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A scenario with everything read and computed. facts: what is run, by name, for a report's head."""
+
+    scenario: Scenario
+    engine: EngineSpec
+    requests: Sequence[Request]
+    facts: Mapping[str, str]
+
+    def run(
+        self,
+        *,
+        skip_ahead: bool = True,
+        spans: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> RunRecord:
+        """Simulate. spans: keep every step for a timeline. progress: told how many requests have ended."""
+        clients = self.scenario.workload.clients
+        simulation = Simulation(
+            [self.engine] * self.scenario.engines,
+            OpenLoop(self.requests) if clients is None else ClosedLoop(self.requests, clients),
+            dispatch=dispatch_named(self.scenario.dispatch),
+            watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
+        )
+        return simulation.run(self.scenario.title, self.facts, progress)
+
+
+def prepare(scenario: Scenario) -> PreparedRun:
+    """Read traces and latency models, plan the pools; raises ConfigError for what does not go together."""
+    latencies = {service.name: _latency(service, scenario) for service in scenario.services}
+    deployments = {
+        service.name: _deployment(service, latencies[service.name]) for service in scenario.services
+    }
+    degrees = sorted({one.tp for one in deployments.values()})
+    if len(degrees) > 1:
+        raise ConfigError(
+            f"latency: services of one engine share its devices, but tp is {' and '.join(map(str, degrees))}"
+        )
+    times = {name: _step_times(name, latency, deployments[name].model) for name, latency in latencies.items()}
+    pools = plan_pools(scenario, deployments)
+    requests = build_requests(scenario.workload, list(times), scenario.kv_cache.block_size)
+    means = {name: mean_request(requests, name) for name in times}
+    services = {
+        service.name: ServiceSpec(
+            times=times[service.name],
+            context_tokens=service.context_tokens or capacity(pools.layout, service.name),
+            slo=service.slo,
+            execution_s=service.execution_s
+            or _alone(times[service.name], means[service.name], scenario.scheduler.max_batched_tokens),
+            quota=service.quota,
+        )
+        for service in scenario.services
+    }
+    engine = EngineSpec(
+        services=services,
+        layout=pools.layout,
+        scheduler=scenario.scheduler,
+        host=pools.host,
+        host_bytes_per_s=scenario.kv_cache.swap_bytes_per_s,
+        prefix_caching=scenario.kv_cache.prefix_caching,
+    )
+    facts = state_facts(scenario, latencies, deployments, engine, pools, means, len(requests))
+    return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts)
+
+
+def mean_request(requests: Sequence[Request], service: str) -> tuple[int, int] | None:
+    """Mean prompt and output length of a service's requests, in whole tokens; None where there are none."""
+    own = [request for request in requests if request.service == service]
+    if not own:
+        return None
+    return (
+        round(fmean(len(request.prompt) for request in own)),
+        max(1, round(fmean(_output_tokens(request) for request in own))),
+    )
+
+
+def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_batched_tokens: int) -> float:
+    """Seconds that a request takes when it runs alone: its prompt in chunks, then one step for each token."""
+    seconds = 0.0
+    for number in range(ceil(prompt_tokens / max_batched_tokens)):
+        before = number * max_batched_tokens
+        count = min(max_batched_tokens, prompt_tokens - before)
+        sampled = int(before + count == prompt_tokens)
+        rows = (
+            StepRows(1, before + 1, (), sampled)
+            if count == 1
+            else StepRows(0, 0, ((count, before),), sampled)
+        )
+        seconds += times.step_time(rows)
+    if output_tokens > 1:
+        seconds += float(times.decode_times(1, prompt_tokens + 1, output_tokens - 1).sum())
+    return seconds
+
+
+def _alone(times: StepTimes, mean: tuple[int, int] | None, max_batched_tokens: int) -> float | None:
+    return None if mean is None else time_alone(times, *mean, max_batched_tokens)
+
+
+def _output_tokens(request: Request) -> int:
+    limits = (request.true_output_tokens, request.sampling.max_tokens)
+    return min((limit for limit in limits if limit is not None), default=1)
+
+
+def _latency(service: ScenarioService, scenario: Scenario) -> Latency:
+    latency = service.latency or scenario.latency
+    if latency is None:
+        raise ConfigError(
+            f"latency: nothing says how long steps of service {service.name} take; write {{fit: FILE}}, "
+            "{profile: FOLDER} or {roofline: {model: llama-3.1-8b, device: a100-80}}, or give the flags "
+            "--model and --device"
+        )
+    return latency
+
+
+def _deployment(service: ScenarioService, latency: Latency) -> Deployment:
+    """The service's model and device; raises ConfigError where service and latency name different models."""
+    place = latency.roofline if isinstance(latency, RooflineLatency) else latency
+    timed, device = (None, None) if isinstance(place, FitLatency) else (place.model, place.device)
+    model = service.model or timed
+    if model is not None and timed is not None and model != timed:
+        raise ConfigError(
+            f"service {service.name} runs {model.name}, but its latency is that of {timed.name}; leave the "
+            "model out of latency, or give the service a latency of its own"
+        )
+    if model is not None and service.dtype != "auto":
+        size = _BYTES[service.dtype]
+        model = replace(model, weight_bytes_each=size, kv_bytes_each=size)
+    return Deployment(model=model, device=device, tp=place.tp)
+
+
+def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:
+    if isinstance(latency, FitLatency):
+        return _fitted(name, latency)
+    if isinstance(latency, ProfileLatency):
+        return ProfileTimes.load(
+            latency.profile, latency.tp, model=model, device=latency.device, overhead_s=latency.overhead_s
+        )
+    if model is None:
+        raise ConfigError(
+            f"latency.roofline: nothing says which model service {name} runs; write the service's model, "
+            "roofline: {model: llama-3.1-8b, ...}, or the flag --model"
+        )
+    return RooflineTimes(model, latency.roofline.device, latency.roofline.tp)
+
+
+def _fitted(name: str, latency: FitLatency) -> StepTimes:
+    profile = load_profile(latency.fit)
+    there = {service for service, _ in profile.models}
+    chosen = latency.service or name
+    if latency.service is None and name not in there and len(there) == 1:
+        [chosen] = there
+    try:
+        return FittedTimes(profile.model(chosen, latency.tp))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{latency.fit}: {error}; write latency.service to choose one of the file"
+        ) from None

@@ -1,0 +1,162 @@
+"""``shoal simulate`` from a scenario to its files."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.app import app, run
+
+runner = CliRunner()
+
+SCENARIO = """\
+latency: {roofline: {model: llama-3.1-8b, device: a100-80}}
+kv_cache: {blocks: 60}
+scheduler: {preset: vllm, starvation: never}
+services: [{name: chat, slo: {ttft: 1s}}]
+workload: {lengths: {prompt: {distribution: uniform, low: 10, high: 300}, output: 40}, rate: 30, requests: 60}
+"""
+FILES = {"summary.json", "requests.jsonl", "requests.csv", "samples.csv", "report.html", "trace.json"}
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def simulate(*arguments):
+    result = runner.invoke(app, ["simulate", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_scenario_gives_tables_and_files(scenario, tmp_path):
+    output = simulate("--config", scenario, "--out", tmp_path / "out")
+    assert "preset vllm, starvation never" in output
+    assert "60/60" in output
+    assert "times real time" in output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    lines = (tmp_path / "out" / "requests.jsonl").read_text().splitlines()
+    requests = [json.loads(line) for line in lines]
+    assert [row["output_tokens"] for row in requests] == [40] * 60
+    assert all(row["slo_ttft_s"] == 1 for row in requests)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["title"] == "tiny"
+    assert summary["facts"]["workload"].endswith("60 requests, seed 0")
+    assert summary["overall"]["answered"] == 60
+    assert summary["overall"]["evictions"] > 0
+    events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "step" for event in events)
+
+
+def test_the_same_scenario_gives_the_same_bytes(scenario, tmp_path):
+    folders = [tmp_path / name for name in ("first", "again", "every step")]
+    for folder, more in zip(folders, ([], [], ["--no-skip-ahead"]), strict=True):
+        simulate("--config", scenario, "--out", folder, *more)
+    first, again, every_step = map(contents, folders)
+    assert first == again
+    assert first == every_step
+
+
+def test_another_seed_gives_other_bytes(scenario, tmp_path):
+    for seed in ("0", "1"):
+        simulate("--config", scenario, "--seed", seed, "--json", tmp_path / f"{seed}.json")
+    zero, one = (json.loads((tmp_path / f"{seed}.json").read_text()) for seed in ("0", "1"))
+    assert zero["overall"]["prompt_tokens"] != one["overall"]["prompt_tokens"]
+
+
+def test_single_files_are_written_where_they_are_wanted(scenario, tmp_path):
+    wanted = [tmp_path / name for name in ("page.html", "steps.json", "figures.json")]
+    flags = zip(("--html", "--chrome-trace", "--json"), wanted, strict=True)
+    output = simulate("--config", scenario, *(part for pair in flags for part in pair))
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in wanted} | {"tiny.yaml"}
+    assert "wrote " in output
+    assert wanted[0].read_text().startswith("<!")
+    assert '"cat":"step"' in wanted[1].read_text()
+
+
+def test_flags_alone_are_enough(tmp_path):
+    flags = "--model llama-3.1-8b --device h100 --workload sharegpt --rate 4 --requests 30 --engines 2"
+    output = simulate(*flags.split())
+    assert "2, round-robin" in output
+    assert "30/30" in output
+    assert "Engines" in output
+
+
+def test_flags_go_over_the_file(scenario, tmp_path):
+    output = simulate("--config", scenario, "--requests", "7", "--preset", "orca")
+    assert "7/7" in output
+    assert "preset orca" in output
+
+
+def test_an_empty_trace_is_no_error(scenario, tmp_path):
+    (tmp_path / "empty.csv").write_text("")
+    output = simulate("--config", scenario, "--trace", tmp_path / "empty.csv", "--out", tmp_path / "out")
+    assert "has no requests" in output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("prompt_tokens,output_tokens,arrival_s\n10,5,0\n5000,5,1\n20,1,0\n")
+    flags = ["--model", "llama-3.1-8b", "--device", "h100", "--kv-tokens", "1600"]
+    output = simulate("--trace", trace, *flags, "--json", tmp_path / "figures.json")
+    assert "default refused 1; the first, r2: the prompt has 5000" in " ".join(output.split())
+    overall = json.loads((tmp_path / "figures.json").read_text())["overall"]
+    assert (overall["requests"], overall["answered"], overall["refused"]) == (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "workload: missing; say what arrives"),
+        (["--config", "none.yaml"], "cannot read the configuration file none.yaml"),
+        (
+            ["--config", "tiny.yaml", "--trace", "none.csv"],
+            "--trace: workload.trace: there is no file or folder",
+        ),
+        (["--config", "tiny.yaml", "--trace", "broken.csv"], "broken.csv:3: output_tokens is 'x'; expected"),
+        (["--config", "tiny.yaml", "--trace", "tiny.yaml"], "tiny.yaml: the format is not known"),
+        (["--config", "tiny.yaml", "--preset", "vlm"], "--preset: scheduler.preset: expected one of"),
+        (["--config", "tiny.yaml", "--requests", "0"], "--requests: workload.requests: must be at least 1"),
+        (["--config", "tiny.yaml", "--requests", "many"], "expected a whole number, got 'many'"),
+        (["--config", "tiny.yaml", "--json", "none/figures.json"], "there is no folder none"),
+        (["--config", "tiny.yaml", "--html", "none/page.html"], "there is no folder none"),
+        (["--config", "tiny.yaml", "--out", "tiny.yaml"], "cannot write the results of a run to tiny.yaml"),
+        (["--config", "tiny.yaml", "--device", "h1000"], "--device: latency.roofline.device: device 'h1000'"),
+    ],
+)
+def test_mistakes_end_with_a_clear_line(scenario, tmp_path, monkeypatch, capsys, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.csv").write_text("prompt_tokens,output_tokens,arrival_s\n1,1,0\n1,x,0\n")
+    assert run(["simulate", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_the_help_teaches():
+    output = " ".join(simulate("--help").split())
+    assert "shoal simulate --model llama-3.1-8b --device a100-80" in output
+    assert "--no-skip-ahead" in output
+
+
+def test_ctrl_c_ends_a_simulation_quietly(tmp_path):
+    flags = ["--model", "llama-3.1-8b", "--device", "h100", "--workload", "reasoning", "--rate", "4"]
+    command = [sys.executable, "-m", "shoal.cli", "simulate", *flags, "--requests", "50000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr.readline() == "simulating 50,000 requests\n"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "Traceback" not in output + errors
+    assert process.returncode == 130

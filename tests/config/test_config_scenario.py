@@ -1,0 +1,370 @@
+"""Scenarios: every key, how pools and yardsticks follow from them, and what mistakes are told."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from config_builders import from_yaml, scenario
+
+from shoal.config import flag_settings, load_scenario, prepare
+from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency
+from shoal.config.scenario_file import scenario_section
+from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.config.scenario_pool import capacity
+from shoal.config.units import LONGEST_S
+from shoal.core import SLO, ConfigError
+from shoal.forecast import FittedTimes, LatencyModel, LatencyProfile, StepRows, save_profile
+from shoal.forecast.device_specs import device_spec
+from shoal.forecast.model_spec import ModelSpec, model_spec
+from shoal.forecast.roofline import RooflineTimes, kv_tokens
+from shoal.schedule import Fcfs, Oracle
+from shoal.workload import LENGTHS, AtOnce, FixedLength, Gamma, Poisson, Replay, UniformLength, Weibull
+
+LLAMA = "latency: {roofline: {model: llama-3.1-8b, device: a100-80}}\n"
+FITTED = "latency: {fit: latency.json}\n"
+WORK = "workload: {lengths: {prompt: 100, output: 20}, rate: 2, requests: 10}\n"
+COSTS = LatencyModel(constant_s=0.01, sequence_s=1e-3, token_s=1e-4, context_s=1e-6, work_s=1e-7)
+
+EVERYTHING = """\
+engines: 3
+dispatch: least-loaded
+sample: 250ms
+latency: {fit: latency.json, service: chat, tp: 1}
+kv_cache:
+  {memory: 40GiB, utilisation: 80%, block_size: 32, layout: split, swap: 64GiB, swap_bytes_per_s: 2e9,
+   prefix_caching: false}
+scheduler: {preset: vllm, admission: oracle, lengths: oracle, starvation: never, max_running: 8}
+services:
+  - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4}
+  - {name: code, model: meta-llama/Llama-3.1-8B-Instruct, execution: 1.2s,
+     latency: {roofline: {model: llama-3.1-8b, device: RTX 4090, tp: 1}}}
+workload:
+  {trace: trace.csv, format: timed-lengths, requests: 7, seed: 3, time_scale: 0.5, max_tokens: 9,
+   lengths: {prompt: {distribution: uniform, low: 5, high: 9}, output: 4},
+   arrivals: {process: weibull, rate: 2, cv: 3}, services: {chat: 75%, code: 0.25}}
+"""
+
+
+def profile(folder: Path, *names: str) -> None:
+    models = {(name, 1): replace(COSTS, constant_s=0.01 * (n + 1)) for n, name in enumerate(names)}
+    save_profile(LatencyProfile(device="cpu", threads=2, models=models), folder / "latency.json")
+
+
+def trace(folder: Path, *rows: tuple[float, int, int]) -> None:
+    lines = [f"{prompt},{output},{arrival}" for arrival, prompt, output in rows]
+    head = "prompt_tokens,output_tokens,arrival_s"
+    (folder / "trace.csv").write_text("\n".join([head, *lines]) + "\n")
+
+
+def test_every_key_is_read(tmp_path):
+    (tmp_path / "shape").mkdir()
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    (tmp_path / "shape" / "config.json").write_text(json.dumps(shape | {"num_key_value_heads": 2}))
+    trace(tmp_path, (0, 5, 5))
+    profile(tmp_path, "chat")
+    read = scenario(tmp_path, EVERYTHING)
+    assert (read.engines, read.dispatch, read.sample_s, read.title) == (3, "least-loaded", 0.25, "scenario")
+    assert read.latency == FitLatency(fit=tmp_path / "latency.json", service="chat", tp=1)
+    pool = read.kv_cache
+    assert (pool.memory_bytes, pool.utilisation, pool.block_size, pool.layout) == (
+        40 * 2**30,
+        0.8,
+        32,
+        "split",
+    )
+    assert (pool.swap_bytes, pool.swap_bytes_per_s, pool.prefix_caching) == (64 * 2**30, 2e9, False)
+    assert (read.preset, read.scheduler.order, read.scheduler.admission) == ("vllm", Fcfs(), Oracle())
+    assert (read.scheduler.lengths, read.scheduler.starvation_s) == ("oracle", LONGEST_S)
+    assert read.scheduler.max_running == 8
+    chat, code = read.services
+    assert chat.model == ModelSpec.from_config(shape | {"num_key_value_heads": 2}, "shape")
+    assert (chat.dtype, chat.context_tokens, chat.quota) == ("float32", 4096, 4)
+    assert chat.slo == SLO(ttft_s=2, e2e_scale=5)
+    assert chat.latency is None
+    assert (code.model, code.execution_s) == (model_spec("llama-3.1-8b"), 1.2)
+    assert isinstance(code.latency, RooflineLatency)
+    assert code.latency.roofline.device == device_spec("rtx-4090")
+    work = read.workload
+    assert (work.trace, work.format, work.requests, work.seed) == (
+        tmp_path / "trace.csv",
+        "timed-lengths",
+        7,
+        3,
+    )
+    assert (work.time_scale, work.max_tokens, work.services) == (0.5, 9, {"chat": 0.75, "code": 0.25})
+    assert (work.lengths.prompt, work.lengths.output) == (UniformLength(5, 9), FixedLength(4))
+    assert work.arrivals == Weibull(2, 3)
+
+
+def test_nothing_is_missing_above():
+    """But what excludes something else (tested below), and the scheduler's keys, which servers have too."""
+    keys = {path for path, _ in scenario_section().walk() if not path.startswith("scheduler.")}
+    excluded = {"kv_cache.tokens", "kv_cache.blocks", "workload.rate", "workload.clients"}
+    goals = {"services[].slo.tpot", "services[].slo.e2e"}
+    words = {path: path.split(".")[-1] for path in keys - excluded - goals}
+    assert [path for path, word in words.items() if f"{word}:" not in EVERYTHING] == []
+
+
+def test_layer_tables_are_configured_with_their_model_and_device(tmp_path):
+    read = scenario(
+        tmp_path, f"latency: {{profile: ., tp: 2, model: qwen3-8b, device: h100, overhead: 2ms}}\n{WORK}"
+    )
+    assert read.latency == ProfileLatency(
+        profile=tmp_path / ".",
+        tp=2,
+        model=model_spec("qwen3-8b"),
+        device=device_spec("h100"),
+        overhead_s=0.002,
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "arrivals"),
+    [
+        ("{lengths: sharegpt, requests: 5, rate: 4}", Poisson(4)),
+        (
+            "{lengths: sharegpt, requests: 5, arrivals: {process: gamma, rate: 1, cv: 2}, rate: 4}",
+            Gamma(4, 2),
+        ),
+        ("{trace: trace.csv, rate: 4}", Replay(rate=4)),
+        ("{trace: trace.csv, arrivals: {process: replay, time_scale: 2}, rate: 4}", Replay(rate=4)),
+        ("{trace: trace.csv, arrivals: replay:time_scale=2}", Replay(2)),
+        ("{trace: trace.csv, arrivals: at-once}", AtOnce()),
+        ("{trace: turns.csv, rate: 4}", Poisson(4)),
+        ("{trace: empty.csv, rate: 4}", Poisson(4)),
+    ],
+)
+def test_a_rate_goes_to_whatever_says_when_requests_come(tmp_path, workload, arrivals):
+    trace(tmp_path, (0, 5, 5), (1, 5, 5), (3, 5, 5))
+    (tmp_path / "turns.csv").write_text("conv,turn,role,tokens\na,0,user,5\na,1,assistant,6\n")
+    (tmp_path / "empty.csv").write_text("")
+    read = scenario(tmp_path, f"{LLAMA}workload: {workload}\n")
+    assert read.workload.arrivals == arrivals
+    prepare(read)
+
+
+def test_never_is_a_time_in_servers_too(tmp_path):
+    assert (
+        from_yaml(tmp_path, "services: [m]\nscheduler: {starvation: never}").scheduler.starvation_s
+        == LONGEST_S
+    )
+
+
+def test_flags_go_over_the_file(tmp_path):
+    trace(tmp_path, (0, 5, 5))
+    values = {
+        "trace": str(tmp_path / "trace.csv"), "requests": "3", "seed": "9", "engines": "2", "preset": "vllm",
+        "kv-tokens": "320", "model": "qwen3-8b", "starvation": "5s",
+    }  # fmt: skip
+    flags = flag_settings(values, flags=SCENARIO_FLAGS)
+    read = scenario(
+        tmp_path, f"{LLAMA}{WORK}engines: 5\nscheduler: {{preset: orca, max_running: 3}}\n", flags
+    )
+    assert (read.engines, read.preset, read.kv_cache.tokens) == (2, "vllm", 320)
+    assert (read.scheduler.max_running, read.scheduler.starvation_s) == (3, 5)
+    assert (read.workload.requests, read.workload.seed) == (3, 9)
+    assert isinstance(read.latency, RooflineLatency)
+    assert read.latency.roofline.model == model_spec("qwen3-8b")
+    assert read.latency.roofline.device == device_spec("a100-80")
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "expected"),
+    [
+        (
+            "{lengths: sharegpt, arrivals: {process: gamma, rate: 3, cv: 2}, requests: 2, seed: 5}",
+            {"trace": "trace.csv"},
+            {"lengths": None, "arrivals": None, "requests": 2, "seed": 5},
+        ),
+        (
+            "{trace: trace.csv, time_scale: 2, clients: 4}",
+            {"rate": "3"},
+            {"arrivals": Replay(rate=3), "clients": None},
+        ),
+        ("{trace: trace.csv, rate: 2}", {"clients": "3"}, {"arrivals": None, "clients": 3}),
+        ("{trace: trace.csv}", {"workload": "sharegpt"}, {"lengths": LENGTHS["sharegpt"]}),
+    ],
+)
+def test_a_flag_replaces_what_it_cannot_stand_beside(tmp_path, monkeypatch, file, flags, expected):
+    monkeypatch.chdir(tmp_path)
+    trace(tmp_path, (0, 5, 5), (1, 5, 5), (2, 5, 5))
+    table = flag_settings(flags, flags=SCENARIO_FLAGS)
+    read = scenario(tmp_path, f"{LLAMA}workload: {file}\n", table)
+    assert {key: getattr(read.workload, key) for key in expected} == expected
+    assert prepare(read).requests
+
+
+def test_a_size_or_a_device_in_a_flag_replaces_another(tmp_path):
+    profile(tmp_path, "chat")
+    values = {"kv-memory": "1GiB", "device": "h100", "model": "qwen3-8b"}
+    text = f"latency: {{fit: latency.json, tp: 2}}\n{WORK}kv_cache: {{blocks: 60, block_size: 32}}\n"
+    read = scenario(tmp_path, text, flag_settings(values, flags=SCENARIO_FLAGS))
+    assert (read.kv_cache.memory_bytes, read.kv_cache.blocks, read.kv_cache.block_size) == (2**30, None, 32)
+    assert isinstance(read.latency, RooflineLatency)
+
+
+def test_flags_are_a_scenario_on_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace(tmp_path, (0, 5, 5), (1, 5, 5))
+    values = {"trace": "trace.csv", "model": "llama-3.1-8b", "device": "h100", "tp": "2"}
+    prepared = prepare(load_scenario(flags=flag_settings(values, flags=SCENARIO_FLAGS)))
+    assert len(prepared.requests) == 2
+    assert prepared.facts["workload"] == "trace trace.csv, 2 requests, seed 0"
+
+
+def test_paths_of_flags_start_where_the_command_runs(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    trace(tmp_path / "here", (0, 5, 5))
+    flags = flag_settings({"trace": "trace.csv"}, flags=SCENARIO_FLAGS)
+    assert scenario(tmp_path, LLAMA + WORK, flags).workload.trace == Path("trace.csv")
+    with pytest.raises(ConfigError, match="there is no file"):
+        scenario(tmp_path, f"{LLAMA}workload: {{trace: trace.csv}}")
+
+
+def test_every_flag_sets_a_key_there_is():
+    keys = {path for path, _ in scenario_section().walk()}
+    for flag in SCENARIO_FLAGS:
+        assert flag.key in keys or flag.key.startswith("latency.roofline."), flag.name
+
+
+def test_memory_left_beside_the_weights_is_the_pool(tmp_path):
+    engine = prepare(scenario(tmp_path, LLAMA + WORK)).engine
+    tokens = kv_tokens(model_spec("llama-3.1-8b"), device_spec("a100-80"))
+    assert tokens - 16 < capacity(engine.layout, "default") <= tokens
+    assert engine.host is not None
+    assert engine.host.merged_blocks == 4 * engine.layout.merged_blocks
+
+
+def test_services_share_the_memory_beside_the_weights_of_all_models(tmp_path):
+    services = "services: [llama-3.1-8b, {name: b, model: llama-3.1-8b}, {name: c, model: qwen2.5-7b}]\n"
+    read = scenario(tmp_path, f"latency: {{roofline: {{device: a100-80}}}}\n{services}{WORK}")
+    layout = prepare(read).engine.layout
+    device, models = device_spec("a100-80"), (model_spec("llama-3.1-8b"), model_spec("qwen2.5-7b"))
+    room = int(0.9 * device.memory_bytes) - sum(model.weight_bytes() for model in models)
+    assert room - layout.merged_bytes < layout.total_bytes <= room
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens"), [("blocks: 30", 480), ("tokens: 500", 496), ("memory: 60MiB", 480)]
+)
+@pytest.mark.parametrize("layout", ["merged", "split"])
+def test_a_pool_has_the_size_that_was_written(tmp_path, size, tokens, layout):
+    read = scenario(tmp_path, f"{LLAMA}{WORK}kv_cache: {{{size}, layout: {layout}}}\n")
+    prepared = prepare(read)
+    assert capacity(prepared.engine.layout, "default") == tokens
+    assert prepared.engine.layout.kind == layout
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bytes_each"), [("float32", 4), ("bfloat16", 2), ("float8", 1), ("auto", 2)]
+)
+def test_a_dtype_changes_how_many_tokens_fit(tmp_path, dtype, bytes_each):
+    services = f"services: [{{name: chat, model: llama-3.1-8b, dtype: {dtype}}}]\n"
+    read = scenario(
+        tmp_path, f"latency: {{roofline: {{device: h100}}}}\n{services}{WORK}kv_cache: {{memory: 1GiB}}\n"
+    )
+    per_token = 2 * 32 * 8 * 128 * bytes_each
+    assert capacity(prepare(read).engine.layout, "chat") == 2**30 // (16 * per_token) * 16
+
+
+def test_tp_splits_the_kv(tmp_path):
+    one, two = (
+        prepare(
+            scenario(
+                tmp_path,
+                f"latency: {{roofline: {{model: llama-3.1-8b, device: h100, tp: {tp}}}}}\n{WORK}"
+                "kv_cache: {memory: 1GiB}\n",
+            )
+        ).engine.layout
+        for tp in (1, 2)
+    )
+    assert capacity(two, "default") == 2 * capacity(one, "default")
+
+
+def test_a_pool_of_tokens_needs_no_model_but_swaps_nothing(tmp_path):
+    profile(tmp_path, "anything")
+    prepared = prepare(scenario(tmp_path, f"{FITTED}{WORK}kv_cache: {{tokens: 1600}}\n"))
+    assert capacity(prepared.engine.layout, "default") == 1600
+    assert prepared.engine.host is None
+    assert "computed again" in prepared.facts["swap"]
+
+
+def test_a_preset_brings_its_layout(tmp_path):
+    layouts = [
+        prepare(scenario(tmp_path, f"{LLAMA}{WORK}{rest}")).engine.layout.kind
+        for rest in (
+            "scheduler: {preset: muxserve}\n",
+            "scheduler: {preset: muxserve}\nkv_cache: {layout: merged}\n",
+            "scheduler: {preset: vllm}\n",
+        )
+    ]
+    assert layouts == ["split", "merged", "merged"]
+
+
+def test_fitted_times_are_those_of_the_services_name_or_the_only_ones(tmp_path):
+    profile(tmp_path, "a", "b")
+    pool = "kv_cache: {tokens: 1600}\n"
+    read = scenario(tmp_path, f"{FITTED}{WORK}{pool}services: [{{name: b}}, {{name: a}}]\n")
+    services = prepare(read).engine.services
+    assert services["b"].times == FittedTimes(replace(COSTS, constant_s=0.02))
+    assert services["a"].times == FittedTimes(COSTS)
+    with pytest.raises(ConfigError, match=r"profile of default .* there is: a .*latency\.service"):
+        prepare(scenario(tmp_path, f"{FITTED}{WORK}{pool}"))
+    chosen = prepare(scenario(tmp_path, f"latency: {{fit: latency.json, service: a}}\n{WORK}{pool}"))
+    assert chosen.engine.services["default"].times == FittedTimes(COSTS)
+
+
+def test_the_yardstick_is_the_mean_request_alone(tmp_path):
+    prepared = prepare(scenario(tmp_path, LLAMA + WORK + "scheduler: {max_batched_tokens: 33}\n"))
+    times = RooflineTimes(model_spec("llama-3.1-8b"), device_spec("a100-80"))
+    chunks = [((33, 0),), ((33, 33),), ((33, 66),)]
+    expected = sum(times.step_time(StepRows(0, 0, rows, 0)) for rows in chunks)
+    expected += times.step_time(StepRows(1, 100, (), 1))
+    expected += sum(times.step_time(StepRows(1, 100 + n, (), 1)) for n in range(1, 20))
+    assert prepared.engine.services["default"].execution_s == pytest.approx(expected)
+    assert "100 + 20 tokens" in prepared.facts["default alone"]
+
+
+def test_the_first_of_requests_that_run_alone_takes_the_yardstick(tmp_path):
+    """What is computed is what is simulated."""
+    work = "workload: {lengths: {prompt: 100, output: 20}, rate: 0.001, requests: 1}\n"
+    prepared = prepare(scenario(tmp_path, LLAMA + work + "scheduler: {max_batched_tokens: 40}\n"))
+    [row] = prepared.run().requests
+    assert row.e2e_s == pytest.approx(prepared.engine.services["default"].execution_s, abs=1e-7)
+
+
+def test_a_written_yardstick_stays(tmp_path):
+    services = "services: [{name: chat, execution: 3s, slo: {e2e_scale: 2}}]\n"
+    prepared = prepare(scenario(tmp_path, LLAMA + WORK + services))
+    assert prepared.engine.services["chat"].execution_s == 3
+    assert {row.slo.e2e_s for row in prepared.run().requests} == {6}
+
+
+def test_max_tokens_count_in_the_yardstick(tmp_path):
+    work = "workload: {lengths: {prompt: 100, output: 20}, rate: 1, requests: 3, max_tokens: 5}\n"
+    prepared = prepare(scenario(tmp_path, LLAMA + work))
+    assert "100 + 5 tokens" in prepared.facts["default alone"]
+    assert {row.output_tokens for row in prepared.run().requests} == {5}
+
+
+def test_clients_wait_for_their_answers(tmp_path):
+    work = "workload: {lengths: {prompt: 10, output: 5}, clients: 2, requests: 6}\n"
+    prepared = prepare(scenario(tmp_path, LLAMA + work))
+    rows = sorted(prepared.run().requests, key=lambda row: row.arrival_ns)
+    ends = sorted(row.finish_ns for row in rows)
+    assert [row.arrival_ns for row in rows] == [0, 0, *ends[:4]]
+    assert "2 clients" in prepared.facts["workload"]
+
+
+def test_engines_and_dispatch(tmp_path):
+    work = "workload: {lengths: {prompt: 10, output: 5}, arrivals: at-once, requests: 6}\n"
+    run = prepare(scenario(tmp_path, LLAMA + work + "engines: 3\n")).run()
+    assert len(run.engines) == 3
+    assert sorted(row.engine for row in run.requests) == [0, 0, 1, 1, 2, 2]
+
+
+def test_lengths_by_name(tmp_path):
+    read = scenario(tmp_path, LLAMA + "workload: {lengths: azure-code, rate: 1, requests: 4}\n")
+    assert read.workload.lengths is LENGTHS["azure-code"]

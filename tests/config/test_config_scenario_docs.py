@@ -1,0 +1,84 @@
+"""The page about simulation says what there is, and its examples run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from config_builders import scenario
+
+from shoal.config import load_scenario, prepare, scenario_section
+from shoal.config.flags import flag_settings
+from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.config.scenario_kinds import latency_kind, lengths_kind
+from shoal.measure import FORMATS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.yaml"))
+
+
+def rows(columns):
+    """The page's table rows of so many cells, without backquotes around whole cells."""
+    cells = [re.split(r"\s*(?<!\\)\|\s*", line)[1:-1] for line in PAGE.splitlines() if line.startswith("|")]
+    plain = [[re.sub(r"^`([^`]*)`$", r"\1", cell) for cell in row] for row in cells]
+    return [
+        row for row in plain if len(row) == columns and row[1] not in ("key", "kind") and "---" not in row[0]
+    ]
+
+
+def shown(key):
+    return "required" if key.required else key.kind.show(key.default)
+
+
+def test_the_page_has_exactly_the_keys_there_are():
+    documented = {row[0]: row[1:3] for row in rows(4)}
+    keys = [(path, key) for path, key in scenario_section().walk() if not path.startswith("scheduler.")]
+    assert documented == {path: [key.kind.label, shown(key)] for path, key in keys}
+
+
+def test_the_page_has_exactly_the_step_times_and_lengths_there_are():
+    documented = {(row[0], row[1]): row[2:4] for row in rows(5)}
+    sides = lengths_kind().sides.keys[0].kind.policy.sections
+    sections = [*latency_kind(Path()).sections.items(), *sides.items()]
+    expected = {
+        (name, path): [key.kind.label, shown(key)]
+        for name, section in sections
+        for path, key in section.walk()
+    }
+    assert documented == expected
+
+
+def test_the_page_names_every_file():
+    named = {word for row in rows(3) for word in row[0].replace("`", "").split(", ")}
+    assert {file for file, _ in FORMATS.values()} <= named
+
+
+def test_the_example_on_the_page_runs(tmp_path):
+    [example] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    run = prepare(scenario(tmp_path, example)).run()
+    assert len(run.requests) == 200
+    assert len(run.engines) == 2
+
+
+def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):
+    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(first, "simulation.md", "exec"), {})
+    assert re.fullmatch(r"0\.\d+ stop\n", capsys.readouterr().out)
+    short = "workload: {lengths: sharegpt, rate: 4, requests: 20}\n"
+    (tmp_path / "examples" / "scenarios").mkdir(parents=True)
+    text = "latency: {roofline: {model: llama-3.1-8b, device: a100-80}}\n" + short
+    (tmp_path / "examples" / "scenarios" / "llama_on_a100.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(second, "simulation.md", "exec"), {})
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {"summary.json", "requests.csv"}
+
+
+def test_there_are_examples():
+    assert {path.name for path in EXAMPLES} == {"llama_on_a100.yaml", "two_services.yaml"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path):
+    flags = flag_settings({"requests": "40"}, flags=SCENARIO_FLAGS)
+    run = prepare(load_scenario(file=path, flags=flags)).run()
+    assert [row.finish for row in run.requests] == ["stop"] * 40

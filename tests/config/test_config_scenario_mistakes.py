@@ -1,0 +1,145 @@
+"""Mistakes in scenarios: errors say where they are and what is possible."""
+
+import pytest
+from config_builders import scenario
+
+from shoal.config import prepare
+from shoal.core import ConfigError
+from shoal.forecast import LatencyModel, LatencyProfile, save_profile
+
+WORK = "workload: {lengths: {prompt: 100, output: 20}, rate: 2, requests: 10}\n"
+LLAMA = "latency: {roofline: {model: llama-3.1-8b, device: a100-80}}\n"
+COSTS = LatencyModel(constant_s=0.01, sequence_s=1e-3, token_s=1e-4, context_s=1e-6, work_s=1e-7)
+
+
+def mistake(folder, text):
+    profile = LatencyProfile(device="cpu", threads=2, models={("only", 1): COSTS})
+    save_profile(profile, folder / "latency.json")
+    with pytest.raises(ConfigError) as error:
+        prepare(scenario(folder, text))
+    return str(error.value).replace(f"{folder}/", "")
+
+
+def test_a_scenario_without_a_workload_is_shown_one(tmp_path):
+    assert mistake(tmp_path, LLAMA).startswith(
+        "scenario.yaml: workload: missing; say what arrives, as in `work"
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        ("{}", "scenario.yaml, line 2: workload: a workload needs a trace"),
+        ("{lengths: sharegpt}", "or lengths and a number of requests"),
+        ("{lengths: sharegtp}", "scenario.yaml, line 2: workload.lengths: expected one of distribution-1, "),
+        ("{lengths: sharegtp}", "did you mean 'sharegpt'?"),
+        ("{lengths: {prompt: 0, output: 1}}", "workload.lengths.prompt: must be at least 1"),
+        ("{lengths: {prompt: 5}}", "workload.lengths.output: missing; write whole number, or `fixed` or"),
+        ("{lengths: {prompt: {distribution: unifrm}, output: 1}}", "did you mean 'uniform'?"),
+        ("{lengths: {prompt: {low: 1}, output: 1}}", "the key 'distribution' must be one of fixed"),
+        ("{lengths: {prompt: uniform:low=9, output: 1}}", "workload.lengths.prompt.high: missing"),
+        ("{lengths: {prompt: 'uniform:low=9,high=5', output: 1}}", "low first; got 9 to 5"),
+        ("{arrivals: {process: poison}}", "workload.arrivals.process: expected one of poisson, gamma"),
+        ("{arrivals: {process: poison}}", "did you mean 'poisson'?"),
+        ("{arrivals: {process: poisson}}", "workload.arrivals.rate: missing"),
+        ("{arrivals: {rate: 3}}", "the key 'process' must be one of poisson, gamma"),
+        ("{arrivals: {process: gamma, rate: 3, cv: 1000}}", "cv must be from 0.01 to 100"),
+        ("{trace: none.csv}", "scenario.yaml, line 2: workload.trace: there is no file or folder none.csv"),
+        ("{trace: latency.json, format: azur}", "workload.format: expected one of azure, mooncake"),
+        ("{trace: latency.json}", "latency.json: the format is not known"),
+        ("{lengths: sharegpt, requests: 1, clients: 1, rate: 2}", "at no rate; leave out rate or clients"),
+        ("{lengths: sharegpt, requests: 1, arrivals: at-once, rate: 2}", "have no rate"),
+        (
+            "{lengths: sharegpt, requests: 1, time_scale: 2, rate: 2}",
+            "workload.rate: give rate or time_scale",
+        ),
+        ("{lengths: sharegpt, requests: 1, services: [a]}", "expected services and their shares"),
+        ("{lengths: sharegpt, requests: 1, services: {default: -1}}", "workload.services.default: must be"),
+        (
+            "\n  lengths: sharegpt\n  requests: 1\n  services:\n    chatt: 1",
+            "scenario.yaml, line 6: workload.services: no service 'chatt'; there are default",
+        ),
+    ],
+)
+def test_mistakes_in_the_workload(tmp_path, workload, expected):
+    assert expected in mistake(tmp_path, f"{LLAMA}workload: {workload}\n")
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("", "latency: nothing says how long steps of service default take; write {fit: FILE}"),
+        ("{rofline: {device: h100}}", "line 2: latency.rofline: unknown key, did you mean 'roofline'?"),
+        ("{tp: 2}", "latency: write one of fit, profile, roofline, got none"),
+        ("{fit: scenario.yaml, profile: .}", "got fit and profile"),
+        ("{fit: none.json}", "scenario.yaml, line 2: latency.fit: there is no file"),
+        ("{fit: scenario.yaml}", "scenario.yaml: not valid JSON"),
+        ("{profile: .}", "holds no profile: expected dense.csv"),
+        (
+            "{roofline: {device: h10}}",
+            "line 2: latency.roofline.device: device 'h10' is not known; did you mean",
+        ),
+        ("{roofline: {model: llama-3.1-8b}}", "latency.roofline.device: missing; write device"),
+        (
+            "{roofline: {device: h100, model: lama}}",
+            "line 2: latency.roofline.model: model 'lama' has no shape",
+        ),
+        (
+            "{roofline: {device: h100, model: nothing.json}}",
+            "latency.roofline.model: cannot read nothing.json",
+        ),
+        ("{roofline: {device: h100, model: broken.json}}", "broken.json: not valid JSON"),
+        ("{roofline: {device: h100, model: list.json}}", "expected an object with keys such as"),
+        ("{roofline: {device: h100, model: latency.json}}", "has none of hidden_size"),
+        ("{roofline: {device: h100}}", "nothing says which model service default runs"),
+        ("{roofline: {device: h100, model: llama-3.1-8b, tp: 5}}", "tp=5 does not divide"),
+        ("{roofline: {device: rtx-4090, model: llama-2-13b}}", "raise tp, or take a larger device"),
+        ("{fit: latency.json, tp: 2}", "no latency profile of only with tensor parallel 2"),
+        ("{fit: latency.json}", "kv_cache: nothing says how much memory KV of service default takes"),
+        ("{fit: latency.json}\nkv_cache: {tokens: 160, layout: split}", "split needs to know the KV of"),
+        ("{fit: latency.json}\nkv_cache: {tokens: 160, swap: 1GiB}", "kv_cache.swap: nothing says"),
+        ("{fit: latency.json}\nservices: [llama-3.1-8b]", "nothing says how large the pool is"),
+        (
+            "{roofline: {device: h100}}\nservices: [llama-3.1-8b, qwen3-8b]\nkv_cache: {blocks: 9}",
+            "differ in size",
+        ),
+    ],
+)
+def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    text = WORK + (f"latency: {rest}\n" if rest else "")
+    assert expected in mistake(tmp_path, text).replace(str(tmp_path), ".")
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("servces: [a]", "scenario.yaml, line 3: servces: unknown key, did you mean 'services'?"),
+        ("memory: 2GiB", "(there is 'kv_cache.memory')"),
+        (
+            "kv_cache: {blocks: 3, tokens: 99}",
+            "line 3: kv_cache: the pool's size is written 2 times: tokens, bl",
+        ),
+        ("kv_cache: {tokens: 5}", "5 tokens are less than one block of 16"),
+        ("kv_cache: {memory: 1KiB}", "does not hold one block"),
+        ("kv_cache: {utilisation: 110%}", "kv_cache.utilisation: must be at most 1"),
+        ("engines: 0", "engines: must be at least 1"),
+        ("dispatch: random", "dispatch: expected one of round-robin, least-loaded"),
+        ("sample: 0s", "sample: must be more than 0s"),
+        ("scheduler: {admision: oracle}", "scheduler.admision: unknown key, did you mean 'admission'?"),
+        ("scheduler: {starvation: rarely}", "got 'rarely', or never"),
+        ("services: []", "services: name at least one, or leave the key out"),
+        ("services: [{quota: 1}]", "services[0].name: missing; write a name, or a model"),
+        ("services: [{name: a b}]", "use no spaces"),
+        ("services:\n  - {name: a}\n  - {name: a}", "line 5: services[1].name: there is already a service"),
+        ("services: [{name: a, slo: {ttft: 0s}}]", "services[0].slo.ttft: must be more than 0s"),
+        ("services: [{name: a, model: qwen3-8b}]", "runs qwen3-8b, but its latency is that of llama-3.1-8b"),
+        (
+            "services: [{name: a}, {name: b, latency: {roofline: {device: h100, model: qwen3-8b, tp: 2}}}]",
+            "but tp is 1 and 2",
+        ),
+    ],
+)
+def test_mistakes_elsewhere(tmp_path, rest, expected):
+    assert expected in mistake(tmp_path, f"{LLAMA}{WORK}{rest}\n")
