@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
 from shoal.cli.profile_report import format_seconds
+from shoal.engine.profiling_fit import slice_seconds
 from shoal.forecast import load_profile
 
 
@@ -25,7 +26,7 @@ def model(tmp_path_factory):
         num_hidden_layers=2,
         num_attention_heads=6,
         num_key_value_heads=2,
-        max_position_embeddings=256,
+        max_position_embeddings=400,
     )
     folder = tmp_path_factory.mktemp("model") / "tiny"
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
@@ -62,17 +63,27 @@ def test_the_profile_predicts_what_the_table_says(profiled):
     assert list(table["services"]) == ["chat", "complete"] == [name for name, _ in profile.models]
     for name, service in table["services"].items():
         step, padded = profile.model(name), profile.padded_form(name)
-        assert service["execution_s"] == pytest.approx(step.execution_time(100, 20))
+        curve = profile.times(name)
+        assert service["execution_s"] == pytest.approx(curve.execution_time(100, 20))
         assert f"{name} {format_seconds(service['execution_s'])}" in " ".join(result.stdout.split())
         assert service["step_report"]["samples"] >= 15
-        assert [check["sequences"] for check in service["slices"]] == [4, 8]
+        assert [(check["sequences"], check["equal"]) for check in service["slices"]] == [
+            (4, True),
+            (8, True),
+            (8, False),
+        ]
         for check in service["slices"]:
             batch, prompt, output = (check[k] for k in ("sequences", "prompt_tokens", "output_tokens"))
             assert output == 128
+            for form in ("step", "curve", *(("padded",) if check["equal"] else ())):
+                assert check[f"{form}_error"] == pytest.approx(check[f"{form}_s"] / check["measured_s"] - 1)
+            if not check["equal"]:
+                assert check["padded_s"] is check["padded_error"] is None
+                continue
             assert check["step_s"] == pytest.approx(step.slice_time(batch, prompt, output))
             assert check["padded_s"] == pytest.approx(padded.serve(float(batch), prompt, output))
+            assert check["curve_s"] == pytest.approx(slice_seconds(curve, [prompt] * batch, output))
             assert check["measured_s"] > 0
-            assert check["step_error"] == pytest.approx(check["step_s"] / check["measured_s"] - 1)
 
 
 def test_the_table_fits_a_terminal_and_progress_is_elsewhere(profiled):

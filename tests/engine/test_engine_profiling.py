@@ -7,10 +7,10 @@ from engine_builders import FakeExecutor, build_fake, make_options, make_request
 
 from shoal.core import ConfigError
 from shoal.engine.core import Engine
-from shoal.engine.profiling import Profiler, ShapeRecorder, pool_decodes, profiling_options
-from shoal.engine.profiling_fit import fit_service
-from shoal.engine.profiling_grid import GRIDS, Grid
-from shoal.forecast import LatencyModel, StepShape
+from shoal.engine.profiling import Profiler, RowsRecorder, pool_decodes, profiling_options, usual
+from shoal.engine.profiling_fit import fit_service, slice_seconds
+from shoal.engine.profiling_grid import GRIDS, Grid, Newcomer, uneven_prompts
+from shoal.forecast import FittedTimes, LatencyModel, StepRows, StepShape
 from shoal.schedule import Conservative, Fcfs
 
 TRUTH = LatencyModel(constant_s=2e-2, sequence_s=5e-4, token_s=1.5e-3, context_s=4e-6, work_s=6e-7)
@@ -19,9 +19,12 @@ GRID = Grid(
     prompts=(8, 24, 60),
     most_tokens=130,
     decode_steps=9,
-    mixed=((2, 8, 16), (4, 12, 30)),
+    uneven=((2, 20), (6, 16)),
+    prefills=(4, 50),
+    mixed=((2, 20, (Newcomer(16),)), (4, 24, (Newcomer(30), Newcomer(40, 16)))),
     repeats=3,
     slice_batches=(3,),
+    uneven_slices=(5,),
     slice_prompt=20,
     slice_tokens=64,
 )
@@ -56,7 +59,7 @@ class Bench:
         self.options = profiling_options(make_options(*models, **({"blocks": 400} | options)))
         fake, self.info = build_fake(self.options, {}, in_process=False)
         self.executor = TimedExecutor(fake.fake_executor.layout, disturbed=disturbed)
-        self.recorder = ShapeRecorder(self.executor)
+        self.recorder = RowsRecorder(self.executor)
         self.pool = fake.fake_pool
         self.engine = Engine(fake._scheduler, self.pool, self.recorder, clock=lambda: self.executor.now_ns)
         self.progress = []
@@ -77,8 +80,15 @@ def test_the_costs_of_the_executor_are_found():
     fit = fit_service(measured)
     assert asdict(fit.step) == pytest.approx(asdict(TRUTH), rel=1e-4)
     assert fit.step_report.mean_absolute_percent_error < 0.01
-    [check] = fit.slices
+    check, uneven = fit.slices
     assert (check.sequences, check.prompt_tokens, check.output_tokens) == (3, 20, 64)
+    assert (uneven.sequences, uneven.output_tokens, uneven.equal) == (5, 64, False)
+    assert uneven.prompt_tokens == pytest.approx(20, abs=2)
+    assert uneven.padded_error is None
+    truth_s = slice_seconds(FittedTimes(TRUTH), uneven_prompts(5, 20), 64)
+    assert uneven.measured_s == pytest.approx(truth_s, rel=1e-6)
+    for one in fit.slices:
+        assert one.curve_error == pytest.approx(0, abs=1e-3)
     assert check.measured_s == pytest.approx(TRUTH.slice_time(3, 20, 64), rel=1e-6)
     assert check.step_error == pytest.approx(0, abs=1e-4)
     assert check.padded_error == pytest.approx(0, abs=0.02)
@@ -91,15 +101,17 @@ def test_the_grid_is_measured_where_it_fits():
     bench = Bench()
     measured = bench.measure()
     expected = {(n, p) for n in GRID.batches for p in GRID.prompts if n * p <= GRID.most_tokens}
-    expected |= {(2, 8), (4, 12)}
     assert {(s.sequences, s.length) for s in measured.prefill} == expected
-    middles = {(n, p + 5) for n, p in expected} - {(4, 12 + 5)}
-    assert {(s.sequences, s.length) for s in measured.decode} >= middles
+    assert {(s.sequences, s.length) for s in measured.decode} >= {(n, p + 5) for n, p in expected}
     for sample in measured.prefill:
         shape = StepShape.equal_rows(sample.sequences, sample.length, 0)
         assert sample.seconds == pytest.approx(TRUTH.step_time(shape), rel=1e-6)
-    mixed = [s for s in measured.steps if s.shape.decode_context and s.shape.prefill_work]
-    assert {s.shape.sequences for s in mixed} == {3, 5}
+    alone = {s.rows.chunks for s in measured.steps if not s.equal and len(s.rows.chunks) == 1}
+    assert alone >= {((4, 0),), ((50, 0),)}
+    uneven = {tuple((n, 0) for n in uneven_prompts(*one)) for one in GRID.uneven}
+    assert uneven <= {s.rows.chunks for s in measured.steps if not s.equal}
+    mixed = {(s.rows.decodes, s.rows.chunks) for s in measured.steps if s.rows.decodes and s.rows.chunks}
+    assert mixed == {(2, ((16, 0),)), (4, ((30, 0),)), (5, ((24, 16),))}, "16 of 40 tokens were shared"
     done, totals = zip(*bench.progress, strict=True)
     assert list(done) == list(range(1, len(done) + 1))
     assert set(totals) == {done[-1]}
@@ -107,10 +119,10 @@ def test_the_grid_is_measured_where_it_fits():
 
 def test_what_the_engine_cannot_hold_is_left_out():
     bench = Bench("fake?context=100", scheduler={"max_running": 2})
-    measured = bench.measure(replace(GRID, slice_batches=(1, 8)))
+    measured = bench.measure(replace(GRID, slice_batches=(1, 8), uneven_slices=()))
     assert max(s.sequences for s in measured.prefill) == 2
     assert max(s.shape.sequences for s in measured.steps) == 2
-    assert [s.sequences for s in measured.slices] == [1]
+    assert [s.prompts for s in measured.slices] == [(20,)]
 
 
 def test_an_engine_that_can_hold_nothing_is_told_why():
@@ -127,7 +139,7 @@ def test_medians_are_deaf_to_disturbed_steps():
 def test_services_are_measured_one_by_one():
     bench = Bench("fake", "fake")
     first, second = bench.measure(service="a"), bench.measure(service="b")
-    assert {s.shape for s in first.steps} == {s.shape for s in second.steps}
+    assert {s.rows for s in first.steps} == {s.rows for s in second.steps}
 
 
 def test_the_recorder_sees_what_the_executor_computes():
@@ -140,16 +152,16 @@ def test_the_recorder_sees_what_the_executor_computes():
         while bench.engine.busy:
             bench.engine.step()
             seen.append(bench.recorder.take())
-    assert [shape for shape in seen if shape] == bench.executor.shapes
+    assert [rows.shape for rows in seen if rows] == bench.executor.shapes
     assert bench.recorder.take() is None
     assert any(shape.new_tokens < 40 and shape.prefill_work > 16 * 17 // 2 for shape in bench.executor.shapes)
 
 
 def test_decode_steps_in_a_row_are_pooled_around_their_middle():
-    prefill = [(StepShape.equal_rows(2, 10, 0), 1.0)]
-    decodes = [(StepShape.equal_rows(2, 1, 10 + i), 0.1 * i) for i in range(11)]
-    mixed = [(StepShape.of([(1, 30), (1, 30), (8, 0)]), 2.0)]
-    three = [(StepShape.equal_rows(3, 1, 40), 3.0)]
+    prefill = [(StepRows(0, 0, ((10, 0), (10, 0)), 2), 1.0)]
+    decodes = [(StepRows(2, 2 * (11 + i), (), 2), 0.1 * i) for i in range(11)]
+    mixed = [(StepRows(2, 62, ((8, 0),), 3), 2.0)]
+    three = [(StepRows(3, 123, (), 3), 3.0)]
     assert pool_decodes(prefill + decodes + mixed + three) == [
         (prefill[0][0], [1.0]),
         (decodes[4][0], [seconds for _, seconds in decodes[:9]]),
@@ -157,6 +169,21 @@ def test_decode_steps_in_a_row_are_pooled_around_their_middle():
         (mixed[0][0], [2.0]),
         (three[0][0], [3.0]),
     ]
+
+
+def test_jitter_counts_and_disturbances_do_not():
+    assert usual([1.0, 1.1, 1.2]) == pytest.approx(1.1)
+    assert usual([1.0, 9.0, 1.2, 1.1]) == pytest.approx(1.1)
+    assert usual([1.0, 9.0]) == 1.0
+
+
+@pytest.mark.parametrize(("batch", "mean"), [(1, 50), (2, 48), (8, 120), (32, 30)])
+def test_uneven_prompts_differ_around_their_mean(batch, mean):
+    lengths = uneven_prompts(batch, mean)
+    assert list(lengths) == sorted(lengths)
+    assert len(lengths) == batch
+    assert sum(lengths) / batch == pytest.approx(mean, rel=0.1)
+    assert batch == 1 or max(lengths) > 2 * min(lengths)
 
 
 def test_the_engine_to_be_measured_runs_one_plan_at_a_time():
@@ -171,6 +198,11 @@ def test_the_engine_to_be_measured_runs_one_plan_at_a_time():
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_can_tell_the_costs_apart(name):
     """Every grid varies batch, prompt and context, and checks slices that its fits have not seen."""
+    assert all(
+        new.shared < new.prompt_tokens and new.shared <= max(uneven_prompts(batch, mean))
+        for batch, mean, newcomers in GRIDS[name].mixed
+        for new in newcomers
+    )
     grid = GRIDS[name]
     assert len(grid.batches) >= 3
     assert len(grid.prompts) >= 3
@@ -183,6 +215,6 @@ def test_grids_can_tell_the_costs_apart(name):
 
 def test_other_requests_of_the_engine_go_on_afterwards():
     bench = Bench()
-    bench.measure(replace(GRID, batches=(1,), mixed=(), repeats=1))
+    bench.measure(replace(GRID, batches=(1,), mixed=(), uneven=(), repeats=1))
     bench.engine.submit(make_request("later"))
     assert run_all(bench.engine)["later"][-1].finish is not None

@@ -57,7 +57,7 @@ def profile(
     """Measure how long steps take on this device, and fit the models that forecast it.
 
     Runs synthetic prompts through the real engine, with as many threads as `shoal serve` gives it, and
-    fits step time to the shape of a step, and SCLS's forms to padded batches. Prints how good the fits
+    fits step time to what a step computes, and SCLS's forms to padded batches. Prints how good the fits
     are, also over whole slices that they have not seen, and each service's `execution`: the time that
     its mean request takes alone, to be written into the configuration file.
 
@@ -99,14 +99,14 @@ def _measure(
     from shoal.cli.profile_report import ProfileReport
     from shoal.cli.progress import Waiting
     from shoal.engine import build_engine
-    from shoal.engine.profiling import Profiler, ShapeRecorder, profiling_options
+    from shoal.engine.profiling import Profiler, RowsRecorder, profiling_options
     from shoal.models import resolve_model
 
     options = profiling_options(options)
-    recorders: list[ShapeRecorder] = []
+    recorders: list[RowsRecorder] = []
 
-    def record(executor: "Executor") -> ShapeRecorder:
-        recorders.append(ShapeRecorder(executor))
+    def record(executor: "Executor") -> RowsRecorder:
+        recorders.append(RowsRecorder(executor))
         return recorders[0]
 
     with Waiting() as waiting:

@@ -56,7 +56,7 @@ class ProfileReport:
             services[name] = ServiceProfile(
                 measured=measurements,
                 fit=fit,
-                execution_s=fit.step.execution_time(prompt_tokens, output_tokens),
+                execution_s=fit.curve.execution_time(prompt_tokens, output_tokens),
             )
         return cls(
             device=device,
@@ -73,6 +73,7 @@ class ProfileReport:
             threads=self.threads,
             models={(name, DEGREE): service.fit.step for name, service in self.services.items()},
             padded={(name, DEGREE): service.fit.padded for name, service in self.services.items()},
+            curves={(name, DEGREE): service.fit.curve for name, service in self.services.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +82,11 @@ class ProfileReport:
         for name, service in self.services.items():
             fit = asdict(service.fit)
             for plain, check in zip(fit["slices"], service.fit.slices, strict=True):
-                plain |= {"step_error": check.step_error, "padded_error": check.padded_error}
+                plain |= {
+                    "step_error": check.step_error,
+                    "curve_error": check.curve_error,
+                    "padded_error": check.padded_error,
+                }
             services[name] = {**fit, "execution_s": service.execution_s}
         return {
             "device": self.device,
@@ -110,6 +115,7 @@ def _fits_table(report: ProfileReport) -> Table:
         fit = service.fit
         for form, fitted in (
             ("step", fit.step_report),
+            ("curve", fit.curve_report),
             ("padded prefill", fit.prefill_report),
             ("padded decode", fit.decode_report),
         ):
@@ -130,20 +136,20 @@ def _slices_table(report: ProfileReport) -> Table:
     table = _table(
         "Whole slices that no fit has seen",
         ("service",),
-        ("batch", "prompt", "output", "measured", "step", "error", "padded", "error"),
+        ("batch", "prompt", "output", "measured", "step", "curve", "padded"),
+        caption="errors of the predictions; ~: prompts of different lengths, which the curve is made for",
     )
     for name, service in report.services.items():
         for check in service.fit.slices:
             table.add_row(
                 name,
                 str(check.sequences),
-                str(check.prompt_tokens),
+                f"{'' if check.equal else '~'}{check.prompt_tokens}",
                 str(check.output_tokens),
                 format_seconds(check.measured_s),
-                format_seconds(check.step_s),
                 f"{check.step_error:+.1%}",
-                format_seconds(check.padded_s),
-                f"{check.padded_error:+.1%}",
+                f"{check.curve_error:+.1%}",
+                "" if check.padded_error is None else f"{check.padded_error:+.1%}",
             )
     return table
 
@@ -204,25 +210,20 @@ def profile_panels(report: ProfileReport) -> list[list[Panel]]:
 
 
 def _panels(name: str, service: ServiceProfile) -> Iterator[Panel]:
-    step, padded = service.fit.step, service.fit.padded
+    curve, padded = service.fit.curve, service.fit.padded
     kinds: dict[str, tuple[list[float], list[float]]] = {
         "prefill": ([], []),
         "decode": ([], []),
         "mixed": ([], []),
     }
     for sample in service.measured.steps:
-        shape = sample.shape
-        kind = (
-            "mixed"
-            if shape.decode_context and shape.prefill_work
-            else "decode"
-            if shape.decode_context
-            else "prefill"
-        )
+        if sample.equal and sample.rows.decodes > 1:
+            continue
+        kind = "decode" if not sample.rows.chunks else "mixed" if sample.rows.decodes else "prefill"
         kinds[kind][0].append(sample.seconds * 1e3)
-        kinds[kind][1].append(step.step_time(shape) * 1e3)
+        kinds[kind][1].append(curve.step_time(sample.rows) * 1e3)
     yield Panel(
-        title=f"{name}: step model",
+        title=f"{name}: curve",
         x_label="measured step (ms)",
         y_label="predicted step (ms)",
         series=[Series(kind, x, y, colour=i) for i, (kind, (x, y)) in enumerate(kinds.items())],

@@ -16,7 +16,7 @@ from shoal.config.scenario import (
 from shoal.config.scenario_facts import state_facts
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
-from shoal.forecast import FittedTimes, StepRows, StepTimes, load_profile
+from shoal.forecast import StepRows, StepTimes, load_profile
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
@@ -187,7 +187,7 @@ def _fitted(name: str, latency: FitLatency) -> StepTimes:
     if latency.service is None and name not in there and len(there) == 1:
         [chosen] = there
     try:
-        return FittedTimes(profile.model(chosen, latency.tp))
+        return profile.times(chosen, latency.tp)
     except ConfigError as error:
         raise ConfigError(
             f"{latency.fit}: {error}; write latency.service to choose one of the file"

@@ -2,7 +2,7 @@
 
 The engine runs synthetic prompts, so what is measured is what serving takes: the wall time between
 successive scheduling calls, with scheduling, the forward pass, sampling and bookkeeping in it. One plan is in
-flight, so that a time belongs to one plan. The shape of a step is taken from the plan itself.
+flight, so that a time belongs to one plan. What a step computes is taken from the plan itself.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, median_low
 
 from shoal.core import ConfigError, Request, SamplingParams, StepPlan, StepResult, derive_seed
 from shoal.engine.core import Engine
@@ -18,27 +18,38 @@ from shoal.engine.info import ServiceInfo
 from shoal.engine.options import EngineOptions
 from shoal.engine.profiling_grid import Grid, Round
 from shoal.execute.protocol import Executor
-from shoal.forecast import PaddedSample, StepShape
+from shoal.forecast import PaddedSample, StepRows, StepShape
 from shoal.schedule import Conservative, Fcfs, SchedulerOptions
 
 DECODE_WINDOW = 9
 """Decode steps in a row that count as one shape, the middle one: they differ less than noise."""
 
+JITTER = 0.25
+"""Times this far from the median of their shape are ordinary; what is further off was disturbed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One shape of step and the median of its measured times in seconds (see ``pool_decodes``)."""
+    """What one step computes, and how long it usually takes, in seconds (see ``usual``, ``pool_decodes``).
 
-    shape: StepShape
+    equal: whether it belongs to a batch of equal prompts.
+    """
+
+    rows: StepRows
     seconds: float
+    equal: bool
+
+    @property
+    def shape(self) -> StepShape:
+        """Its four counts."""
+        return self.rows.shape
 
 
 @dataclass(frozen=True, slots=True)
 class SliceSample:
-    """A batch of equal prompts that generated ``output_tokens`` each, and the seconds that all of it took."""
+    """A batch of prompts that generated ``output_tokens`` each, and the seconds that all of it took."""
 
-    sequences: int
-    prompt_tokens: int
+    prompts: tuple[int, ...]
     output_tokens: int
     seconds: float
 
@@ -47,7 +58,7 @@ class SliceSample:
 class ServiceMeasurements:
     """Everything measured of one service.
 
-    steps: each shape once. prefill, decode: those among them that are one iteration of a padded batch
+    steps: each kind of step once. prefill, decode: those among them that are one iteration of a padded batch
     (SCLS's N and L, or l). slices: measured apart, in no fit.
     """
 
@@ -57,13 +68,13 @@ class ServiceMeasurements:
     slices: tuple[SliceSample, ...]
 
 
-class ShapeRecorder:
-    """Passes plans on to an executor, and knows the shape of the last one."""
+class RowsRecorder:
+    """Passes plans on to an executor, and knows what the last one computes."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._computed: dict[int, int] = {}
-        self._last: StepShape | None = None
+        self._last: StepRows | None = None
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor."""
@@ -71,13 +82,17 @@ class ShapeRecorder:
             self._computed.pop(sequence, None)
         for joined in plan.joined:
             self._computed[joined.sequence] = joined.computed
-        rows = [
-            (count, self._computed[sequence])
-            for sequence, count in zip(plan.sequences, plan.new_tokens, strict=True)
-        ]
-        for sequence, (count, computed) in zip(plan.sequences, rows, strict=True):
+        decodes = context = 0
+        chunks = []
+        for sequence, count in zip(plan.sequences, plan.new_tokens, strict=True):
+            computed = self._computed[sequence]
             self._computed[sequence] = computed + count
-        self._last = StepShape.of(rows)
+            if count == 1:
+                decodes += 1
+                context += computed + 1
+            else:
+                chunks.append((count, computed))
+        self._last = StepRows(decodes, context, tuple(chunks), len(plan.sampled))
         self._executor.submit(plan)
 
     def collect(self) -> StepResult:
@@ -88,10 +103,10 @@ class ShapeRecorder:
         """See Executor."""
         self._executor.close()
 
-    def take(self) -> StepShape | None:
-        """The shape of the plan submitted since the last call; None if there was none."""
-        shape, self._last = self._last, None
-        return shape
+    def take(self) -> StepRows | None:
+        """What the plan submitted since the last call computes; None if there was none."""
+        rows, self._last = self._last, None
+        return rows
 
 
 def profiling_options(options: EngineOptions) -> EngineOptions:
@@ -117,12 +132,12 @@ class Profiler:
     recorder: what stands around the engine's executor (``build_engine``'s ``wrap``).
     """
 
-    def __init__(self, engine: Engine, recorder: ShapeRecorder, options: EngineOptions) -> None:
+    def __init__(self, engine: Engine, recorder: RowsRecorder, options: EngineOptions) -> None:
         self._engine = engine
         self._recorder = recorder
         self._max_running = options.scheduler.max_running
         self._max_batched_tokens = options.scheduler.max_batched_tokens
-        self._requests = 0
+        self._requests = self._prompts = 0
 
     def measure(
         self, service: str, info: ServiceInfo, grid: Grid, advance: Callable[[int, int], None]
@@ -137,8 +152,9 @@ class Profiler:
             raise ConfigError(
                 f"{service}: no batch of the grid fits: a request can have {info.max_total_tokens} tokens, "
                 f"the KV pool holds {info.kv_tokens}, {self._max_running} requests can run at once, and the "
-                f"grid needs {grid.slice_batches[0]} requests of {grid.slice_prompt + grid.slice_tokens} "
-                "tokens; raise --kv-memory, --max-running or the service's max_model_len"
+                f"grid needs {min(one.sequences for one in grid.slices())} requests of "
+                f"{grid.slice_prompt + grid.slice_tokens} tokens; "
+                "raise --kv-memory, --max-running or the service's max_model_len"
             )
         done, total = 0, grid.repeats * len(rounds) + len(slices) + 2
         for warm_up in (
@@ -147,78 +163,88 @@ class Profiler:
         ):
             self._run(service, info, warm_up)
             advance(done := done + 1, total)
-        times: dict[StepShape, list[float]] = defaultdict(list)
+        times: dict[tuple[StepRows, bool], list[float]] = defaultdict(list)
         # Repeats lie far apart in time, so that a disturbance of the machine spoils only one of a shape.
         for _ in range(grid.repeats):
             for one in rounds:
-                for shape, seconds in pool_decodes(self._run(service, info, one)):
-                    times[shape] += seconds
+                for rows, seconds in pool_decodes(self._run(service, info, one)):
+                    times[rows, one.equal] += seconds
                 advance(done := done + 1, total)
         slice_samples = []
         for one in slices:
             total_s = sum(seconds for _, seconds in self._run(service, info, one))
-            slice_samples.append(SliceSample(one.sequences, one.prompt_tokens, one.output_tokens, total_s))
+            slice_samples.append(SliceSample(one.prompts, one.output_tokens, total_s))
             advance(done := done + 1, total)
-        medians = {shape: median(seconds) for shape, seconds in times.items()}
-        prefill, decode = _padded_samples(medians, rounds)
+        steps = tuple(Sample(rows, usual(seconds), equal) for (rows, equal), seconds in times.items())
+        prefill, decode = _padded_samples(steps, rounds)
         return ServiceMeasurements(
-            steps=tuple(Sample(shape, seconds) for shape, seconds in medians.items()),
-            prefill=tuple(prefill),
-            decode=tuple(decode),
-            slices=tuple(slice_samples),
+            steps=steps, prefill=tuple(prefill), decode=tuple(decode), slices=tuple(slice_samples)
         )
 
     def _fits(self, one: Round, info: ServiceInfo) -> bool:
-        requests = one.sequences + (one.newcomer > 0)
-        longest = max(one.prompt_tokens, one.newcomer) + one.output_tokens
+        requests = one.sequences + len(one.newcomers)
+        longest = max((*one.prompts, *(new.prompt_tokens for new in one.newcomers))) + one.output_tokens
         return (
             requests <= self._max_running
             and longest <= info.max_total_tokens
             and requests * longest <= info.kv_tokens
         )
 
-    def _run(self, service: str, info: ServiceInfo, one: Round) -> list[tuple[StepShape, float]]:
-        """Every step of one round with its seconds."""
-        for _ in range(one.sequences):
-            self._submit(service, info, one.prompt_tokens, one.output_tokens)
+    def _run(self, service: str, info: ServiceInfo, one: Round) -> list[tuple[StepRows, float]]:
+        """Every step of one round with its seconds; every other step a newcomer joins."""
+        prompts = [self._prompt(info, tokens) for tokens in one.prompts]
+        for prompt in prompts:
+            self._submit(service, prompt, one.output_tokens)
+        longest = max(prompts, key=len)
+        coming = list(one.newcomers)
         starts: list[int] = []
-        shapes: list[StepShape] = []
+        steps: list[StepRows] = []
         while self._engine.busy:
-            if len(shapes) == 2 and one.newcomer:
-                self._submit(service, info, one.newcomer, one.output_tokens)
+            if coming and steps and len(steps) % 2 == 0:
+                new = coming.pop(0)
+                prompt = longest[: new.shared] + self._prompt(info, new.prompt_tokens)
+                self._submit(service, prompt[: new.prompt_tokens], max(2, one.output_tokens - len(steps)))
             started = self._engine.now_ns()
             self._engine.step()
-            shape = self._recorder.take()
-            if shape is None:
+            rows = self._recorder.take()
+            if rows is None:
                 if self._engine.waits:
                     raise RuntimeError(f"{service}: requests are unfinished, but the scheduler waits")
                 continue
             starts.append(started)
-            shapes.append(shape)
+            steps.append(rows)
         starts.append(self._engine.now_ns())
         times = [(after - before) / 1e9 for before, after in pairwise(starts)]
-        return list(zip(shapes, times, strict=True))
+        return list(zip(steps, times, strict=True))
 
-    def _submit(self, service: str, info: ServiceInfo, prompt_tokens: int, output_tokens: int) -> None:
-        """A request with a prompt like no other, so that nothing is found in the prefix index."""
+    def _prompt(self, info: ServiceInfo, tokens: int) -> list[int]:
+        """A prompt like no other, so that nothing of it is found in the prefix index."""
+        self._prompts += 1
+        return [derive_seed(self._prompts, position) % info.vocab_size for position in range(tokens)]
+
+    def _submit(self, service: str, prompt: list[int], output_tokens: int) -> None:
         self._requests += 1
         request = Request(
             id=f"profile-{self._requests}",
             service=service,
-            prompt=[
-                derive_seed(self._requests, position) % info.vocab_size for position in range(prompt_tokens)
-            ],
+            prompt=prompt,
             sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
             arrival_ns=self._engine.now_ns(),
         )
         self._engine.submit(request)
 
 
-def pool_decodes(steps: Sequence[tuple[StepShape, float]]) -> list[tuple[StepShape, list[float]]]:
-    """Shapes with their times; decode steps in a row of equally many sequences are pooled in windows."""
+def usual(seconds: Sequence[float]) -> float:
+    """The mean of the times near their median: jitter counts, as serving has it too; disturbances do not."""
+    middle = median_low(seconds)
+    return fmean(one for one in seconds if abs(one - middle) <= JITTER * middle)
 
-    def kind(step: tuple[StepShape, float]) -> int:
-        return step[0].sequences if step[0].prefill_work == 0 else 0
+
+def pool_decodes(steps: Sequence[tuple[StepRows, float]]) -> list[tuple[StepRows, list[float]]]:
+    """Steps with their times; decode steps in a row of equally many sequences are pooled in windows."""
+
+    def kind(step: tuple[StepRows, float]) -> int:
+        return 0 if step[0].chunks else step[0].decodes
 
     pooled = []
     for sequences, run in groupby(steps, kind):
@@ -231,17 +257,20 @@ def pool_decodes(steps: Sequence[tuple[StepShape, float]]) -> list[tuple[StepSha
 
 
 def _padded_samples(
-    medians: dict[StepShape, float], rounds: Sequence[Round]
+    steps: Sequence[Sample], rounds: Sequence[Round]
 ) -> tuple[list[PaddedSample], list[PaddedSample]]:
-    """Those steps that are a whole prefill, or one decode iteration, of a round's batch."""
+    """Those steps that are a whole prefill, or one decode iteration, of a round of equal prompts."""
+    known = {sample.shape: sample.seconds for sample in steps if sample.equal}
     prefill, decode = {}, {}
     for one in rounds:
-        size, prompt = one.sequences, one.prompt_tokens
-        seconds = medians.get(StepShape.equal_rows(size, prompt, 0))
+        if not one.equal:
+            continue
+        size, prompt = one.sequences, one.prompts[0]
+        seconds = known.get(StepShape.equal_rows(size, prompt, 0))
         if seconds is not None:
             prefill[size, prompt] = PaddedSample(size, prompt, seconds)
         for context in range(prompt, prompt + one.output_tokens - 1):
-            seconds = medians.get(StepShape.equal_rows(size, 1, context))
+            seconds = known.get(StepShape.equal_rows(size, 1, context))
             if seconds is not None:
                 decode[size, context + 1] = PaddedSample(size, context + 1, seconds)
     return list(prefill.values()), list(decode.values())

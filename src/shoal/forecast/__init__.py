@@ -6,9 +6,11 @@ other than what was learned from finished requests. What is done with a forecast
 decided in rooms above.
 """
 
+from shoal.forecast.curve_fit import fit_curve
 from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec, device_spec
 from shoal.forecast.draws import derive_seeds, uniforms
 from shoal.forecast.latency import LatencyModel, StepShape
+from shoal.forecast.latency_curve import Bend, CurveTimes
 from shoal.forecast.latency_fit import FitReport, PaddedSample, fit_latency, fit_padded
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.latency_profile import LatencyProfile, load_profile, save_profile
@@ -28,7 +30,9 @@ __all__ = [
     "MODEL_SPECS",
     "PREDICTORS",
     "Accuracy",
+    "Bend",
     "Bilinear",
+    "CurveTimes",
     "Demand",
     "DeviceSpec",
     "FitReport",
@@ -53,6 +57,7 @@ __all__ = [
     "Traffic",
     "derive_seeds",
     "device_spec",
+    "fit_curve",
     "fit_latency",
     "fit_padded",
     "kv_tokens",

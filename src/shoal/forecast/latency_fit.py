@@ -1,8 +1,9 @@
 """Fits of step times to measurements: non-negative, relative, and deaf to a few bad samples.
 
 The squared *relative* error is minimised, so that short decode steps count as much as long prefills. A
-step that the machine disturbed is measured too long, never too short, so its relative error stays below
-1 and cannot pull the fit far; what still deviates most is left out of a second fit.
+step that the machine disturbed is measured too long, never too short, so its error relative to what was
+measured stays below 1 and cannot pull the fit far. But such a fit finds less than the mean, by the square of
+the noise; so a second one leaves out what deviates most and takes errors relative to what the first predicts.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def fit_latency(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[
     What the samples never vary (no prefill among them, say) gets a cost of 0.
     """
     features = np.column_stack([np.ones(len(shapes)), shape_matrix(shapes)])
-    costs, report = _fit(features, np.asarray(seconds, dtype=np.float64))
+    costs, report = fit_costs(features, np.asarray(seconds, dtype=np.float64))
     constant, sequence, token, context, work = costs
     model = LatencyModel(
         constant_s=constant, sequence_s=sequence, token_s=token, context_s=context, work_s=work
@@ -69,21 +70,25 @@ def _fit_bilinear(samples: Sequence[PaddedSample]) -> tuple[Bilinear, FitReport]
     sequences = np.array([sample.sequences for sample in samples], dtype=np.float64)
     lengths = np.array([sample.length for sample in samples], dtype=np.float64)
     features = np.column_stack([sequences * lengths, sequences, lengths, np.ones(len(samples))])
-    costs, report = _fit(features, np.array([sample.seconds for sample in samples], dtype=np.float64))
+    costs, report = fit_costs(features, np.array([sample.seconds for sample in samples], dtype=np.float64))
     product, sequence, length, constant = costs
     return Bilinear(product=product, sequence=sequence, length=length, constant=constant), report
 
 
-def _fit(features: FloatArray, seconds: FloatArray) -> tuple[list[float], FitReport]:
-    """Costs of the columns of ``features`` [samples, columns], fitted twice."""
+def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], FitReport]:
+    """Costs of the columns of ``features`` [samples, columns], fitted twice.
+
+    Raises ValueError without usable samples.
+    """
     if len(seconds) == 0 or len(features) != len(seconds):
         raise ValueError(f"a fit needs one time for each shape, got {len(features)} and {len(seconds)}")
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise ValueError("measured times must be finite and above 0")
-    costs = _solve(features, seconds)
-    kept = _without_worst(np.abs(features @ costs / seconds - 1))
-    if not kept.all():
-        costs = _solve(features[kept], seconds[kept])
+    predicted = features @ _solve(features, seconds, seconds)
+    kept = _without_worst(np.abs(predicted / seconds - 1))
+    # What was disturbed and kept nevertheless has an error below 2.
+    scale = np.maximum(predicted, seconds / 2)
+    costs = _solve(features[kept], seconds[kept], scale[kept])
     error = features @ costs - seconds
     report = FitReport(
         rmse_s=float(np.sqrt(np.mean(error**2))),
@@ -94,14 +99,14 @@ def _fit(features: FloatArray, seconds: FloatArray) -> tuple[list[float], FitRep
     return costs.tolist(), report
 
 
-def _solve(features: FloatArray, seconds: FloatArray) -> FloatArray:
-    """Non-negative least squares of the relative error; columns are scaled, for they differ by 1e6."""
+def _solve(features: FloatArray, seconds: FloatArray, unit: FloatArray) -> FloatArray:
+    """Non-negative least squares of errors in ``unit``s; columns are scaled, for they differ by 1e6."""
     from scipy.optimize import nnls  # takes a third of a second to import, and only fits need it
 
-    relative = features / seconds[:, None]
+    relative = features / unit[:, None]
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
-    solution: FloatArray = nnls(relative / scale, np.ones(len(seconds)))[0]
+    solution: FloatArray = nnls(relative / scale, seconds / unit)[0]
     costs: FloatArray = solution / scale
     return costs
 

@@ -2,14 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.core import ConfigError
 from shoal.forecast.latency import LatencyModel
+from shoal.forecast.latency_curve import Bend, CurveTimes
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
+from shoal.forecast.step_times import FittedTimes, StepTimes
 
 FORMAT = "shoal-latency"
 VERSION = 1
@@ -25,17 +27,23 @@ class LatencyProfile:
     """Latency models by (service, tensor-parallel degree), valid on one kind of device.
 
     device: as it is configured, such as ``cpu`` or ``cuda:0``. threads: CPU threads of the engine that was
-    measured. padded: SCLS's forms of the same keys, where they were fitted.
+    measured. padded, curves: SCLS's forms and the curves of the same keys, where they were fitted.
     """
 
     device: str
     threads: int
     models: Mapping[Key, LatencyModel]
     padded: Mapping[Key, PaddedLatency] = field(default_factory=dict)
+    curves: Mapping[Key, CurveTimes] = field(default_factory=dict)
 
     def model(self, service: str, degree: int = 1) -> LatencyModel:
         """The step model of ``service``; raises ConfigError naming those that there are."""
         return _find(self.models, service, degree)
+
+    def times(self, service: str, degree: int = 1) -> StepTimes:
+        """Step times of ``service``: its curve, or else its step model; raises ConfigError as ``model``."""
+        curve = self.curves.get((service, degree))
+        return curve if curve is not None else FittedTimes(self.model(service, degree))
 
     def padded_form(self, service: str, degree: int = 1) -> PaddedLatency:
         """SCLS's forms of ``service``; raises ConfigError naming those that there are."""
@@ -48,6 +56,8 @@ class LatencyProfile:
             entry = {"name": name, "tensor_parallel": degree, "step": asdict(model)}
             if (name, degree) in self.padded:
                 entry["padded"] = asdict(self.padded[name, degree])
+            if (name, degree) in self.curves:
+                entry["curve"] = asdict(self.curves[name, degree])
             services.append(entry)
         return {
             "format": FORMAT,
@@ -78,6 +88,7 @@ class LatencyProfile:
             raise ConfigError(f"{where}: services: expected a list, got {entries!r}")
         models: dict[Key, LatencyModel] = {}
         padded: dict[Key, PaddedLatency] = {}
+        curves: dict[Key, CurveTimes] = {}
         for index, entry in enumerate(entries):
             at = f"{where}: services[{index}]"
             read = _mapping(entry, at)
@@ -87,11 +98,14 @@ class LatencyProfile:
             models[key] = _costs(LatencyModel, read.get("step"), f"{at}.step")
             if "padded" in read:
                 padded[key] = _padded(read["padded"], f"{at}.padded")
+            if "curve" in read:
+                curves[key] = _curve(read["curve"], f"{at}.curve")
         return cls(
             device=device,
             threads=_count(top.get("threads"), f"{where}: threads"),
             models=models,
             padded=padded,
+            curves=curves,
         )
 
 
@@ -158,15 +172,46 @@ def _padded(value: Any, where: str) -> PaddedLatency:
     )
 
 
+def _curve(value: Any, where: str) -> CurveTimes:
+    read = _mapping(value, where)
+    names = [known.name for known in fields(CurveTimes)]
+    _only(read, names, where)
+    values: dict[str, Any] = {
+        name: (_bend if name in ("tokens", "decodes") else _cost)(read.get(name), f"{where}.{name}")
+        for name in names
+    }
+    return CurveTimes(**values)
+
+
+def _bend(value: Any, where: str) -> Bend:
+    read = _mapping(value, where)
+    _only(read, ("knots", "seconds"), where)
+    for name in ("knots", "seconds"):
+        if not isinstance(read.get(name), list):
+            raise ConfigError(f"{where}.{name}: expected a list, got {read.get(name)!r}")
+    knots = [_count(knot, f"{where}.knots[{i}]") for i, knot in enumerate(read["knots"])]
+    seconds = [_cost(cost, f"{where}.seconds[{i}]") for i, cost in enumerate(read["seconds"])]
+    try:
+        return Bend(tuple(knots), tuple(seconds))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
 def _costs(cls: type[Costs], value: Any, where: str) -> Costs:
     """A dataclass of costs, every one of which must be written."""
     read = _mapping(value, where)
     names = [known.name for known in fields(cls)]
+    _only(read, names, where)
+    return cls(**{name: _cost(read.get(name), f"{where}.{name}") for name in names})
+
+
+def _cost(value: Any, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ConfigError(f"{where}: expected a number of at least 0, got {value!r}")
+    return value
+
+
+def _only(read: dict[str, Any], names: Sequence[str], where: str) -> None:
     unknown = sorted(read.keys() - set(names))
     if unknown:
         raise ConfigError(f"{where}.{unknown[0]}: unknown key; possible here: {', '.join(names)}")
-    for name in names:
-        cost = read.get(name)
-        if not isinstance(cost, int | float) or isinstance(cost, bool) or not 0 <= cost < math.inf:
-            raise ConfigError(f"{where}.{name}: expected a number of at least 0, got {cost!r}")
-    return cls(**read)

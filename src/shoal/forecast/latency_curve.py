@@ -1,0 +1,94 @@
+"""Step times that bend: matrix products do not take twice as long for twice the tokens.
+
+A step reads all weights once, whatever it computes, so the first tokens cost next to nothing and later ones
+more and more; and kernels change with size. A line misses that by a tenth. The curve is linear between
+powers of two, and adds what attention costs: for every decoding row, for every chunk of a prompt, and for the
+positions that they attend.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shoal.core import ConfigError
+from shoal.forecast.latency import FloatArray, require_cost
+from shoal.forecast.step_times import StepRows
+
+
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """A cost that grows with a count, linear between knots; 0 for nothing.
+
+    knots: counts in rising order, the first above 0. seconds: the cost at each, never falling. Beyond the
+    last knot the last piece goes on. Raises ConfigError for other values.
+    """
+
+    knots: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no such function."""
+        if len(self.knots) != len(self.seconds):
+            raise ConfigError(f"{len(self.knots)} knots need as many seconds, got {len(self.seconds)}")
+        if any(after <= before for before, after in pairwise((0, *self.knots))):
+            raise ConfigError(f"knots must rise and begin above 0, got {list(self.knots)}")
+        for value in self.seconds:
+            require_cost("seconds", value)
+        if any(after < before for before, after in pairwise(self.seconds)):
+            raise ConfigError(f"seconds must never fall, got {list(self.seconds)}")
+
+    def at(self, count: int) -> float:
+        """Seconds for ``count``."""
+        if count <= 0 or not self.knots:
+            return 0.0
+        piece = min(bisect_right(self.knots, count), len(self.knots) - 1)
+        above, high = self.knots[piece], self.seconds[piece]
+        below, low = (self.knots[piece - 1], self.seconds[piece - 1]) if piece else (0, 0.0)
+        return low + (high - low) * (count - below) / (above - below)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveTimes:
+    """Step times in seconds: a sum of costs, two of which bend.
+
+    constant_s: of any step. tokens: of the tokens that it computes. decodes: of its decoding rows, beyond
+    what their tokens cost. chunk_s: of every chunk of a prompt. context_s: of a position that a decoding row
+    attends; work_s: of one that a chunk's token attends. Raises ConfigError for values that cannot be costs.
+    """
+
+    constant_s: float
+    tokens: Bend
+    decodes: Bend
+    chunk_s: float
+    context_s: float
+    work_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse costs that are negative or not finite."""
+        for name in ("constant_s", "chunk_s", "context_s", "work_s"):
+            require_cost(name, getattr(self, name))
+
+    def step_time(self, rows: StepRows) -> float:
+        """Seconds of one step."""
+        seconds = self._base(rows.new_tokens, rows.decodes) + self.context_s * rows.decode_context
+        if rows.chunks:
+            work = sum(count * before + count * (count + 1) // 2 for count, before in rows.chunks)
+            seconds += self.chunk_s * len(rows.chunks) + self.work_s * work
+        return seconds
+
+    def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
+        """Seconds of each of a run of decode steps, in the order of additions of ``step_time``."""
+        contexts = np.arange(context, context + sequences * steps, sequences, dtype=np.int64)
+        return np.asarray(self._base(sequences, sequences) + self.context_s * contexts, dtype=np.float64)
+
+    def execution_time(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds that a request takes when it runs alone: L^ of SeaLLM's Eq. 7, the fixed yardstick."""
+        chunk = (prompt_tokens, 0)
+        first = StepRows(0, 0, (chunk,), 1) if prompt_tokens > 1 else StepRows(1, 1, (), 1)
+        decodes = self.decode_times(1, prompt_tokens + 1, output_tokens - 1)
+        return self.step_time(first) + float(decodes.sum())
+
+    def _base(self, new_tokens: int, decodes: int) -> float:
+        return self.constant_s + self.tokens.at(new_tokens) + self.decodes.at(decodes)
