@@ -10,7 +10,7 @@ from shoal.forecast import StepRows
 from shoal.forecast.device_specs import device_spec
 from shoal.forecast.model_spec import model_spec
 from shoal.forecast.roofline import RooflineTimes
-from shoal.reproduce import Effort, find
+from shoal.reproduce import Effort, find, seallm_schedulers, seallm_slo_scale
 from shoal.reproduce.seallm_cluster import (
     MODELS,
     SYSTEMS,
@@ -150,34 +150,58 @@ def test_a_point_is_what_the_run_says():
     assert measure(point) == found
 
 
-@pytest.mark.parametrize("name", ["seallm-slo-scale"])
-def test_attainment_never_falls_with_the_scale(name):
-    result = find([name])[0].run(Effort(quick=True))
+def test_attainment_never_falls_with_the_scale(monkeypatch):
+    systems = ("vllm", "shoal")
+    monkeypatch.setattr(seallm_slo_scale, "SYSTEMS", systems)
+    result = find(["seallm-slo-scale"])[0].run(Effort(quick=True))
     by_system: dict[object, list[float]] = {}
     for row in result.rows:
-        by_system.setdefault((row.config["rate"], row.config["scheduler"]), []).append(
-            row.metrics["slo_attainment"]
-        )
-    assert {system for _, system in by_system} == set(SYSTEMS)
-    assert all(values == sorted(values) for values in by_system.values())
-    assert all(len(row) >= 1 for row in result.panels)
+        by_system.setdefault(row.config["scheduler"], []).append(row.metrics["slo_attainment"])
+    assert set(by_system) == set(systems)
+    assert all(values == sorted(values) and values[-1] > 0 for values in by_system.values())
+    assert [len(panel.series) for row in result.panels for panel in row] == [2]
 
 
-def test_factors_are_ratios_of_the_rows():
+def test_factors_are_the_largest_ratios_over_the_rates(monkeypatch):
+    """At the lower rate all are equal; at the higher one the systems are 2, 3, 4, ... times slower."""
+    order = list(SYSTEMS)
+    low = min(rate for rates in seallm_schedulers.QUICK_RATES.values() for rate in rates)
+
+    def fake(name, points, effort):
+        found = []
+        for point in points:
+            slow = 1.0 if point.traffic.rate == low else 2.0 + order.index(point.system)
+            metrics = {
+                "normalised_latency": slow,
+                "normalised_latency_p99": 3 * slow,
+                "ttft_s": 0.1 * slow**2,
+                "tpot_s": 0.02,
+                "slo_attainment": 1 / slow,
+            }
+            found.append(Measured(metrics, (slow,)))
+        return found
+
+    monkeypatch.setattr(seallm_schedulers, "measure_all", fake)
     result = find(["seallm-schedulers"])[0].run(Effort(quick=True))
-    rows = [row for row in result.rows if row.config["against"] is None]
-    latency = {
-        (row.config["rate"], row.config["scheduler"]): row.metrics["normalised_latency"] for row in rows
-    }
-    rates = {rate for rate, _ in latency}
     factors = [row for row in result.rows if row.config["against"] is not None]
-    assert {row.config["against"] for row in factors} >= {"vllm", "alpaserve", "muxserve"}
+    assert {row.config["against"] for row in factors} == {
+        "vllm",
+        "alpaserve",
+        "muxserve",
+        "fcfs",
+        "fastserve",
+    }
+    assert {row.config["scheduler"] for row in factors} == {"seallm", "seallm-join", "shoal"}
     for row in factors:
-        ours, theirs = row.config["scheduler"], row.config["against"]
-        wanted = max(latency[rate, theirs] / latency[rate, ours] for rate in rates)
-        assert row.metrics["latency_factor"] == pytest.approx(wanted)
-        assert row.paper is not None
+        ours, theirs = (2.0 + order.index(row.config[key]) for key in ("scheduler", "against"))
+        ratio = max(1.0, theirs / ours)
+        assert row.metrics["latency_factor"] == pytest.approx(ratio)
+        assert row.metrics["p99_factor"] == pytest.approx(ratio)
+        assert row.metrics["ttft_factor"] == pytest.approx(ratio**2)
+        assert row.metrics["attainment_factor"] == pytest.approx(ratio)
     assert {row.paper["latency_factor"] for row in factors} == {10.38, 9.52, 13.60, 4.17}
+    measured = [row for row in result.rows if row.config["against"] is None]
+    assert len(measured) == 2 * len(SYSTEMS)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -58,6 +58,7 @@ class FakeGroup:
     last_prefill: int = -1
     streak: int = 0
     mean_s: float = 1.0
+    alone_s: float | None = None
     deviation_s: float = 0.0
     quota: int = 8
     finished: Sequence[int] = field(default_factory=list)
@@ -65,7 +66,7 @@ class FakeGroup:
     @property
     def traits(self) -> ServiceTraits:
         mean = float(np.mean(self.finished)) if self.finished else None
-        return ServiceTraits(self.mean_s, self.deviation_s, mean, self.quota)
+        return ServiceTraits(self.mean_s, self.deviation_s, mean, self.quota, self.alone_s)
 
     def crowd(self) -> SimpleNamespace:
         history = LengthHistory(1_000, window=max(1, len(self.finished)))

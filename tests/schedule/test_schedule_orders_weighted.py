@@ -1,4 +1,4 @@
-"""Weighted turns: each service as often as (N / L)^2 says, doubling budget beside."""
+"""Weighted turns: each service as often as (N / L^2)^1.5 says, doubling budget beside."""
 
 from collections import Counter
 
@@ -8,26 +8,52 @@ from shoal.schedule import DoublingBudget
 from shoal.schedule.orders import WeightedTurns
 
 
+def shares_of_turns(*groups, steps=2_100):
+    """How often each steps."""
+    turns = Counter()
+    for step in range(steps):
+        chosen = decide(WeightedTurns(), *groups, step=step)[0].service
+        next(group for group in groups if group.service == chosen).last_step = step
+        turns[chosen] += 1
+    return turns
+
+
+def group_of(name, count, **traits):
+    return FakeGroup(name, running=[make_tracked(name) for _ in range(count)], **traits)
+
+
 def test_services_step_as_often_as_their_weights_say():
-    """a: 4 requests of 1 s each, weight 16; b: 4 of 2 s, weight 4; c: 2 of 2 s, weight 1."""
-    groups = {
-        name: FakeGroup(name, running=[make_tracked(name) for _ in range(count)], mean_s=mean_s)
-        for name, count, mean_s in (("a", 4, 1.0), ("b", 4, 2.0), ("c", 2, 2.0))
-    }
-    steps = Counter()
-    for step in range(2_100):
-        chosen = decide(WeightedTurns(), *groups.values(), step=step)[0].service
-        groups[chosen].last_step = step
-        steps[chosen] += 1
-    assert abs(steps["a"] - 1_600) < 80
-    assert abs(steps["b"] - 400) < 60
-    assert abs(steps["c"] - 100) < 40
+    """(N / L^2)^1.5 is 16 of a, 4 of b and 1 of c."""
+    turns = shares_of_turns(
+        group_of("a", 4, mean_s=2 / 16 ** (1 / 3)),
+        group_of("b", 4, mean_s=2 / 4 ** (1 / 3)),
+        group_of("c", 4, mean_s=2.0),
+    )
+    assert abs(turns["a"] - 1_600) < 80
+    assert abs(turns["b"] - 400) < 60
+    assert abs(turns["c"] - 100) < 40
+
+
+def test_the_number_of_requests_counts_less_than_their_length():
+    """b has four times as many, each four times as long: a's weight is 4^1.5 times b's."""
+    turns = shares_of_turns(group_of("a", 3, mean_s=1.0), group_of("b", 12, mean_s=4.0))
+    assert 6.9 < turns["a"] / turns["b"] < 8.1
+
+
+def test_the_time_alone_counts_where_it_is_known():
+    """Batches inflate b's mean; alone its requests are as short as those of a."""
+    unknown = shares_of_turns(group_of("a", 2, mean_s=1.0), group_of("b", 2, mean_s=4.0))
+    known = shares_of_turns(
+        group_of("a", 2, mean_s=1.0, alone_s=0.5), group_of("b", 2, mean_s=4.0, alone_s=0.5)
+    )
+    assert unknown["b"] < 100
+    assert abs(known["a"] - known["b"]) <= 2
 
 
 def test_a_newcomer_counts_where_it_can_join():
     """Each has one that runs, b also one that waits: with it b's weight is larger."""
     a = FakeGroup("a", running=[make_tracked("a")], mean_s=1.0)
-    b = FakeGroup("b", running=[make_tracked("b")], waiting=[make_tracked("b")], mean_s=1.5)
+    b = FakeGroup("b", running=[make_tracked("b")], waiting=[make_tracked("b")], mean_s=1.3)
     turns = decide(WeightedTurns(), a, b)
     assert [(turn.service, turn.prefill) for turn in turns] == [("b", True), ("a", False), ("b", False)]
 

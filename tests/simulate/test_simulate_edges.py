@@ -187,3 +187,25 @@ def test_wrong_set_ups_are_refused() -> None:
         ClosedLoop([], 0)
     assert set(DISPATCHES) == {"round-robin", "least-loaded"}
     assert isinstance(PLAIN.admission, Aggressive)
+
+
+def test_a_refusal_in_the_middle_of_a_skipped_run_changes_nothing() -> None:
+    requests = [
+        make_request(0, 100, 400),
+        make_request(1, 10_000, 5, at_s=1.0),
+        make_request(2, 100, 5, at_s=30.0),
+    ]
+    on, log_on = run([make_spec(400)], requests)
+    off, log_off = run([make_spec(400)], requests, skip_ahead=False)
+    assert (on, log_on) == (off, log_off)
+    assert all(row.arrival_ns <= row.first_token_ns <= row.finish_ns for row in on.requests)
+
+
+def test_years_without_requests_leave_two_samples() -> None:
+    requests = [make_request(0), make_request(1, at_s=1e9)]
+    record, _ = run([make_spec()], requests)
+    assert len(record.requests) == 2
+    assert len(record.samples) < 20
+    times = [sample.time_ns for sample in record.samples]
+    assert times == sorted(set(times))
+    assert all(time_ns % 50_000_000 == 0 for time_ns in times)

@@ -73,6 +73,7 @@ def engine_logs(log: list[str]) -> dict[str, list[str]]:
     rate=st.sampled_from([3.0, 20.0, 1e6]),
     prefix_caching=st.booleans(),
     services=st.sampled_from([{"a": 1}, {"a": 3}, {"a": 3, "b": 2}]),
+    context=st.sampled_from([1 << 20, 70]),
     seed=st.integers(0, 10_000),
 )
 def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
@@ -81,6 +82,7 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
     rate: float,
     prefix_caching: bool,
     services: dict[str, int],
+    context: int,
     seed: int,
     **knobs: Any,
 ) -> None:
@@ -90,13 +92,12 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
         block_size=block_size,
         per_merged=services,
         prefix_caching=prefix_caching,
+        context=context,
         victim="newest",
         max_batched_tokens=64,
         **knobs,
     )
-    requests = make_workload(
-        40, rate=rate, services=tuple(services), block_size=block_size, seed=seed
-    )
+    requests = make_workload(40, rate=rate, services=tuple(services), block_size=block_size, seed=seed)
     on, log_on = run([spec], requests, skip_ahead=True)
     off, log_off = run([spec], requests, skip_ahead=False)
     assert log_on == log_off
@@ -119,9 +120,7 @@ def test_several_engines_and_clients_that_wait(
     records = []
     for skip_ahead in (True, False):
         source = requests if clients is None else ClosedLoop(requests, clients)
-        record, log = run(
-            specs, source, skip_ahead=skip_ahead, dispatch=LeastLoaded() if loaded else None
-        )
+        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=LeastLoaded() if loaded else None)
         records.append((record, engine_logs(log)))
     assert records[0] == records[1]
 

@@ -82,9 +82,9 @@ class Replica:
 
     def submit(self, request: Request) -> None:
         """A request arrives now; raises InvalidRequest if it can never be served."""
+        self._engine.submit(request)
         if self._ahead is not None:
             self._cut_short(self._ahead)
-        self._engine.submit(request)
 
     def resume(self) -> None:
         """What was due now happens."""
