@@ -1,14 +1,18 @@
 """``shoal simulate`` from a scenario to its files."""
 
+import io
 import json
 import signal
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
+from shoal.measure import EngineTotals, RunRecord, summarise
+from shoal.measure.tables import engines_grid
 
 runner = CliRunner()
 
@@ -105,6 +109,40 @@ def test_an_empty_trace_is_no_error(scenario, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
 
 
+def test_an_answer_of_a_billion_tokens_ends_with_the_pool(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("prompt_tokens,output_tokens,arrival_s\n100,50,0\n100,1000000000,1\n100,0,2\n")
+    flags = ["--model", "llama-3.1-8b", "--device", "h100", "--kv-tokens", "1600", "--preset", "vllm"]
+    output = " ".join(simulate("--trace", trace, *flags).split())
+    assert "mean request of 100 + 775 tokens" in output
+    assert "1 request skipped" in output
+    assert "2/2" in output
+
+
+def test_the_engines_table_fits_80_columns():
+    engine = EngineTotals(
+        steps=999_999,
+        decode_steps=999_999,
+        busy_ns=10**9,
+        kv_used_mean=0.999,
+        kv_used_peak=0.999,
+        evictions=99_999,
+        recomputed_tokens=9_999_999,
+        swapped_tokens=0,
+        prefill_tokens=123_456_789,
+        cached_tokens=0,
+        output_tokens=9_999_999,
+    )
+    run = RunRecord(title="", requests=[], samples=[], engines=[engine, engine], end_ns=10**9)
+    console = Console(width=80, file=io.StringIO())
+    console.print(engines_grid(summarise(run)).to_rich())
+    lines = console.file.getvalue().splitlines()
+    cells = "999,999 100.0% 9,999,999 123.5M 99.9% 99.9% 99,999 9,999,999"
+    assert [" ".join(line.split()) for line in lines if "," in line] == [f"0 {cells}", f"1 {cells}"]
+    assert lines[2].split()[0] == "engine"
+    assert lines[2].split()[-1] == "again"
+
+
 def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("prompt_tokens,output_tokens,arrival_s\n10,5,0\n5000,5,1\n20,1,0\n")
@@ -132,6 +170,9 @@ def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
         (["--config", "tiny.yaml", "--json", "none/figures.json"], "there is no folder none"),
         (["--config", "tiny.yaml", "--html", "none/page.html"], "there is no folder none"),
         (["--config", "tiny.yaml", "--out", "tiny.yaml"], "cannot write the results of a run to tiny.yaml"),
+        (["--config", "tiny.yaml", "--tp", "3"], "(flag --tp): llama-3.1-8b has 32 heads"),
+        (["--config", "tiny.yaml", "--kv-memory", "1KiB"], "(flag --kv-memory): kv_cache memory of 1024"),
+        (["--config", "tiny.yaml", "--device", "a100"], "did you mean 'a100-40' or 'a100-80'?"),
         (["--config", "tiny.yaml", "--device", "h1000"], "--device: latency.roofline.device: device 'h1000'"),
     ],
 )

@@ -12,6 +12,7 @@ from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency
 from shoal.config.scenario_file import scenario_section
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_pool import capacity
+from shoal.config.scenario_run import time_alone
 from shoal.config.units import LONGEST_S
 from shoal.core import SLO, ConfigError
 from shoal.forecast import FittedTimes, LatencyModel, LatencyProfile, StepRows, save_profile
@@ -347,6 +348,73 @@ def test_max_tokens_count_in_the_yardstick(tmp_path):
     prepared = prepare(scenario(tmp_path, LLAMA + work))
     assert "100 + 5 tokens" in prepared.facts["default alone"]
     assert {row.output_tokens for row in prepared.run().requests} == {5}
+
+
+def table(folder: Path, *rows: tuple[float, int, int], more: str = "", **work: object) -> str:
+    """A scenario of a trace, in a pool of 1600 tokens."""
+    trace(folder, *rows)
+    keys = "".join(f", {name}: {value}" for name, value in work.items())
+    return f"{LLAMA}kv_cache: {{tokens: 1600}}\nworkload: {{trace: trace.csv{keys}}}\n{more}"
+
+
+def test_outputs_end_with_the_pool_in_the_yardstick(tmp_path):
+    text = table(tmp_path, (0, 100, 50), (1, 100, 10**9))
+    prepared = prepare(scenario(tmp_path, text))
+    assert "100 + 775 tokens" in prepared.facts["default alone"]  # (50 + 1500) / 2
+    assert [row.output_tokens for row in prepared.run().requests] == [50, 1500]
+
+
+def test_outputs_end_with_the_context_in_the_yardstick(tmp_path):
+    text = table(tmp_path, (0, 100, 50), (1, 100, 10**9), more="services: [{name: chat, context: 250}]\n")
+    assert "100 + 100 tokens" in prepare(scenario(tmp_path, text)).facts["chat alone"]  # (50 + 150) / 2
+
+
+def test_refused_requests_do_not_count_in_the_yardstick(tmp_path):
+    rows = [(0, 100, 50), (1, 1600, 9), (2, 10**9, 9), (3, 1599, 9)]
+    prepared = prepare(scenario(tmp_path, table(tmp_path, *rows)))
+    assert "850 + 26 tokens" in prepared.facts["default alone"]  # (100 + 1599) / 2, (50 + 1) / 2
+    assert [row.finish for row in sorted(prepared.run().requests, key=lambda row: row.arrival_ns)] == [
+        "stop",
+        "refused",
+        "refused",
+        "length",
+    ]
+    asked = prepare(scenario(tmp_path, table(tmp_path, (0, 1500, 50), (0, 1501, 50), max_tokens=100)))
+    assert "1,500 + 50 tokens" in asked.facts["default alone"]
+
+
+def test_goals_that_scale_have_a_yardstick_where_every_request_is_refused(tmp_path):
+    more = "services: [{name: chat, slo: {e2e_scale: 5}}]\n"
+    prepared = prepare(scenario(tmp_path, table(tmp_path, (0, 5000, 5), more=more)))
+    assert "1,599 + 1 tokens" in prepared.facts["chat alone"]
+    [row] = prepared.run().requests
+    assert row.finish == "refused"
+
+
+def test_the_yardstick_of_a_long_answer_is_summed_in_parts(monkeypatch):
+    times = RooflineTimes(model_spec("llama-3.1-8b"), device_spec("a100-80"))
+    whole = time_alone(times, 100, 5000, 512)
+    assert whole == pytest.approx(
+        times.step_time(StepRows(0, 0, ((100, 0),), 1)) + times.decode_times(1, 101, 4999).sum()
+    )
+    asked: list[int] = []
+
+    class Watched:
+        step_time = staticmethod(times.step_time)
+
+        def decode_times(self, sequences, context, steps):
+            asked.append(steps)
+            return times.decode_times(sequences, context, steps)
+
+    monkeypatch.setattr("shoal.config.scenario_run._STEPS_AT_ONCE", 1000)
+    assert time_alone(Watched(), 100, 5000, 512) == pytest.approx(whole)
+    assert asked == [1000] * 4 + [999]
+
+
+def test_what_a_trace_leaves_out_is_among_the_facts(tmp_path):
+    prepared = prepare(scenario(tmp_path, table(tmp_path, (0, 10, 5), (1, 10, 0), (2, 0, 5))))
+    assert prepared.facts["trace"].startswith("2 requests skipped")
+    assert "trace" not in prepare(scenario(tmp_path, table(tmp_path, (0, 10, 5)))).facts
 
 
 def test_clients_wait_for_their_answers(tmp_path):

@@ -10,7 +10,7 @@ from shoal.config import load_scenario, prepare, scenario_section
 from shoal.config.flags import flag_settings
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_kinds import latency_kind, lengths_kind
-from shoal.measure import FORMATS
+from shoal.measure import FORMATS, summarise
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
@@ -58,6 +58,7 @@ def test_the_example_on_the_page_runs(tmp_path):
     run = prepare(scenario(tmp_path, example)).run()
     assert len(run.requests) == 200
     assert len(run.engines) == 2
+    assert summarise(run).overall.ttft_s.p99 < 1
 
 
 def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):

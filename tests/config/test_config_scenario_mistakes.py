@@ -44,6 +44,14 @@ def test_a_scenario_without_a_workload_is_shown_one(tmp_path):
         ("{arrivals: {process: poisson}}", "workload.arrivals.rate: missing"),
         ("{arrivals: {rate: 3}}", "the key 'process' must be one of poisson, gamma"),
         ("{arrivals: {process: gamma, rate: 3, cv: 1000}}", "cv must be from 0.01 to 100"),
+        (
+            "{lengths: sharegpt, requests: 1, rate: 1, time_scale: 1e300}",
+            "line 2: workload: time_scale must be",
+        ),
+        (
+            "{lengths: sharegpt, requests: 1000000000000}",
+            "line 2: workload: workload.requests must be at most",
+        ),
         ("{trace: none.csv}", "scenario.yaml, line 2: workload.trace: there is no file or folder none.csv"),
         ("{trace: latency.json, format: azur}", "workload.format: expected one of azure, mooncake"),
         ("{trace: latency.json}", "latency.json: the format is not known"),
@@ -79,6 +87,7 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
             "{roofline: {device: h10}}",
             "line 2: latency.roofline.device: device 'h10' is not known; did you mean",
         ),
+        ("{roofline: {device: a100}}", "not known; did you mean 'a100-40' or 'a100-80'? possible are"),
         ("{roofline: {model: llama-3.1-8b}}", "latency.roofline.device: missing; write device"),
         (
             "{roofline: {device: h100, model: lama}}",
@@ -92,7 +101,7 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
         ("{roofline: {device: h100, model: list.json}}", "expected an object with keys such as"),
         ("{roofline: {device: h100, model: latency.json}}", "has none of hidden_size"),
         ("{roofline: {device: h100}}", "nothing says which model service default runs"),
-        ("{roofline: {device: h100, model: llama-3.1-8b, tp: 5}}", "tp=5 does not divide"),
+        ("{roofline: {device: h100, model: llama-3.1-8b, tp: 5}}", "roofline.tp (flag --tp): llama-3.1"),
         ("{roofline: {device: rtx-4090, model: llama-2-13b}}", "raise tp, or take a larger device"),
         ("{fit: latency.json, tp: 2}", "no latency profile of only with tensor parallel 2"),
         ("{fit: latency.json}", "kv_cache: nothing says how much memory KV of service default takes"),
@@ -122,7 +131,7 @@ def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
             "line 3: kv_cache: the pool's size is written 2 times: tokens, bl",
         ),
         ("kv_cache: {tokens: 5}", "5 tokens are less than one block of 16"),
-        ("kv_cache: {memory: 1KiB}", "does not hold one block"),
+        ("kv_cache: {memory: 1KiB}", "kv_cache.memory (flag --kv-memory): kv_cache memory of 1024"),
         ("kv_cache: {utilisation: 110%}", "kv_cache.utilisation: must be at most 1"),
         ("engines: 0", "engines: must be at least 1"),
         ("dispatch: random", "dispatch: expected one of round-robin, least-loaded"),
@@ -143,3 +152,14 @@ def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
 )
 def test_mistakes_elsewhere(tmp_path, rest, expected):
     assert expected in mistake(tmp_path, f"{LLAMA}{WORK}{rest}\n")
+
+
+def test_the_ways_to_say_when_requests_arrive_are_right(tmp_path):
+    """Every example in the message is a scenario."""
+    message = mistake(tmp_path, LLAMA + "workload: {lengths: sharegpt, requests: 3}\n")
+    assert "--rate 2" in message
+    assert "--clients 8" in message
+    for written in ("rate: 2", "arrivals: {process: poisson, rate: 2}", "arrivals: at-once", "clients: 8"):
+        assert written.removeprefix("arrivals: at").strip("-") in message
+        text = f"{LLAMA}workload: {{lengths: sharegpt, requests: 3, {written}}}\n"
+        assert len(prepare(scenario(tmp_path, text)).requests) == 3

@@ -81,7 +81,7 @@ def test_burstgpt_skips_failures_and_counts_them(tmp_path: Path) -> None:
     assert [row.arrival_ns for row in trace.rows] == [0, 113_500_000_000]
     assert [row.client for row in trace.rows] == ["ChatGPT Conversation log", "GPT-4 API log"]
     assert trace.skipped == 1
-    assert "1 requests" in trace.note
+    assert trace.note == "1 request skipped, which failed or had nothing to ask or answer"
 
 
 def test_burstgpt_with_sessions(tmp_path: Path) -> None:

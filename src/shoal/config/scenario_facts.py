@@ -8,7 +8,7 @@ from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
 from shoal.config.scenario_pool import Deployment, Pools, capacity
 from shoal.config.settings import scheduler_section
 from shoal.simulate import EngineSpec
-from shoal.workload import WorkloadOptions
+from shoal.workload import Workload, WorkloadOptions
 
 Means = Mapping[str, tuple[int, int] | None]
 """Mean prompt and output length by service."""
@@ -21,10 +21,12 @@ def state_facts(
     engine: EngineSpec,
     pools: Pools,
     means: Means,
-    requests: int,
+    workload: Workload,
 ) -> dict[str, str]:
     """The facts by name, in the order in which they are shown."""
-    facts = {"workload": _workload(scenario.workload, requests)}
+    facts = {"workload": _workload(scenario.workload, len(workload.requests))}
+    if workload.note:
+        facts["trace"] = workload.note
     for name, latency in latencies.items():
         facts[f"service {name}"] = _service(latency, deployments[name])
     for service in scenario.services:

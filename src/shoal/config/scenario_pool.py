@@ -52,7 +52,11 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
                 "kv_cache.tokens or kv_cache.blocks"
             )
         memory = pool.memory_bytes or _left_on_device(deployments, pool.utilisation)
-        layout = plan_layout(shapes, memory_bytes=memory, block_size=pool.block_size, kind=kind)
+        try:
+            layout = plan_layout(shapes, memory_bytes=memory, block_size=pool.block_size, kind=kind)
+        except ConfigError as error:
+            given = "utilisation" if pool.memory_bytes is None else "memory (flag --kv-memory)"
+            raise ConfigError(f"kv_cache.{given}: {error}") from None
     elif unknown:
         if kind == "split":
             raise ConfigError(

@@ -30,8 +30,10 @@ from shoal.simulate import (
     Watch,
     dispatch_named,
 )
-from shoal.workload import build_requests
+from shoal.workload import build_workload
 
+_STEPS_AT_ONCE = 1 << 18
+"""So that no length of an answer fills the memory."""
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 
 
@@ -75,12 +77,20 @@ def prepare(scenario: Scenario) -> PreparedRun:
         )
     times = {name: _step_times(name, latency, deployments[name].model) for name, latency in latencies.items()}
     pools = plan_pools(scenario, deployments)
-    requests = build_requests(scenario.workload, list(times), scenario.kv_cache.block_size)
-    means = {name: mean_request(requests, name) for name in times}
+    workload = build_workload(scenario.workload, list(times), scenario.kv_cache.block_size)
+    requests = workload.requests
+    contexts = {
+        service.name: service.context_tokens or capacity(pools.layout, service.name)
+        for service in scenario.services
+    }
+    means = {
+        name: mean_request(requests, name, min(context, capacity(pools.layout, name)))
+        for name, context in contexts.items()
+    }
     services = {
         service.name: ServiceSpec(
             times=times[service.name],
-            context_tokens=service.context_tokens or capacity(pools.layout, service.name),
+            context_tokens=contexts[service.name],
             slo=service.slo,
             execution_s=service.execution_s
             or _alone(times[service.name], means[service.name], scenario.scheduler.max_batched_tokens),
@@ -96,19 +106,26 @@ def prepare(scenario: Scenario) -> PreparedRun:
         host_bytes_per_s=scenario.kv_cache.swap_bytes_per_s,
         prefix_caching=scenario.kv_cache.prefix_caching,
     )
-    facts = state_facts(scenario, latencies, deployments, engine, pools, means, len(requests))
+    facts = state_facts(scenario, latencies, deployments, engine, pools, means, workload)
     return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts)
 
 
-def mean_request(requests: Sequence[Request], service: str) -> tuple[int, int] | None:
-    """Mean prompt and output length of a service's requests, in whole tokens; None where there are none."""
+def mean_request(requests: Sequence[Request], service: str, room: int) -> tuple[int, int] | None:
+    """Mean prompt and output length of a service's requests, in whole tokens; None where there are none.
+
+    room: most tokens of prompt and output together, where outputs end. Requests that it refuses do not count;
+    where it refuses all of them, the mean request is the longest prompt that it takes, and one token more.
+    """
     own = [request for request in requests if request.service == service]
-    if not own:
-        return None
-    return (
-        round(fmean(len(request.prompt) for request in own)),
-        max(1, round(fmean(_output_tokens(request) for request in own))),
-    )
+    served = [
+        (len(request.prompt), min(_output_tokens(request), room - len(request.prompt)))
+        for request in own
+        if len(request.prompt) + max(1, request.sampling.max_tokens or 1) <= room
+    ]
+    if not served:
+        return (max(1, room - 1), 1) if own else None
+    prompts, outputs = zip(*served, strict=True)
+    return round(fmean(prompts)), max(1, round(fmean(outputs)))
 
 
 def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_batched_tokens: int) -> float:
@@ -124,8 +141,9 @@ def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_bat
             else StepRows(0, 0, ((count, before),), sampled)
         )
         seconds += times.step_time(rows)
-    if output_tokens > 1:
-        seconds += float(times.decode_times(1, prompt_tokens + 1, output_tokens - 1).sum())
+    for done in range(0, output_tokens - 1, _STEPS_AT_ONCE):
+        steps = min(_STEPS_AT_ONCE, output_tokens - 1 - done)
+        seconds += float(times.decode_times(1, prompt_tokens + 1 + done, steps).sum())
     return seconds
 
 
@@ -177,7 +195,10 @@ def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTim
             f"latency.roofline: nothing says which model service {name} runs; write the service's model, "
             "roofline: {model: llama-3.1-8b, ...}, or the flag --model"
         )
-    return RooflineTimes(model, latency.roofline.device, latency.roofline.tp)
+    try:
+        return RooflineTimes(model, latency.roofline.device, latency.roofline.tp)
+    except ConfigError as error:
+        raise ConfigError(f"latency.roofline.tp (flag --tp): {error}") from None
 
 
 def _fitted(name: str, latency: FitLatency) -> StepTimes:

@@ -128,8 +128,10 @@ def device_spec(name: str) -> DeviceSpec:
     """The device called ``name``, as ``find_device_spec`` reads it; raises ConfigError that lists all."""
     spec = find_device_spec(name)
     if spec is None:
-        near = get_close_matches(name.lower(), DEVICE_SPECS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        # A family's name, such as a100, means its members before it means what is spelled like it.
+        family = [key for key in DEVICE_SPECS if _plain(name) and _plain(key).startswith(_plain(name))]
+        near = family or get_close_matches(name.lower(), DEVICE_SPECS, n=1)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ConfigError(f"device {name!r} is not known; {hint}possible are {', '.join(DEVICE_SPECS)}")
     return spec
 

@@ -115,8 +115,11 @@ def latency_grid(summary: Summary) -> Grid:
 
 
 def engines_grid(summary: Summary) -> Grid:
-    """One row for each engine."""
-    heads = ["engine", "steps", "busy", "tokens", "prefilled", "KV mean", "KV peak", "evicted", "recomputed"]
+    """One row for each engine; heads and figures are short enough for 80 columns.
+
+    KV is the mean share in use, and peak its largest; "again" is what ``tokens_grid`` calls recomputed.
+    """
+    heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "evicted", "again"]
     rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
     return Grid(title="Engines", heads=heads, rows=rows)
 
@@ -198,16 +201,21 @@ def _mean_and_tail(spread: Spread | None, scale: float = 1.0) -> str:
     return NOTHING if spread is None else f"{figure(spread.mean * scale)}\n{figure(spread.p99 * scale)}"
 
 
+def _count(value: int) -> str:
+    """All digits, and from ten million on millions."""
+    return f"{value:,}" if value < 10**7 else f"{value / 1e6:,.1f}M"
+
+
 def _engine_row(number: int, engine: EngineTotals, duration_s: float) -> list[str]:
     ran = engine.steps > 0
     return [
         str(number),
-        f"{engine.steps:,}",
+        _count(engine.steps),
         share(engine.busy_ns / 1e9 / duration_s if duration_s > 0 else None),
-        f"{engine.output_tokens:,}",
-        f"{engine.prefill_tokens:,}",
+        _count(engine.output_tokens),
+        _count(engine.prefill_tokens),
         share(engine.kv_used_mean if ran else None),
         share(engine.kv_used_peak if ran else None),
-        f"{engine.evictions:,}",
-        f"{engine.recomputed_tokens:,}",
+        _count(engine.evictions),
+        _count(engine.recomputed_tokens),
     ]

@@ -33,7 +33,7 @@ from shoal.workload.distributions import (
     UniformLength,
 )
 from shoal.workload.mooncake import write_mooncake
-from shoal.workload.options import WorkloadOptions, build_requests, deal
+from shoal.workload.options import Workload, WorkloadOptions, build_requests, build_workload, deal
 from shoal.workload.prefixes import block_hashes
 from shoal.workload.presets import LENGTHS
 from shoal.workload.readers import FORMATS, Trace, TraceFormat, guess_format, load_trace, read_trace
@@ -66,9 +66,11 @@ __all__ = [
     "Uniform",
     "UniformLength",
     "Weibull",
+    "Workload",
     "WorkloadOptions",
     "block_hashes",
     "build_requests",
+    "build_workload",
     "deal",
     "generate_rows",
     "guess_format",

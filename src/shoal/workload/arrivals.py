@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core import ConfigError
+from shoal.workload.rows import LARGEST_S
 
+LARGEST_TIME_SCALE = 1e6
 LARGEST_CV = 100.0
 SMALLEST_CV = 0.01
 
@@ -116,8 +118,7 @@ class Replay:
     times: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.time_scale < math.inf:
-            raise ConfigError(f"time_scale must be more than 0, got {self.time_scale}; 0.5 doubles the load")
+        check_time_scale(self.time_scale)
         if self.rate is not None:
             _check_rate(self.rate)
             if self.time_scale != 1:
@@ -171,7 +172,26 @@ def weibull_shape(cv: float) -> float:
     return math.sqrt(low * high)
 
 
+def check_time_scale(time_scale: float) -> None:
+    """Raise ConfigError unless times can be multiplied by it."""
+    if not 0 < time_scale <= LARGEST_TIME_SCALE:
+        raise ConfigError(
+            f"time_scale must be more than 0 and at most {LARGEST_TIME_SCALE:g}, got {time_scale}; 0.5 "
+            "doubles the load"
+        )
+
+
+def check_span(seconds: float, count: int) -> None:
+    """Raise ConfigError where the last of ``count`` requests comes later than a hundred years."""
+    if not seconds <= LARGEST_S:
+        raise ConfigError(
+            f"the last of {count:,} requests would arrive after {seconds / LARGEST_S * 100:.3g} years, and a "
+            "hundred are the most; give a higher rate, a smaller time_scale or fewer requests"
+        )
+
+
 def _add_up(gaps_s: NDArray[np.float64]) -> list[int]:
+    check_span(float(gaps_s.sum()), len(gaps_s))
     # Gaps are rounded before they are added: exact sums that do not depend on how many there are.
     total: list[int] = np.cumsum(np.rint(gaps_s * 1e9).astype(np.int64)).tolist()
     return total

@@ -27,6 +27,8 @@ def _nanoseconds(text: str, path: Path, line: int) -> int:
     text = text.strip().removesuffix("Z").removesuffix("+00:00")
     fraction = text[_SECONDS:].removeprefix(".")
     try:
+        if not text.isascii():
+            raise ValueError
         since = datetime.fromisoformat(text[:_SECONDS]) - _EPOCH
         if len(text) < _SECONDS or len(fraction) > 9 or not (fraction.isdecimal() or len(text) == _SECONDS):
             raise ValueError

@@ -16,6 +16,8 @@ from shoal.workload.rows import TraceRow
 TURN_COLUMNS = ("conv", "turn", "role", "tokens")
 CHARACTERS_PER_TOKEN = 4
 HASH_TOKENS = 16
+LARGEST_CONVERSATION = 10**7
+"""Most tokens of a conversation: every request has a hash for each ``HASH_TOKENS`` of its prompt."""
 _ANSWERING = {"gpt", "assistant", "model", "chatgpt", "bing", "bard"}
 
 
@@ -25,20 +27,20 @@ class _Conversation:
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.last = -1
-        self._tokens = 0
+        self.tokens = 0
         self._first = derive_seed(number) >> 1
         self._hashes: list[int] = []
 
     def turn(self, role: str, tokens: int) -> Iterator[TraceRow | None]:
         """The request that an answer is; None for an empty answer, or one to nothing."""
         if role.strip().lower() in _ANSWERING:
-            yield self._request(tokens) if self._tokens and tokens else None
-        self._tokens += tokens
+            yield self._request(tokens) if self.tokens and tokens else None
+        self.tokens += tokens
 
     def _request(self, output: int) -> TraceRow:
-        full = self._tokens // HASH_TOKENS
+        full = self.tokens // HASH_TOKENS
         self._hashes.extend(range(self._first + len(self._hashes), self._first + full))
-        return TraceRow(0, self._tokens, output, self.name, tuple(self._hashes), HASH_TOKENS)
+        return TraceRow(0, self.tokens, output, self.name, tuple(self._hashes), HASH_TOKENS)
 
 
 def read_turns(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
@@ -50,7 +52,11 @@ def read_turns(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
         if number <= talk.last:
             raise broken(path, line, f"turn {number} of conversation {name}", f"one after turn {talk.last}")
         talk.last = number
-        yield from talk.turn(role, whole(tokens, "tokens", path, line, least=0))
+        length = whole(tokens, "tokens", path, line, least=0)
+        if talk.tokens + length > LARGEST_CONVERSATION:
+            wrong = f"conversation {name} has {talk.tokens + length} tokens with this turn"
+            raise broken(path, line, wrong, f"at most {LARGEST_CONVERSATION}")
+        yield from talk.turn(role, length)
 
 
 def read_sharegpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
@@ -65,7 +71,11 @@ def read_sharegpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]
             role, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
             if not isinstance(role, str) or not isinstance(text, str):
                 raise broken(path, line, "a turn without texts", '{"from": "human", "value": "Hello"}')
-            yield from talk.turn(role, count_tokens(text))
+            length = count_tokens(text)
+            if talk.tokens + length > LARGEST_CONVERSATION:
+                wrong = f"a conversation of more than {LARGEST_CONVERSATION} tokens"
+                raise broken(path, line, wrong, "shorter ones")
+            yield from talk.turn(role, length)
 
 
 def tokens_by_characters(text: str) -> int:
@@ -95,6 +105,10 @@ def _elements(path: Path) -> Iterator[tuple[int, Any]]:
             wrong = "the file ends inside the list" if place >= len(text) else "no comma after an element"
             raise broken(path, line + text.count("\n", counted, place), wrong, "',' or ']'")
         place = _skip(text, place + 1) if text[place] == "," else place
+    after = _skip(text, place + 1)
+    if after < len(text):
+        wrong = f"the list has ended, but {text[after : after + 20]!r} follows"
+        raise broken(path, line + text.count("\n", counted, after), wrong, "nothing more")
 
 
 def _skip(text: str, place: int) -> int:

@@ -10,8 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from shoal.core import derive_seed
-from shoal.workload.lines import ReadOptions, broken, csv_lines, header_of, nanoseconds, real, table, whole
-from shoal.workload.rows import TraceRow
+from shoal.workload.lines import (
+    LARGEST_COUNT,
+    ReadOptions,
+    broken,
+    csv_lines,
+    header_of,
+    nanoseconds,
+    real,
+    table,
+    whole,
+)
+from shoal.workload.rows import LARGEST_REQUESTS, TraceRow
 
 INVOCATION_COLUMNS = ("app", "func", "end_timestamp", "duration")
 COUNT_COLUMNS = ("hashowner", "hashapp", "hashfunction", "trigger")
@@ -43,7 +53,10 @@ def read_counts(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
             raise broken(path, line, f"{len(cells)} columns", str(len(header)))
         client = "/".join(cells[1:3])
         for minute, cell in enumerate(cells[fixed:]):
-            count = whole(cell, f"minute {header[fixed + minute]}", path, line, least=0)
+            count = whole(cell, f"minute {header[fixed + minute]}", path, line, 0, LARGEST_COUNT)
+            if len(arrivals) + count > LARGEST_REQUESTS:
+                most = f"at most {LARGEST_REQUESTS:,}; keep fewer lines, or fewer minutes"
+                raise broken(path, line, f"more than {LARGEST_REQUESTS:,} invocations so far", most)
             if count:
                 draw = np.random.default_rng(derive_seed(options.seed, line, minute))
                 offsets = np.sort(draw.integers(0, _MINUTE_NS, count)).tolist()

@@ -5,14 +5,23 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
 from shoal.core import ConfigError
-from shoal.workload.rows import TraceRow
+from shoal.workload.rows import LARGEST_S, TraceRow
 
 LARGEST_LENGTH = 10**9
-LARGEST_SECONDS = 1e11
+LARGEST_COUNT = 10**6
+"""Most requests of one client in one window or minute, where a trace has counts or rates."""
+_NO_TEXT = (
+    (b"\x1f\x8b", "is compressed with gzip; unpack it first (gunzip)"),
+    (b"PK\x03\x04", "is a zip archive; unpack it first (unzip)"),
+    (b"\xff\xfe", "is UTF-16, not UTF-8; convert it first (iconv -f UTF-16 -t UTF-8)"),
+    (b"\xfe\xff", "is UTF-16, not UTF-8; convert it first (iconv -f UTF-16 -t UTF-8)"),
+)
+"""How files begin that hold no UTF-8 text, and what to do about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +46,20 @@ def broken(path: Path, line: int, wrong: str, expected: str) -> ConfigError:
 
 
 def open_text(path: Path) -> TextIO:
-    """Open a trace file for reading; what is no UTF-8 shows up as a broken number, with its line."""
+    """Open a trace file for reading; a byte that is no UTF-8 shows up as a broken number, with its line.
+
+    Raises ConfigError for a file that cannot be read, or that is compressed or UTF-16.
+    """
     try:
-        return path.open(encoding="utf-8-sig", errors="replace", newline="")
+        file = path.open("rb")
+        head = file.peek(4)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    for magic, what in _NO_TEXT:
+        if head.startswith(magic):
+            file.close()
+            raise ConfigError(f"{path}: {what}")
+    return TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
 
 
 def header_of(line: str) -> list[str]:
@@ -66,8 +84,8 @@ def table(
 ) -> Iterator[tuple[int, list[str]]]:
     """Line number and the cells of the named columns, "" for an optional column that is missing.
 
-    Column names are compared in lower case. Raises ConfigError where a required column is missing or a line
-    has more or fewer cells than the header.
+    Column names are compared in lower case. Raises ConfigError where a required column is missing, where a
+    named one is there twice, or where a line has more or fewer cells than the header.
     """
     lines = csv_lines(path)
     number, header = next(lines, (0, list(required)))
@@ -75,6 +93,9 @@ def table(
     missing = [name for name in required if name not in names]
     if missing:
         raise broken(path, number, f"no column {', '.join(missing)}", f"columns {','.join(required)}")
+    twice = [name for name in (*required, *optional) if names.count(name) > 1]
+    if twice:
+        raise broken(path, number, f"column {', '.join(twice)} more than once", "one of each")
     places = [names.index(name) if name in names else -1 for name in (*required, *optional)]
     for line, cells in lines:
         if len(cells) != len(names):
@@ -104,18 +125,18 @@ def member(record: dict[str, Any], name: str, path: Path, line: int, like: str) 
     return record[name]
 
 
-def whole(value: object, name: str, path: Path, line: int, least: int = 1) -> int:
-    """A length or count of at least ``least``; raises ConfigError for anything else."""
+def whole(value: object, name: str, path: Path, line: int, least: int = 1, most: int = LARGEST_LENGTH) -> int:
+    """A length or count from ``least`` to ``most``; raises ConfigError for anything else."""
     number = _as_int(value)
-    if number is None or not least <= number <= LARGEST_LENGTH:
+    if number is None or not least <= number <= most:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
-        limits = f"a whole number from {least} to {LARGEST_LENGTH}"
+        limits = f"a whole number from {least} to {most}"
         raise broken(path, line, f"{name} is {str(shown)[:80]!r}", limits)
     return number
 
 
 def _as_int(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or _odd(value):
         return None
     try:
         return int(value) if isinstance(value, int | str) else _exact(value)
@@ -127,24 +148,31 @@ def _as_int(value: object) -> int | None:
         return None
 
 
+def _odd(value: int | float | str) -> bool:
+    """Whether Python reads a number here that nobody else would: ``3_74``, or digits of other scripts."""
+    return isinstance(value, str) and ("_" in value or not value.isascii())
+
+
 def _exact(value: float) -> int | None:
     return int(value) if math.isfinite(value) and value.is_integer() else None
 
 
-def real(value: object, name: str, path: Path, line: int, least: float = -LARGEST_SECONDS) -> float:
-    """A finite number of at least ``least``; raises ConfigError for anything else."""
+def real(
+    value: object, name: str, path: Path, line: int, least: float = -LARGEST_S, most: float = LARGEST_S
+) -> float:
+    """A number from ``least`` to ``most``; raises ConfigError for anything else."""
     try:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or _odd(value):
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
         number = math.nan
-    if not least <= number <= LARGEST_SECONDS:
-        limits = f"a number from {least:g} to {LARGEST_SECONDS:g}"
+    if not least <= number <= most:
+        limits = f"a number from {least:g} to {most:g}"
         raise broken(path, line, f"{name} is {str(value)[:80]!r}", limits)
     return number
 
 
 def nanoseconds(value: object, name: str, path: Path, line: int) -> int:
-    """Seconds as nanoseconds."""
+    """Seconds as nanoseconds; at most a hundred years."""
     return round(real(value, name, path, line) * 1e9)

@@ -10,7 +10,7 @@ from pathlib import Path
 from shoal.core import ConfigError
 from shoal.workload.lines import ReadOptions, broken, json_lines, member, real, whole
 from shoal.workload.prefixes import block_hashes
-from shoal.workload.rows import MOONCAKE_BLOCK, TraceRow
+from shoal.workload.rows import LARGEST_S, MOONCAKE_BLOCK, TraceRow
 
 _LIKE = '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}'
 
@@ -55,7 +55,7 @@ def write_mooncake(path: Path, rows: Iterable[TraceRow]) -> None:
 
 
 def _arrival(value: object, path: Path, line: int) -> int:
-    milliseconds = real(value, "timestamp", path, line)
+    milliseconds = real(value, "timestamp", path, line, -1e3 * LARGEST_S, 1e3 * LARGEST_S)
     return value * 10**6 if isinstance(value, int) else round(milliseconds * 1e6)
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.core import ConfigError, Request, derive_seed, uniform
-from shoal.workload.arrivals import ARRIVALS, ArrivalProcess, AtOnce, Replay
+from shoal.workload.arrivals import ARRIVALS, ArrivalProcess, AtOnce, Replay, check_time_scale
 from shoal.workload.distributions import LengthDistribution
 from shoal.workload.presets import LENGTHS
 from shoal.workload.readers import load_trace
 from shoal.workload.requests import ServiceOf, to_requests, with_arrivals, with_lengths
-from shoal.workload.rows import TraceRow
+from shoal.workload.rows import LARGEST_REQUESTS, TraceRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,12 @@ class WorkloadOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"workload.{name} must be at least 1, got {value}")
-        if not 0 < self.time_scale < math.inf:
-            raise ConfigError(f"workload.time_scale must be more than 0, got {self.time_scale}")
+        if self.requests is not None and self.requests > LARGEST_REQUESTS:
+            raise ConfigError(
+                f"workload.requests must be at most {LARGEST_REQUESTS:,}, which are held in memory; got "
+                f"{self.requests:,}"
+            )
+        check_time_scale(self.time_scale)
         if self.trace is None and (self.lengths is None or self.requests is None):
             raise ConfigError(
                 "a workload needs a trace (trace: FILE), or lengths and a number of requests "
@@ -58,23 +62,37 @@ class WorkloadOptions:
             raise ConfigError(f"workload.services needs shares, at least one above 0; got {dict(shares)}")
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A workload's requests, by arrival. note: as in ``Trace``, how its trace was read, or ""."""
+
+    requests: list[Request]
+    note: str = ""
+
+
 def build_requests(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> list[Request]:
-    """The requests of a workload, by arrival; pure but for reading the trace.
+    """The requests of a workload, by arrival; ``build_workload`` tells more."""
+    return build_workload(options, services, block_size).requests
+
+
+def build_workload(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> Workload:
+    """What a workload comes to; pure but for reading the trace.
 
     services: names of all services there are. Raises ConfigError for a broken trace, for arrivals or lengths
     that neither the trace nor the options have, and for shares of unknown services.
     """
-    rows, timed = _rows(options)
+    rows, timed, note = _rows(options)
     if options.clients is not None:
         rows = with_arrivals(rows, AtOnce(), 0)
     elif options.arrivals is not None:
         rows = with_arrivals(rows, _process(options.arrivals, rows, timed), derive_seed(options.seed, 2))
     elif not timed and rows:
         raise ConfigError(
-            "nothing says when requests arrive: give arrivals (for example {poisson: {rate: 2}}, or at-once; "
-            f"there are {', '.join(ARRIVALS)}), or a closed loop (clients: 8)"
+            "nothing says when requests arrive: give a rate (--rate 2, or workload.rate: 2), a process "
+            "(workload.arrivals: {process: poisson, rate: 2}, or at-once; there are "
+            f"{', '.join(ARRIVALS)}), or a closed loop (--clients 8, or workload.clients: 8)"
         )
-    return to_requests(
+    requests = to_requests(
         rows,
         _dealer(options, services, rows),
         block_size=block_size,
@@ -82,6 +100,7 @@ def build_requests(options: WorkloadOptions, services: Sequence[str], block_size
         max_tokens=options.max_tokens,
         seed=options.seed,
     )
+    return Workload(requests, note)
 
 
 def deal(clients: Sequence[str], services: Sequence[str]) -> dict[str, str]:
@@ -92,19 +111,20 @@ def deal(clients: Sequence[str], services: Sequence[str]) -> dict[str, str]:
     return {client: services[turn % len(services)] for turn, client in enumerate(dict.fromkeys(clients))}
 
 
-def _rows(options: WorkloadOptions) -> tuple[list[TraceRow], bool]:
-    """Rows with lengths, and whether their times mean something."""
+def _rows(options: WorkloadOptions) -> tuple[list[TraceRow], bool, str]:
+    """Rows with lengths, whether their times mean something, and how they were read."""
     if options.trace is None:
-        rows, timed, sized = [TraceRow(0, 0, 0)] * (options.requests or 0), False, False
+        rows = [TraceRow(0, 0, 0)] * (options.requests or 0)
+        timed, sized, note = False, False, ""
     else:
         seed = derive_seed(options.seed, 0)
         trace = load_trace(options.trace, options.format, seed=seed, limit=options.requests)
-        rows, timed, sized = trace.rows, trace.timed, trace.sized
+        rows, timed, sized, note = trace.rows, trace.timed, trace.sized, trace.note
     if options.lengths is not None:
         rows = with_lengths(rows, options.lengths, derive_seed(options.seed, 1))
     elif not sized and rows:
         raise ConfigError(f"{options.trace} has arrivals only; give lengths: one of {', '.join(LENGTHS)}")
-    return rows, timed
+    return rows, timed, note
 
 
 def _process(arrivals: ArrivalProcess, rows: Sequence[TraceRow], timed: bool) -> ArrivalProcess:

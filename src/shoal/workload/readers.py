@@ -12,7 +12,7 @@ from shoal.workload.length_tables import ARRIVAL, lengths_columns, read_lengths,
 from shoal.workload.lines import Reader, ReadOptions, header_of, open_text
 from shoal.workload.mooncake import read_mooncake
 from shoal.workload.request_logs import read_request_log
-from shoal.workload.rows import TraceRow, in_order
+from shoal.workload.rows import LARGEST_REQUESTS, TraceRow, in_order
 from shoal.workload.servegen import is_servegen, read_servegen
 
 
@@ -102,7 +102,13 @@ def load_trace(
         found = "a folder" if path.is_dir() else "no folder"
         raise ConfigError(f"{path}: is {found}; the format {chosen} is {kind.about}")
     rows, skipped = _take(kind.read(path, ReadOptions(seed, count_tokens)), limit)
-    notes = [f"{skipped} requests that failed or are empty were skipped"] if skipped else []
+    if len(rows) > LARGEST_REQUESTS:
+        raise ConfigError(
+            f"{path}: more than {LARGEST_REQUESTS:,} requests; ask for the first so many of them (requests: "
+            "100000, or --requests 100000)"
+        )
+    words = "request skipped, which" if skipped == 1 else "requests skipped, which"
+    notes = [f"{skipped:,} {words} failed or had nothing to ask or answer"] if skipped else []
     if kind.read is read_sharegpt and count_tokens is None:
         notes.append(f"no tokenizer was given: lengths are characters / {CHARACTERS_PER_TOKEN}")
     return Trace(
@@ -119,7 +125,7 @@ def _take(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[Tra
             skipped += 1
             continue
         rows.append(row)
-        if len(rows) == limit:
+        if len(rows) == limit or len(rows) > LARGEST_REQUESTS:
             break
     return rows, skipped
 
@@ -136,6 +142,8 @@ def guess_format(path: Path) -> str | None:
         return None
     if head.startswith("["):
         return "sharegpt"
+    if "\ufffd" in head or "\0" in head:
+        raise _unknown(path, "it is not UTF-8 text")
     found = _by_members(head) if head.startswith("{") else _by_columns(header_of(head))
     if found is None:
         raise _unknown(path, f"its first line is {head[:80]!r}")

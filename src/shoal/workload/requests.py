@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt, derive_seed
-from shoal.workload.arrivals import ArrivalProcess
+from shoal.workload.arrivals import ArrivalProcess, check_span, check_time_scale
 from shoal.workload.distributions import LengthDistribution
 from shoal.workload.prefixes import block_hashes
 from shoal.workload.rows import TraceRow, in_order
@@ -30,14 +30,18 @@ def to_requests(
     service: its name, or a function that says which. block_size: tokens of the engine's KV blocks, for which
     shared prefixes are hashed. limit: only so many, the earliest. time_scale: times are multiplied by it (0.5
     doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the draws
-    of the requests. Raises ConfigError for rows without lengths.
+    of the requests. Raises ConfigError for rows without lengths, and for requests that come later than a
+    hundred years.
     """
-    if block_size < 1 or not 0 < time_scale < float("inf"):
-        raise ConfigError(f"block_size and time_scale must be more than 0, got {block_size} and {time_scale}")
+    if block_size < 1:
+        raise ConfigError(f"block_size must be more than 0, got {block_size}")
+    check_time_scale(time_scale)
     service_of = _always(service) if isinstance(service, str) else service
     sampling = SamplingParams(max_tokens=max_tokens)
     requests = []
-    for number, row in enumerate(in_order(rows, from_zero=from_zero)[:limit]):
+    ordered = in_order(rows, from_zero=from_zero)[:limit]
+    check_span(ordered[-1].arrival_ns * time_scale / 1e9 if ordered else 0.0, len(ordered))
+    for number, row in enumerate(ordered):
         if row.prompt_tokens < 1 or row.output_tokens < 1:
             raise ConfigError(
                 f"request {number} of the trace has no lengths; draw them, for example with lengths: sharegpt"

@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 
 MOONCAKE_BLOCK = 512
 """Tokens that one hash of Mooncake's format covers."""
+LARGEST_S = 100 * 365.25 * 86_400
+"""A hundred years, in seconds: the latest that a request may come. Nanoseconds fill 64 bits after 292."""
+LARGEST_REQUESTS = 20_000_000
+"""Most requests of one workload: they are held in memory, at some hundred bytes each."""
 
 
 @dataclass(frozen=True, slots=True)

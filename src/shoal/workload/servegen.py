@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core import ConfigError, derive_seed
-from shoal.workload.lines import ReadOptions, broken, csv_lines, open_text, real
+from shoal.workload.lines import (
+    LARGEST_COUNT,
+    LARGEST_LENGTH,
+    ReadOptions,
+    broken,
+    csv_lines,
+    open_text,
+    real,
+)
 from shoal.workload.rows import TraceRow
 
 WINDOW_S = 600
@@ -91,7 +99,7 @@ def _client(folder: Path, number: int) -> _Client:
         if len(cells) != 6:
             raise broken(path, line, f"{len(cells)} columns", f"6: {_COLUMNS}")
         start = int(real(cells[0], "t", path, line, least=0.0))
-        requests = round(real(cells[1], "rate", path, line, least=0.0) * WINDOW_S)
+        requests = round(real(cells[1], "rate", path, line, 0.0, LARGEST_COUNT / WINDOW_S) * WINDOW_S)
         pattern = cells[3].strip()
         if pattern not in {"", "Gamma", "Weibull"}:
             raise broken(path, line, f"pattern is {pattern[:80]!r}", "Gamma or Weibull")
@@ -139,7 +147,7 @@ class _Lengths:
             self._raw = {str(int(key)): value for key, value in raw.items()}
         except json.JSONDecodeError as error:
             raise broken(self._path, error.lineno, f"not JSON ({error.msg})", "lengths by window") from None
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise broken(self._path, 1, "no object of windows", '{"0": {"input_tokens": ...}}') from None
         self._starts = sorted(int(key) for key in self._raw)
         if not self._starts:
@@ -151,11 +159,14 @@ class _Lengths:
             shares = json.loads(_KEY.sub(r'"\1":', self._raw[str(key)][side]))
             lengths = np.array([int(float(length)) for length in shares], dtype=np.int64)
             weights = np.array(list(shares.values()), dtype=np.float64)
-            if not len(lengths) or lengths.min() < 1 or weights.min() < 0 or not 0 < weights.sum() < np.inf:
+            if not len(lengths) or lengths.min() < 1 or lengths.max() > LARGEST_LENGTH:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
+            if weights.min() < 0 or not 0 < weights.sum() < np.inf:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             wrong = f"window {key} has requests but no distribution {side!r}"
-            raise broken(self._path, 1, wrong, '"{45: 0.25, 46: 0.75}", lengths of at least 1') from None
+            limits = f"lengths from 1 to {LARGEST_LENGTH}"
+            raise broken(self._path, 1, wrong, f'"{{45: 0.25, 46: 0.75}}", {limits}') from None
         cumulated = np.cumsum(weights)
         # The last step is open upwards, so that rounding leaves no draw without a length.
         cumulated = np.append(cumulated[:-1] / cumulated[-1], 1.0)
