@@ -69,6 +69,23 @@ def test_a_draw_depends_on_request_progress_and_sample_only():
     assert (later != drawn).mean() > 0.9
 
 
+@given(
+    st.lists(st.integers(1, 40), max_size=30),
+    st.lists(st.integers(0, 40), max_size=5),
+    st.integers(1, 60),
+    st.integers(0, 45),
+    st.integers(1, 60),
+    st.integers(0, 2**64 - 1),
+)
+def test_a_draw_for_one_request_is_that_among_many(finished, running, window, generated, further, seed):
+    history = history_of(finished, window=window)
+    distribution = history.distribution(np.array(running, dtype=np.int64))
+    ceiling = generated + further
+    seeds = np.array([seed], dtype=np.uint64)
+    drawn = distribution.draw(seeds, np.array([generated]), np.array([ceiling]), 7)
+    assert distribution.draw_one(seed, generated, ceiling, 7) == drawn[:, 0].tolist()
+
+
 def test_only_the_window_counts():
     history = history_of([100] * 5 + [7] * 10, window=10)
     drawn = history.distribution(NOBODY).draw(seeds_of(1), np.array([0]), np.array([1_000]), 100)

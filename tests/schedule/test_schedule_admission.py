@@ -11,7 +11,8 @@ from shoal.core import SyntheticPrompt, uniform
 from shoal.forecast import LengthHistory
 from shoal.kvcache import BlockPool
 from shoal.schedule import Aggressive, Conservative, Oracle, PastFuture
-from shoal.schedule.crowd import Crowd, Members
+from shoal.schedule.crowd import Crowd
+from shoal.schedule.members import Members
 from shoal.schedule.tracked import track
 
 
@@ -159,6 +160,22 @@ def test_what_was_forecast_before_does_not_change_a_forecast(state):
         assert stepwise == at_once
         assert seen == sorted(seen)
         assert crowd.footprint <= at_once <= crowd.most
+
+
+def test_columns_follow_those_who_come_and_go():
+    scheduler = make_scheduler(make_pool(40), victim="fewest-tokens", preempt=True, order="edf")
+    group = scheduler._groups["a"]
+    sizes = set()
+
+    def before_step(step, done):
+        members = Members.of(group.running, None)
+        sizes.add(len(group.running))
+        assert group.crowd().members.table.tolist() == members.table.tolist()
+        assert group.crowd().tokens.tolist() == [one.expected for one in group.running]
+
+    run(scheduler, [make_request(1 + at % 7, 1 + at % 11) for at in range(100)], before_step=before_step)
+    assert max(sizes) > 8
+    assert len(sizes) > 4
 
 
 def test_nothing_is_forecast_while_blocks_are_missing_or_nobody_waits(monkeypatch):

@@ -22,7 +22,8 @@ from shoal.schedule import (
     Turn,
     admission_class,
 )
-from shoal.schedule.crowd import Crowd, Members
+from shoal.schedule.crowd import Crowd
+from shoal.schedule.members import Members
 from shoal.schedule.orders import PATIENCE_STEPS, Fcfs, order_class
 from shoal.schedule.tracked import track
 from shoal.schedule.victims import (

@@ -128,8 +128,9 @@ def run(
     skip_ahead: bool = True,
     dispatch: Dispatch | None = None,
     spans: bool = True,
+    logged: bool = True,
 ) -> tuple[RunRecord, list[str]]:
-    """The record of a simulation, and its schedule log."""
+    """The record of a simulation, and its schedule log unless it is not wanted."""
     log: list[str] = []
 
     def note(engine: int, plan: StepPlan) -> None:
@@ -137,5 +138,5 @@ def run(
 
     source = OpenLoop(requests) if isinstance(requests, Sequence) else requests
     watch = Watch(skip_ahead=skip_ahead, sample_s=0.05, spans=spans)
-    simulation = Simulation(specs, source, dispatch=dispatch, watch=watch, on_plan=note)
+    simulation = Simulation(specs, source, dispatch=dispatch, watch=watch, on_plan=note if logged else None)
     return simulation.run(), log

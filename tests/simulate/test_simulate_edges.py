@@ -1,5 +1,6 @@
 """Small and odd inputs: nothing hangs, nothing is lost, and times are as computed by hand."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -136,8 +137,6 @@ def test_swapping_costs_time() -> None:
     knobs = {"eviction": "swap", "admission": Conservative(overcommit=20.0)}
     requests = [make_request(number, 20, 40) for number in range(8)]
     record, _ = run([make_spec(40, **knobs)], requests)
-    from dataclasses import replace
-
     slow = replace(make_spec(40, **knobs), host_bytes_per_s=1e4)
     slowly, _ = run([slow], requests)
     assert record.engines[0].swapped_tokens > 0
@@ -178,8 +177,6 @@ def test_wrong_set_ups_are_refused() -> None:
     with pytest.raises(ConfigError, match="possible are round-robin, least-loaded"):
         dispatch_named("fastest")
     with pytest.raises(ConfigError, match="KV pool is for"):
-        from dataclasses import replace
-
         replace(make_spec(), services={})
     with pytest.raises(ConfigError, match="microsecond"):
         Watch(sample_s=0.0)

@@ -125,6 +125,22 @@ def test_several_engines_and_clients_that_wait(
     assert records[0] == records[1]
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    admission=st.sampled_from(ADMISSIONS),
+    block_size=st.sampled_from([1, 4]),
+    seed=st.integers(0, 10_000),
+)
+def test_records_are_the_same_where_nobody_writes_a_log(
+    admission: Admission, block_size: int, seed: int
+) -> None:
+    spec = make_spec(320 // block_size, block_size=block_size, prefix_caching=False, admission=admission)
+    requests = make_workload(40, rate=200.0, block_size=block_size, seed=seed)
+    on, _ = run([spec], requests, logged=False)
+    off, _ = run([spec], requests, skip_ahead=False)
+    assert on == off
+
+
 def test_steps_are_really_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     from shoal.schedule import Scheduler
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.core import ConfigError
-from shoal.forecast.draws import Seeds, derive_seeds, uniforms
+from shoal.forecast.draws import Seeds, continue_seed, derive_seeds, uniforms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -42,6 +42,12 @@ class LengthDistribution:
     def _outcomes(self) -> IntArray:
         """The lengths, and one behind them for the mass that lies at a request's maximum."""
         return np.concatenate((self.lengths, _ENDLESS))
+
+    @cached_property
+    def _weighted(self) -> FloatArray:
+        """Sums of length times mass: of no length, and then up to each."""
+        mass = np.diff(self.cumulative, prepend=0.0)
+        return np.concatenate((np.zeros(1), np.cumsum(mass * self.lengths)))
 
     def _mass_until(self, tokens: IntArray) -> FloatArray:
         """P(length <= tokens)."""
@@ -73,10 +79,18 @@ class LengthDistribution:
         picked = self._outcomes.take(self._places(targets))
         return np.minimum(picked, ceilings, out=picked)
 
+    def draw_one(self, seed: int, generated: int, ceiling: int, samples: int) -> list[int]:
+        """``draw`` for one request alone [samples]: the same numbers, without arrays of one."""
+        key = continue_seed(seed, generated)
+        past = float(self._masses[self.lengths.searchsorted(generated, side="right")])
+        left = 1.0 - past
+        targets = [(continue_seed(key, sample) >> 11) * 2.0**-53 * left + past for sample in range(samples)]
+        picked = self._outcomes.take(self.cumulative.searchsorted(targets, side="right")).tolist()
+        return [min(length, ceiling) for length in picked]
+
     def mean_beyond(self, generated: IntArray, ceilings: IntArray) -> FloatArray:
         """Expected output length [n] of requests that have generated ``generated`` tokens, each capped."""
-        mass = np.diff(self.cumulative, prepend=0.0)
-        weighted = np.concatenate(([0.0], np.cumsum(mass * self.lengths)))
+        weighted = self._weighted
         low = self.lengths.searchsorted(generated, side="right")
         high = self.lengths.searchsorted(ceilings, side="right")
         left = 1.0 - self._mass_until(generated)

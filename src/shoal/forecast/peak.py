@@ -91,7 +91,7 @@ class Demand:
             held += count_carries(part, order, ends - further * self.block_size, self.block_size)
         further *= np.arange(1, held.shape[1] + 1)
         held += further
-        return Timeline(self, remaining, ends, held)
+        return Timeline(self, self.tokens, remaining, ends, held)
 
     def peak(self, remaining: IntArray) -> IntArray:
         """M* in merged blocks [draws], for ``remaining`` tokens [draws, n], all advancing together."""
@@ -102,45 +102,51 @@ class Demand:
 class Timeline:
     """The moments at which a service's requests end, by draws of their lengths.
 
-    demand: the requests. remaining: tokens of each still to come [draws, n]. ends: the same, in any order
-    within a draw; held: blocks held at that moment, by all that end then or later [draws, n].
+    demand: how their memory is counted, and what the first of them share. tokens: of each now [n]. remaining:
+    tokens of each still to come [draws, n]. ends: the same, in any order within a draw; held: blocks held at
+    that moment, by all that end then or later [draws, n].
     """
 
     demand: Demand
+    tokens: IntArray
     remaining: IntArray
     ends: IntArray
     held: IntArray
 
     def peak(self) -> IntArray:
         """M* in merged blocks [draws]."""
+        return self.demand.merged(self.most_blocks())
+
+    def most_blocks(self) -> IntArray:
+        """The most blocks held at once [draws]."""
         if self.held.shape[1] == 0:
             return np.zeros(len(self.held), dtype=np.int64)
-        return self.demand.merged(self.held.max(axis=1))
+        most: IntArray = self.held.max(axis=1)
+        return most
 
-    def plus(self, demand: Demand, remaining: IntArray) -> "Timeline":
-        """The timeline of ``demand``, which has one more request at its end that shares no block.
+    def plus(self, tokens: int, remaining: IntArray) -> "Timeline":
+        """The timeline with one more request at the end, that shares no block.
 
         remaining: its tokens still to come [draws]. Without sorting, it costs a fraction of a new timeline.
         """
-        before, size = self.demand, demand.block_size
-        own = demand.tokens[-1] + size - 1
+        shared, size = self.demand.shared, self.demand.block_size
+        own = tokens + size - 1
         end = remaining[:, None]
         held = self.ends + own
         held //= size
         held *= self.ends <= end
         held += self.held
         present = self.remaining >= end
-        blocks = (before.tokens + (size - 1)) + end
+        blocks = (self.tokens + (size - 1)) + end
         blocks //= size
         blocks *= present
         then = blocks.sum(axis=1) + (remaining + own) // size
-        if before.shared is not None and len(before.shared.counts):
-            holders = np.add.reduceat(
-                present[:, before.shared.members].astype(np.int64), before.shared.starts, axis=1
-            )
-            then -= (before.shared.counts * np.maximum(holders - 1, 0)).sum(axis=1)
+        if shared is not None and len(shared.counts):
+            holders = np.add.reduceat(present[:, shared.members].astype(np.int64), shared.starts, axis=1)
+            then -= (shared.counts * np.maximum(holders - 1, 0)).sum(axis=1)
         return Timeline(
-            demand,
+            self.demand,
+            np.concatenate((self.tokens, np.array((tokens,)))),
             np.concatenate((self.remaining, end), axis=1),
             np.concatenate((self.ends, end), axis=1),
             np.concatenate((held, then[:, None]), axis=1),

@@ -24,6 +24,11 @@ class Reproduction:
 
 
 _MODULES: dict[str, str] = {
+    "past-future-table1": "past_future_table1",
+    "past-future-variants": "past_future_variants",
+    "past-future-goodput": "past_future_goodput",
+    "past-future-parameters": "past_future_parameters",
+    "past-future-windows": "past_future_windows",
     "scls-throughput": "scls_throughput",
     "scls-ablation": "scls_ablation",
     "scls-slice-length": "scls_slice_length",

@@ -14,10 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from shoal.core import ConfigError
-from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
-from shoal.schedule.crowd import Crowd, IntArray
+from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory, safe_peak
+from shoal.schedule.crowd import Belief, Crowd
 from shoal.schedule.lookup import lookup
+from shoal.schedule.members import IntArray
+from shoal.schedule.tracked import Tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,10 @@ class Admission(ABC):
             return False
         if sum(crowd.most for crowd in crowds) <= limit:
             return True
+        return self.demand_within(crowds, limit)
+
+    def demand_within(self, crowds: Sequence[Crowd], limit: float) -> bool:
+        """Whether ``demand`` is at most ``limit``; may find out without."""
         return self.demand(crowds) <= limit
 
     @abstractmethod
@@ -119,7 +127,85 @@ class Aggressive(Admission):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastFuture(Admission):
+class Forecasting(Admission):
+    """What admissions have in common that believe in certain output lengths: memory is their peak, M*."""
+
+    @abstractmethod
+    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+        """In which lengths."""
+
+    def combine(self, peaks: Sequence[int]) -> float:
+        """One number of the peaks of all draws, that does not fall when one of them rises."""
+        return peaks[0]
+
+    def demand(self, crowds: Sequence[Crowd]) -> float:
+        """The safe M* of all services."""
+        belief = self.belief(crowds)
+        return self._safe(crowds, [crowd.peak(belief) for crowd in crowds])
+
+    def demand_within(self, crowds: Sequence[Crowd], limit: float) -> bool:
+        """Bounds of M* come first: mostly they tell."""
+        belief = self.belief(crowds)
+        bounds = [crowd.bounds(belief) for crowd in crowds]
+        if self._safe(crowds, [high for _, high in bounds]) <= limit:
+            return True
+        if all(low is high for low, high in bounds) or self._safe(crowds, [low for low, _ in bounds]) > limit:
+            return False
+        return self.demand(crowds) <= limit
+
+    def _safe(self, crowds: Sequence[Crowd], blocks: Sequence[Sequence[int]]) -> float:
+        """One number of the peaks of each crowd."""
+        peaks = [list(map(crowd.merged, counts)) for crowd, counts in zip(crowds, blocks, strict=True)]
+        return self.combine(peaks[0] if len(peaks) == 1 else safe_peak([*map(np.array, peaks)]).tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draws:
+    """Lengths drawn from those of the recent past."""
+
+    samples: int
+
+    def lengths(self, crowd: Crowd) -> IntArray:
+        members = crowd.members
+        return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, self.samples)
+
+    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+        return lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
+
+
+_DRAWS = [_Draws(samples) for samples in range(11)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Predictions:
+    """Lengths that a predictor gave each request."""
+
+    def lengths(self, crowd: Crowd) -> IntArray:
+        return crowd.predicted[None, :]
+
+    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+        return (one.predicted,)
+
+
+_PREDICTIONS = _Predictions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Truths:
+    """Lengths known beforehand."""
+
+    def lengths(self, crowd: Crowd) -> IntArray:
+        return crowd.members.truths[None, :]
+
+    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+        return (one.last_token - one.prompt_tokens,)
+
+
+_TRUTHS = _Truths()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastFuture(Forecasting):
     """Output lengths drawn from those of the recent past; memory as their peak, M*.
 
     reserved: share of the capacity kept back for forecasts that were too low.
@@ -148,21 +234,17 @@ class PastFuture(Admission):
         """The capacity without the reserve."""
         return (1 - self.reserved) * capacity
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
-        """The safe M* of all services, mean or largest of several draws."""
-        requests = sum(len(crowd) for crowd in crowds)
+    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+        """Several draws."""
+        requests = max(1, sum(len(crowd) for crowd in crowds))
         if self.draws == "mean":
             # Where many requests add up, each draw is nearer to the mean, and fewer will do.
-            samples = min(10, max(3, 1_280 // max(requests, 1)))
-        else:
-            samples = min(5, 200 // max(requests, 1) + 1)
+            return _DRAWS[min(10, max(3, 1_280 // requests))]
+        return _DRAWS[min(5, 200 // requests + 1)]
 
-        def predict(crowd: Crowd) -> IntArray:
-            members = crowd.members
-            return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, samples)
-
-        peaks = safe_peak([crowd.peak(samples, predict) for crowd in crowds])
-        return int(peaks.sum()) / samples if self.draws == "mean" else int(peaks.max())
+    def combine(self, peaks: Sequence[int]) -> float:
+        """Mean or largest."""
+        return sum(peaks) / len(peaks) if self.draws == "mean" else max(peaks)
 
     def new_history(self, maximum: int) -> LengthHistory:
         """A window as asked for."""
@@ -170,20 +252,20 @@ class PastFuture(Admission):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Oracle(Admission):
+class Oracle(Forecasting):
     """The true output lengths (``Request.true_output_tokens``; the ceiling where unknown), as M*."""
 
     def limit(self, capacity: int) -> float:
         """All of it."""
         return capacity
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
-        """The safe M* of all services."""
-        return int(safe_peak([crowd.peak("truth", _truths) for crowd in crowds])[0])
+    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+        """The truth."""
+        return _TRUTHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted(Admission):
+class Predicted(Forecasting):
     """The output lengths that the scheduler's predictor believes (``SchedulerOptions.lengths``), as M*.
 
     UELLM (section on its resource profiler): memory is set aside by a request's predicted length, and
@@ -205,9 +287,9 @@ class Predicted(Admission):
         """The capacity without the reserve."""
         return (1 - self.reserved) * capacity
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
-        """The safe M* of all services."""
-        return int(safe_peak([crowd.peak("predicted", _predictions) for crowd in crowds])[0])
+    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+        """The predictions."""
+        return _PREDICTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,14 +320,6 @@ class Slice(Admission):
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """What is known already; slices are allocated, so that the pool itself says what is left."""
         return sum(crowd.footprint for crowd in crowds)
-
-
-def _predictions(crowd: Crowd) -> IntArray:
-    return crowd.predicted[None, :]
-
-
-def _truths(crowd: Crowd) -> IntArray:
-    return crowd.members.truths[None, :]
 
 
 def _require(holds: bool, knob: str, rule: str, value: object) -> None:

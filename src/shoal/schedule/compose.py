@@ -1,5 +1,6 @@
 """What the running requests of a turn would compute, before anything is committed."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,24 +28,34 @@ class Share:
         return one in self.decodes or any(other is one for other, _ in self.chunks)
 
 
-def compose(running: Iterable[Tracked], budget: int, block_size: int) -> Share:
+def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
     """Decodes first, then prompts in chunks, in the order given, until ``budget`` tokens are spent."""
-    decodes: list[Tracked] = []
+    # Comprehensions: at most steps this is done with hundreds of decodes and nothing else.
+    decodes = [
+        one
+        for one in running
+        if one.expected - one.scheduled == 1
+        and one.expected < one.last_token
+        and one.ending is None
+        and one.sequence is not None
+    ]
     prompts: list[Tracked] = []
-    growth: list[tuple[Tracked, int]] = []
-    for one in running:
-        expected, scheduled = one.expected, one.scheduled
-        if expected >= one.last_token or one.ending is not None or one.sequence is None:
-            continue
-        if expected - scheduled == 1:
-            if len(decodes) == budget:
-                continue
-            decodes.append(one)
-            # The remainder tells at once of most that they need no block; the table's length is asked then.
-            if not scheduled % block_size and scheduled == len(one.blocks) * block_size:
-                growth.append((one, 1))
-        elif expected > scheduled:
-            prompts.append(one)
+    if len(decodes) != len(running):
+        prompts = [
+            one
+            for one in running
+            if one.expected - one.scheduled > 1
+            and one.expected < one.last_token
+            and one.ending is None
+            and one.sequence is not None
+        ]
+    del decodes[budget:]
+    # The remainder tells at once of most that they need no block; the table's length is asked then.
+    growth = [
+        (one, 1)
+        for one in decodes
+        if not one.scheduled % block_size and one.scheduled == len(one.blocks) * block_size
+    ]
     chunks, further, budget = _chunk(prompts, budget - len(decodes), block_size)
     growth += further
     return Share(decodes, chunks, growth, sum(count for _, count in growth), budget)
@@ -67,8 +78,18 @@ def compose_slices(
     growth: list[tuple[Tracked, int]] = []
     slices: list[tuple[Tracked, int]] = []
     claimed = 0
+    refused = sys.maxsize  # so many blocks or more are not to be had
     for one in running:
         expected, scheduled = one.expected, one.scheduled
+        if (
+            expected < one.slice_end
+            and expected - scheduled == 1
+            and one.ending is None
+            and one.sequence is not None
+        ):
+            if len(decodes) < budget:
+                decodes.append(one)
+            continue
         if expected >= one.last_token or one.ending is not None or one.sequence is None:
             continue
         if expected == scheduled:
@@ -78,7 +99,10 @@ def compose_slices(
         if expected >= one.slice_end:
             further = slice_blocks(one, slice_tokens, block_size) - len(one.blocks)
             if further > 0:
+                if claimed + further >= refused:
+                    continue
                 if not can_allocate(claimed + further):
+                    refused = claimed + further
                     continue
                 growth.append((one, further))
                 claimed += further

@@ -1,101 +1,70 @@
 """What an admission looks at: the requests that hold memory, as columns of numbers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.forecast import Demand, LengthDistribution, LengthHistory, SharedBlocks, Timeline
 from shoal.kvcache import ServiceLayout
+from shoal.schedule.members import IntArray, Members, member_column
 from shoal.schedule.tracked import Tracked
 
-IntArray = npt.NDArray[np.int64]
-Number = TypeVar("Number", np.int64, np.uint64)
+FEW = 2
+"""For so many more requests a timeline is continued; for more of them a new one costs less."""
 
 
-@dataclass(frozen=True)
-class Members:
-    """What does not change while the same requests run: one column each, in one order.
+class Belief(Protocol):
+    """Which output lengths somebody believes in; one object says the same of the same crowd whenever asked.
 
-    prompts: prompt tokens. ceilings: most output tokens. seeds: keys of forecasts. truths: output tokens
-    where known beforehand, otherwise the ceiling. shared: blocks that several of them hold.
+    What is believed of a request must not depend on the others in the crowd. Then one more request costs
+    little where the crowd without it has been forecast already.
     """
 
-    prompts: IntArray
-    ceilings: IntArray
-    seeds: npt.NDArray[np.uint64]
-    truths: IntArray
-    shared: SharedBlocks | None
+    def lengths(self, crowd: "Crowd") -> IntArray:
+        """Of all requests in a crowd [draws, n]."""
+        ...
 
-    @classmethod
-    def of(cls, requests: Sequence[Tracked], shared: SharedBlocks | None) -> "Members":
-        """The columns of ``requests``."""
-        return cls(
-            prompts=np.array([one.prompt_tokens for one in requests], dtype=np.int64),
-            ceilings=np.array([one.ceiling for one in requests], dtype=np.int64),
-            seeds=np.array([one.seed for one in requests], dtype=np.uint64),
-            truths=np.array([one.last_token - one.prompt_tokens for one in requests], dtype=np.int64),
-            shared=shared,
-        )
-
-    def plus(self, request: Tracked, shared: SharedBlocks | None) -> "Members":
-        """These and one more."""
-        return Members(
-            prompts=_append(self.prompts, request.prompt_tokens),
-            ceilings=_append(self.ceilings, request.ceiling),
-            seeds=_append(self.seeds, request.seed),
-            truths=_append(self.truths, request.last_token - request.prompt_tokens),
-            shared=shared,
-        )
-
-    def last(self) -> "Members":
-        """The last of these alone."""
-        return Members(self.prompts[-1:], self.ceilings[-1:], self.seeds[-1:], self.truths[-1:], shared=None)
-
-    def only(self, rows: npt.NDArray[np.bool_]) -> "Members":
-        """Those of ``rows``, where nobody shares blocks."""
-        return Members(self.prompts[rows], self.ceilings[rows], self.seeds[rows], self.truths[rows], None)
-
-    def without(self, row: int) -> "Members":
-        """These without one."""
-        return Members(
-            prompts=np.delete(self.prompts, row),
-            ceilings=np.delete(self.ceilings, row),
-            seeds=np.delete(self.seeds, row),
-            truths=np.delete(self.truths, row),
-            shared=None if self.shared is None else self.shared.without(row),
-        )
+    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+        """Of one request alone [draws], where ``lengths`` is what is believed in its crowd."""
+        ...
 
 
-def _append(column: npt.NDArray[Number], value: int) -> npt.NDArray[Number]:
-    """``np.append`` of one value, several times as fast."""
-    longer = np.empty(len(column) + 1, dtype=column.dtype)
-    longer[:-1] = column
-    longer[-1] = value
-    return longer
+class Bounds(NamedTuple):
+    """Between which numbers the most blocks held at once lie, for each draw."""
+
+    low: Sequence[int]
+    high: Sequence[int]
 
 
-@dataclass(frozen=True)
 class Crowd:
-    """An immutable snapshot of one service's requests that hold memory, or would if one more is admitted.
+    """An immutable snapshot of one service's requests that hold memory.
 
-    generated: output tokens of each, those being sampled included. predicted: output tokens that a length
-    predictor believes of each. lengths: what the service's history says
-    about output lengths; a function, so that nobody pays for it who does not ask. before: the crowd that
-    this is with one more request, which shares no block with it.
+    members, tokens: their columns, and the known tokens of each. predicted: the output tokens that a length
+    predictor believes of each. lengths: what the service's history says about output lengths. The last two
+    are functions, so that nobody pays for them who does not ask.
     """
 
-    layout: ServiceLayout
-    block_size: int
-    members: Members
-    generated: IntArray
-    predicted: IntArray
-    history: Callable[[], LengthDistribution]
-    before: "Crowd | None" = None
-    _timelines: dict[object, Timeline] = field(default_factory=dict)
+    def __init__(
+        self,
+        layout: ServiceLayout,
+        block_size: int,
+        members: Members,
+        tokens: IntArray,
+        predicted: Callable[[], IntArray],
+        lengths: Callable[["Crowd"], LengthDistribution],
+    ) -> None:
+        self.layout = layout
+        self.block_size = block_size
+        self.shared = members.shared
+        self._members = members
+        self._tokens = tokens
+        self._predicted = predicted
+        self._lengths = lengths
+        self._timelines: dict[Belief, Timeline] = {}
+        self._bounds: dict[Belief, Bounds] = {}
 
     @classmethod
     def of(
@@ -106,77 +75,101 @@ class Crowd:
         requests: Sequence[Tracked],
         history: LengthHistory,
     ) -> "Crowd":
-        """A snapshot of ``requests``, whose columns are ``members``."""
-        expected = np.array([one.expected for one in requests], dtype=np.int64)
-        generated = expected - members.prompts
-        predicted = np.array([one.predicted for one in requests], dtype=np.int64)
-        return cls(layout, block_size, members, generated, predicted, lambda: history.distribution(generated))
+        """A snapshot of ``requests``, whose columns are ``members``; of no use once one of them changes."""
+        return cls(
+            layout,
+            block_size,
+            members,
+            np.array([one.expected for one in requests], dtype=np.int64),
+            lambda: np.array([one.predicted for one in requests], dtype=np.int64),
+            lambda crowd: history.distribution(crowd.generated),
+        )
 
     def plus(self, request: Tracked, shared: SharedBlocks | None) -> "Crowd":
         """This crowd and one more request; beliefs about lengths stay those of this crowd."""
-        return replace(
-            self,
-            members=self.members.plus(request, shared),
-            generated=_append(self.generated, request.generated),
-            predicted=_append(self.predicted, request.predicted),
-            history=lambda: self.lengths,
-            before=self if shared is self.members.shared else None,
-            _timelines={},
-        )
+        return LargerCrowd(self, request, shared)
 
     def without(self, row: int) -> "Crowd":
         """This crowd when the request in column ``row`` has left; beliefs about lengths stay."""
-        return replace(
-            self,
-            members=self.members.without(row),
-            generated=np.delete(self.generated, row),
-            predicted=np.delete(self.predicted, row),
-            history=lambda: self.lengths,
-            before=None,
-            _timelines={},
-        )
+        members, tokens = self.members.without(row), np.delete(self.tokens, row)
+        return self._some(members, tokens, lambda: np.delete(self.predicted, row))
 
     def only(self, rows: npt.NDArray[np.bool_]) -> "Crowd":
         """The crowd of the requests in ``rows`` alone, who share no blocks; beliefs about lengths stay."""
-        return replace(
-            self,
-            members=self.members.only(rows),
-            generated=self.generated[rows],
-            predicted=self.predicted[rows],
-            history=lambda: self.lengths,
-            before=None,
-            _timelines={},
-        )
+        members = Members(self.members.table[:, rows], None)
+        return self._some(members, self.tokens[rows], lambda: self.predicted[rows])
+
+    def _some(self, members: Members, tokens: IntArray, predicted: Callable[[], IntArray]) -> "Crowd":
+        return Crowd(self.layout, self.block_size, members, tokens, predicted, lambda _: self.lengths)
 
     def __len__(self) -> int:
         """Number of requests."""
-        return len(self.generated)
+        return len(self.tokens)
+
+    @property
+    def members(self) -> Members:
+        """The columns that do not change."""
+        return self._members
+
+    @property
+    def tokens(self) -> IntArray:
+        """Known tokens of each, those being sampled included."""
+        return self._tokens
+
+    @cached_property
+    def generated(self) -> IntArray:
+        """Output tokens among them."""
+        return self.tokens - self.members.prompts
+
+    @cached_property
+    def predicted(self) -> IntArray:
+        """Output tokens that a length predictor believes of each."""
+        return self._predicted()
 
     @cached_property
     def lengths(self) -> LengthDistribution:
         """What is believed about output lengths in this snapshot."""
-        return self.history()
+        return self._lengths(self)
 
     @cached_property
     def demand(self) -> Demand:
         """The memory that these requests hold once all their known tokens are computed."""
         return Demand(
-            tokens=self.members.prompts + self.generated,
+            tokens=self.tokens,
             block_size=self.block_size,
             blocks_per_merged=self.layout.blocks_per_merged,
             units_per_block=self.layout.units_per_block,
-            shared=self.members.shared,
+            shared=self.shared,
         )
 
     @cached_property
-    def footprint(self) -> int:
-        """Merged blocks for all known tokens."""
-        return self.demand.total(self.demand.tokens)
+    def own_blocks(self) -> int:
+        """Blocks for all known tokens if nobody shared any."""
+        return int((-(-self.tokens // self.block_size)).sum())
 
     @cached_property
+    def most_own_blocks(self) -> int:
+        """The same if every output is as long as it may be, and none leaves before another."""
+        ends = self.tokens + self.remaining(self.members.ceilings)
+        return int((-(-ends // self.block_size)).sum())
+
+    @property
+    def footprint(self) -> int:
+        """Merged blocks for all known tokens."""
+        return self.merged(self.own_blocks - self._surplus)
+
+    @property
     def most(self) -> int:
         """Merged blocks if every output is as long as it may be, and none leaves before another."""
-        return self.demand.total(self.demand.tokens + self.remaining(self.members.ceilings))
+        return self.merged(self.most_own_blocks - self._surplus)
+
+    @cached_property
+    def _surplus(self) -> int:
+        return 0 if self.shared is None else self.shared.surplus
+
+    def merged(self, blocks: int) -> int:
+        """Merged blocks that so many blocks take."""
+        return -(-blocks // self.layout.blocks_per_merged) * self.layout.units_per_block
 
     def remaining(self, lengths: IntArray) -> IntArray:
         """Tokens still to be stored, for believed output lengths [draws, n].
@@ -184,38 +177,140 @@ class Crowd:
         One less than will be generated: the last token of an output is never computed, so that a request
         ends with prompt + output - 1 tokens of KV.
         """
-        left: IntArray = np.maximum(lengths - self.generated - 1, 0)
+        left: IntArray = lengths - (self.generated + 1)
+        np.maximum(left, 0, out=left)
         return left
 
-    def peak(self, key: object, predict: Callable[["Crowd"], IntArray]) -> IntArray:
-        """M* in merged blocks [draws] if outputs are as long as ``predict(crowd)`` says [draws, n].
+    def peak(self, belief: Belief) -> Sequence[int]:
+        """M* in blocks [draws] if outputs are as long as believed."""
+        blocks: list[int] = self.timeline(belief).most_blocks().tolist()
+        self._bounds[belief] = Bounds(blocks, blocks)
+        return blocks
 
-        What is predicted for a request must not depend on the others in the crowd; ``key`` stands for it.
-        Then one more request costs little where the crowd without it has been forecast already.
+    def bounds(self, belief: Belief) -> Bounds:
+        """Between which numbers of blocks M* lies [draws], if outputs are as long as believed.
+
+        Exact unless this is a crowd with one more request; then it costs far less than ``peak``.
         """
-        return self._timeline(key, predict).peak()
+        if belief not in self._bounds:
+            self.peak(belief)
+        return self._bounds[belief]
 
-    def _timeline(self, key: object, predict: Callable[["Crowd"], IntArray]) -> Timeline:
-        timeline = self._timelines.get(key)
+    def timeline(self, belief: Belief) -> Timeline:
+        """When these requests end, and what is held then."""
+        timeline = self._timelines.get(belief)
         if timeline is None:
-            known = None if self.before is None else self.before._timelines.get(key)
-            if known is None:
-                timeline = self.demand.timeline(self.remaining(predict(self)))
-            else:
-                newest = self._newest
-                timeline = known.plus(self.demand, newest.remaining(predict(newest))[:, 0])
-            self._timelines[key] = timeline
+            timeline = self._timelines[belief] = self._forecast(belief)
         return timeline
 
+    def _forecast(self, belief: Belief) -> Timeline:
+        return self.demand.timeline(self.remaining(belief.lengths(self)))
+
+
+class LargerCrowd(Crowd):
+    """A crowd and one more request, the newest.
+
+    What can be had by adding the newest's share to the crowd before it is not counted anew; columns are
+    written out only for a forecast that needs them.
+    """
+
+    def __init__(self, before: Crowd, newest: Tracked, shared: SharedBlocks | None) -> None:
+        self.layout = before.layout
+        self.block_size = size = before.block_size
+        self.shared = shared
+        self._before = before
+        self._root: Crowd = before._root if isinstance(before, LargerCrowd) else before
+        self._newest = newest
+        self._count = len(before) + 1
+        self._newest_tokens = tokens = newest.expected
+        self._timelines = {}
+        self._bounds = {}
+        self._left: dict[Belief, list[int]] = {}
+        further = max(newest.ceiling - newest.generated - 1, 0)
+        self.own_blocks = before.own_blocks - (-tokens // size)
+        self.most_own_blocks = before.most_own_blocks - (-(tokens + further) // size)
+        if shared is before.shared:
+            self._surplus = before._surplus
+
+    def __len__(self) -> int:
+        return self._count
+
     @cached_property
-    def _newest(self) -> "Crowd":
-        """The last request alone; beliefs about lengths stay those of this crowd."""
-        return replace(
-            self,
-            members=self.members.last(),
-            generated=self.generated[-1:],
-            predicted=self.predicted[-1:],
-            history=lambda: self.lengths,
-            before=None,
-            _timelines={},
-        )
+    def members(self) -> Members:
+        """The columns that do not change."""
+        columns = np.array([member_column(one) for one in self._added], dtype=np.int64)
+        return Members(np.concatenate((self._root.members.table, columns.T), axis=1), self.shared)
+
+    @cached_property
+    def tokens(self) -> IntArray:
+        """Known tokens of each."""
+        return np.concatenate((self._root.tokens, [one.expected for one in self._added]))
+
+    @cached_property
+    def predicted(self) -> IntArray:
+        """Output tokens that a length predictor believes of each."""
+        return np.concatenate((self._root.predicted, [one.predicted for one in self._added]))
+
+    @property
+    def _added(self) -> list[Tracked]:
+        """The requests that the root has not, in order."""
+        added: list[Tracked] = []
+        crowd: Crowd = self
+        while isinstance(crowd, LargerCrowd):
+            added.append(crowd._newest)
+            crowd = crowd._before
+        added.reverse()
+        return added
+
+    @property
+    def lengths(self) -> LengthDistribution:
+        """What was believed about output lengths before anybody was added."""
+        return self._root.lengths
+
+    def bounds(self, belief: Belief) -> Bounds:
+        """Between which numbers of blocks M* lies: at most the newest adds all that it will ever hold."""
+        crowd, larger = self._since(lambda crowd: belief in crowd._bounds)
+        bounds = crowd._bounds.get(belief)
+        if bounds is None:
+            return Crowd.bounds(self, belief)
+        for one in larger:
+            ends = one._newest_tokens + one.block_size - 1
+            own = [(ends + left) // one.block_size for left in one._newest_left(belief)]
+            bounds = Bounds(bounds.low, [most + more for most, more in zip(bounds.high, own, strict=True)])
+            one._bounds[belief] = bounds
+        return bounds
+
+    def _forecast(self, belief: Belief) -> Timeline:
+        crowd, larger = self._since(lambda crowd: belief in crowd._timelines)
+        timeline = crowd._timelines.get(belief)
+        if timeline is None:
+            return Crowd._forecast(self, belief)
+        left = np.array([one._newest_left(belief) for one in larger], dtype=np.int64)
+        if len(larger) > FEW:
+            return self.demand.timeline(np.concatenate((timeline.remaining, left.T), axis=1))
+        for one, own in zip(larger, left, strict=True):
+            timeline = timeline.plus(one._newest_tokens, own)
+        return timeline
+
+    def _newest_left(self, belief: Belief) -> list[int]:
+        """Tokens that the newest still has to store [draws]."""
+        left = self._left.get(belief)
+        if left is None:
+            one = self._newest
+            stored = one.generated + 1
+            left = [max(length - stored, 0) for length in belief.length_of(one, self.lengths)]
+            self._left[belief] = left
+        return left
+
+    def _since(self, known: Callable[[Crowd], bool]) -> tuple[Crowd, list["LargerCrowd"]]:
+        """The last crowd of which something is ``known``, and those after it, this one at the end.
+
+        Nothing is known of the one returned where there is none, or where one that shares blocks comes first.
+        """
+        larger: list[LargerCrowd] = []
+        crowd: Crowd = self
+        while isinstance(crowd, LargerCrowd) and crowd.shared is crowd._before.shared and not known(crowd):
+            larger.append(crowd)
+            crowd = crowd._before
+        larger.reverse()
+        return crowd, larger

@@ -7,9 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from shoal.core import NO_GOALS, SLO, LengthPredictor
-from shoal.forecast import LearnedLengths, LengthHistory, ServiceMonitor
+from shoal.forecast import LearnedLengths, LengthHistory, ServiceMonitor, SharedBlocks
 from shoal.kvcache import ServiceLayout
-from shoal.schedule.crowd import Crowd, Members
+from shoal.schedule.crowd import Crowd
+from shoal.schedule.members import Members, member_column
 from shoal.schedule.queue import WaitingQueue
 from shoal.schedule.sharing import SharedPrefixes
 from shoal.schedule.stats import Observed
@@ -22,12 +23,14 @@ class ServiceTraits:
 
     mean_s, deviation_s: execution time of its requests (the steps they took part in), as learned online.
     mean_output_tokens: of its finished requests; None before the first. quota: decode steps in a round.
+    alone_s: execution time of the mean request when it runs alone; None where nobody said it.
     """
 
     mean_s: float
     deviation_s: float
     mean_output_tokens: float | None = None
     quota: int = 8
+    alone_s: float | None = None
 
 
 class GroupView(Protocol):
@@ -116,21 +119,35 @@ class Group:
         self._due_ns = due_ns
         self._quota = quota
         self._block_size = block_size
+        # The columns of ``running`` that do not change, with room for more to the right.
+        self._table = np.empty((4, 64), dtype=np.int64)
         self._members: Members | None = None
         self._crowd: Crowd | None = None
 
     def enter(self, one: Tracked) -> None:
         """A waiting request runs."""
         self.waiting.remove(one)
+        at = len(self.running)
+        if at == self._table.shape[1]:
+            self._table = np.concatenate((self._table, np.empty_like(self._table)), axis=1)
+        self._table[:, at] = member_column(one)
         self.running.append(one)
         self.prefills.append(one)
         self.earliest_due_ns = min(self.earliest_due_ns, self._due_ns(one))
+
+    def leave(self, one: Tracked) -> None:
+        """A running request runs no longer."""
+        at = self.running.index(one)
+        del self.running[at]
+        self._table[:, at : len(self.running)] = self._table[:, at + 1 : len(self.running) + 1]
+        if one in self.prefills:
+            self.prefills.remove(one)
 
     @property
     def traits(self) -> ServiceTraits:
         """What is known of the service now."""
         mean_s, deviation_s = self.beliefs.monitor.execution
-        return ServiceTraits(mean_s, deviation_s, self.history.mean, self._quota)
+        return ServiceTraits(mean_s, deviation_s, self.history.mean, self._quota, self.execution_s)
 
     def changed(self, *, members: bool) -> None:
         """Tokens or (``members``) the running requests or their shared blocks changed."""
@@ -142,7 +159,8 @@ class Group:
         """A snapshot of the running requests, made again only after a change."""
         if self._crowd is None:
             if self._members is None:
-                self._members = self._members_of(self.running)
+                table = self._table[:, : len(self.running)].copy()
+                self._members = Members(table, self._shared_by(self.running))
             self._crowd = self._crowd_of(self._members, self.running)
         return self._crowd
 
@@ -153,13 +171,15 @@ class Group:
         if not left:
             return crowd
         stay = [id(one) not in left for one in self.running]
-        if crowd.members.shared is None:
+        if crowd.shared is None:
             return crowd.only(np.array(stay))
         rest = [one for one, stays in zip(self.running, stay, strict=True) if stays]
-        return self._crowd_of(self._members_of(rest), rest)
+        return self._crowd_of(Members.of(rest, self._shared_by(rest)), rest)
 
-    def _members_of(self, requests: Sequence[Tracked]) -> Members:
-        return Members.of(requests, self.shared.sets([(one.blocks, one.shareable) for one in requests]))
+    def _shared_by(self, requests: Sequence[Tracked]) -> SharedBlocks | None:
+        if not self.shared.any:
+            return None
+        return self.shared.sets([(one.blocks, one.shareable) for one in requests])
 
     def _crowd_of(self, members: Members, requests: Sequence[Tracked]) -> Crowd:
         return Crowd.of(self.layout, self._block_size, members, requests, self.history)
@@ -169,7 +189,7 @@ class Group:
     ) -> Crowd:
         """``crowd`` (those running and ``joined``) and one more that would begin with the blocks ``hits``."""
         if not hits:
-            return crowd.plus(newcomer, crowd.members.shared)
+            return crowd.plus(newcomer, crowd.shared)
         self.shared.hold(hits)
         tables = [(one.blocks, one.shareable) for one in (*self.running, *joined)]
         shared = self.shared.sets([*tables, (hits, len(hits))])

@@ -222,9 +222,7 @@ class Ledger:
         self.left.append(one.sequence)
         self.moved.pop(one.sequence, None)
         one.sequence = None
-        group.running.remove(one)
-        if one in group.prefills:
-            group.prefills.remove(one)
+        group.leave(one)
         group.shared.drop(one.blocks[: one.shareable])
         one.shareable = 0
         group.changed(members=True)

@@ -1,6 +1,7 @@
 """Letting waiting requests in: what the prefix index or the host has of them, and whether the rest fits."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -112,10 +113,12 @@ class Door:
             one.slice_end = one.last_token
         else:
             one.slice_end = slice_end(one, slice_tokens)
-            self._next_slices = None
         fresh = pool.allocate(service, whole - len(kept))
         assert fresh is not None
         one.blocks = kept + fresh
+        if self._next_slices is not None and slice_tokens is not None:
+            smallest = _smallest_next_slice((one,), slice_tokens, size)
+            self._next_slices[service] = min(smallest, self._next_slices.get(service, smallest))
         one.published, one.shareable = len(hits), len(kept)
         self._group.shared.hold(kept)
         if rewrite:
@@ -156,27 +159,25 @@ class Door:
 
     def _somebody_goes_on(self, one: Tracked) -> bool:
         """Whether, with ``one`` let in, some holder of KV could get its next slice."""
-        if self._next_slices is None:
-            self._next_slices = self._smallest_next_slices()
         size, slice_tokens = self._pool.block_size, self._admission.slice_tokens
         assert slice_tokens is not None
         first = slice_blocks(one, slice_tokens, size)
         own = -(-min(slice_end(one, slice_tokens) + slice_tokens, one.last_token) // size) - first
-        services = dict(self._next_slices)
-        services[one.service] = min(own, services.get(one.service, own))
-        return any(self._could_grow(service, blocks) for service, blocks in services.items())
+        # Mostly ``one`` could itself, and nobody need look at all the others.
+        if self._could_grow(one.service, own):
+            return True
+        if self._next_slices is None:
+            self._next_slices = self._smallest_next_slices(slice_tokens)
+        return any(self._could_grow(service, blocks) for service, blocks in self._next_slices.items())
 
-    def _smallest_next_slices(self) -> dict[str, int]:
+    def _smallest_next_slices(self, slice_tokens: int) -> dict[str, int]:
         """By service: the fewest blocks that one of its holders needs for the slice after this one."""
-        slice_tokens = self._admission.slice_tokens
-        assert slice_tokens is not None
-        smallest: dict[str, int] = {}
-        holders = [one for group in self._groups.values() for one in group.running]
-        for one in (*holders, *(newcomer.request for newcomer in self.joined)):
-            tokens = min(max(one.slice_end, one.expected) + slice_tokens, one.last_token)
-            blocks = max(0, -(-tokens // self._pool.block_size) - len(one.blocks))
-            smallest[one.service] = min(blocks, smallest.get(one.service, blocks))
-        return smallest
+        size = self._pool.block_size
+        holders = {name: list(group.running) for name, group in self._groups.items()}
+        holders[self._group.service] += [newcomer.request for newcomer in self.joined]
+        return {
+            name: _smallest_next_slice(some, slice_tokens, size) for name, some in holders.items() if some
+        }
 
     def _could_grow(self, service: str, blocks: int) -> bool:
         if service == self._group.service:
@@ -189,3 +190,17 @@ class Door:
         """Those running, those let in so far, and ``one`` beginning with the blocks ``kept``."""
         crowd = self._group.crowd() if self._crowd is None else self._crowd
         return self._group.crowd_with(crowd, [other.request for other in self.joined], one, kept)
+
+
+def _smallest_next_slice(holders: Iterable[Tracked], slice_tokens: int, block_size: int) -> int:
+    """The fewest blocks that one of ``holders`` (never none) needs for the slice after this one."""
+    smallest = sys.maxsize
+    for one in holders:
+        end = one.slice_end if one.slice_end > one.expected else one.expected
+        tokens = end + slice_tokens if end + slice_tokens < one.last_token else one.last_token
+        blocks = -(-tokens // block_size) - len(one.blocks)
+        if blocks <= 0:
+            return 0
+        if blocks < smallest:
+            smallest = blocks
+    return smallest

@@ -94,7 +94,7 @@ class Room:
         if len(gone) == self.holders():
             return True
         crowds = {name: group.crowd_without(gone) for name, group in self._groups.items()}
-        joined = crowds[one.service].plus(one, crowds[one.service].members.shared)
+        joined = crowds[one.service].plus(one, crowds[one.service].shared)
         others = [crowd for name, crowd in crowds.items() if name != one.service]
         slice_tokens = self._admission.slice_tokens
         if slice_tokens is not None:

@@ -18,6 +18,11 @@ class SharedPrefixes:
         self._holders: dict[int, int] = {}
         self._shared = 0  # blocks with at least two holders
 
+    @property
+    def any(self) -> bool:
+        """Whether a block has at least two holders."""
+        return self._shared > 0
+
     def hold(self, blocks: Sequence[int]) -> None:
         """One more request holds these."""
         holders = self._holders
@@ -48,7 +53,7 @@ class SharedPrefixes:
 
     def sets(self, tables: Sequence[tuple[Sequence[int], int]]) -> SharedBlocks | None:
         """Blocks held by at least two of the requests, given each one's table and its shareable length."""
-        if not self._shared:
+        if not self.any:
             return None
         holders = self._holders
         lengths: dict[int, int] = {}

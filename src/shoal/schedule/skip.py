@@ -118,7 +118,17 @@ def advance(
     """
     steps, first_ns, last_ns = len(ends_ns), ends_ns[0], ends_ns[-1]
     spent_ns, longest_ns = last_ns - start_ns, _longest(ends_ns)
-    live, growth = [0] * steps, _growth(requests, steps, pool.block_size)
+    live = [0] * steps
+    growth: Iterable[tuple[int, Sequence[Tracked]]] = ()
+    if on_growth is None and _token_by_token(requests, service, pool):
+        count = len(requests)
+        taken = pool.allocate(service, count * steps)
+        assert taken is not None
+        for row, one in enumerate(requests):
+            one.blocks += taken[row::count]
+        live = [count] * steps
+    else:
+        growth = _growth(requests, steps, pool.block_size)
     for step, rows in growth:
         blocks = pool.allocate(service, len(rows))
         assert blocks is not None
@@ -170,6 +180,14 @@ def plans_of(
 def _longest(ends_ns: Sequence[int]) -> int:
     """The longest of the steps after the first."""
     return max([end - start for start, end in pairwise(ends_ns)], default=0)
+
+
+def _token_by_token(requests: Sequence[Tracked], service: str, pool: BlockPool) -> bool:
+    """Whether every token takes a block, and the pool gives many at once as it gives one after another."""
+    if pool.block_size > 1 or pool.layout.kind != "merged" or pool.prefix_caching:
+        return False
+    whole = pool.layout.services[service].blocks_per_merged == 1
+    return whole and all(one.scheduled == len(one.blocks) for one in requests)
 
 
 def _growth(

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.schedule.crowd import Crowd, IntArray
+from shoal.schedule.crowd import Crowd
 from shoal.schedule.group import GroupView
+from shoal.schedule.members import IntArray
 from shoal.schedule.tracked import Tracked
 
 YOUNG = 0.8

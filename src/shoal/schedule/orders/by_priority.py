@@ -88,15 +88,16 @@ class ByPriority(ABC):
         priorities = self.priorities(group, requests)
         # Sorting is stable: equals stay in the order of admission, and rows of a batch in their places.
         places = sorted(range(len(running)), key=priorities.__getitem__)
+        ranked = [running[at] for at in places]
         begun = set(group.prefills)
         prompts = [at for at in places if running[at] in begun] if begun else []
         decodes = [at for at in places if running[at] not in begun] if begun else places
         heads = prompts[:1] + ([len(running)] if group.waiting else [])
         return Ranked(
             group,
-            [running[at] for at in places],
+            ranked,
             [running[at] for at in prompts],
-            [running[at] for at in decodes],
+            [running[at] for at in decodes] if begun else ranked,
             min(((priorities[at], requests[at].number) for at in heads), default=None),
             min(((priorities[at], requests[at].number) for at in decodes[:1]), default=None),
         )

@@ -56,14 +56,12 @@ class DoublingBudget(ByPriority):
         if self.variant == "batch":
             weight /= max(1, min(self.max_batch, len(group.waiting) + len(group.running)))
         budget_ns = budget_of(traits)
+        charges = [one.charged_ns for one in requests]
+        if not charges or max(charges) < budget_ns:
+            return [(budget_ns - charged) * weight for charged in charges]
         return [
-            (
-                budget_ns - charged
-                if (charged := one.charged_ns) < budget_ns
-                else budget_left(charged, budget_ns)
-            )
-            * weight
-            for one in requests
+            (budget_ns - charged if charged < budget_ns else budget_left(charged, budget_ns)) * weight
+            for charged in charges
         ]
 
     def offers(self, ranked: Ranked) -> list[Offer]:

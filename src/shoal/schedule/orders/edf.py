@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.core import NO_GOALS
 from shoal.schedule.group import GroupView
 from shoal.schedule.orders.by_priority import ByPriority, require
 from shoal.schedule.tracked import Tracked
@@ -45,4 +46,7 @@ class EarliestDeadline(ByPriority):
 
     def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
         """Deadlines in nanoseconds on the clock of arrivals."""
-        return [one.request.arrival_ns + self.allowed_s(one) * 1e9 for one in requests]
+        return [
+            one.request.arrival_ns + (self.default_s if one.slo is NO_GOALS else self.allowed_s(one)) * 1e9
+            for one in requests
+        ]

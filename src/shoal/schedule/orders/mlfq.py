@@ -44,10 +44,11 @@ class Mlfq(ByPriority):
         covered = max(1, round(self.quantum_s * self.prefill_tokens_per_s))
         levels = []
         for one in requests:
-            joined = min(((one.prompt_tokens - 1) // covered).bit_length(), last)
             # All the way from level 0 it would have used 2^joined - 1 quanta of level 0 before it got here.
-            quanta = one.charged_ns // quantum_ns + (1 << joined) - 1
-            levels.append(min((quanta + 1).bit_length() - 1, last))
+            uncovered = (one.prompt_tokens - 1) // covered
+            power = 1 << min(uncovered.bit_length(), last) if uncovered else 1
+            level = (one.charged_ns // quantum_ns + power).bit_length() - 1
+            levels.append(level if level < last else last)
         return levels
 
     def rank(self, one: Tracked, group: GroupView) -> float:
