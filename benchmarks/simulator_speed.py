@@ -2,8 +2,8 @@
 
     python benchmarks/simulator_speed.py [--trace ../shared/traces/azure_llm_2023/...conv.csv] [--repeat 3]
 
-Lengths of Azure's conversation trace (of its fitted distribution, where the file is missing), Poisson arrivals
-of 6.45 requests/s for every replica, Llama 3.1 8B on an A100 by roofline, first come first served as vLLM's
+Lengths of Azure's conversation trace (of its fitted distribution, where the file is missing), Poisson
+arrivals of 6.45 requests/s for every replica, Llama 3.1 8B on an A100 by roofline, first come first served as vLLM's
 preset, and other schedulers beside it. Prints the best of ``--repeat`` runs with and without skip-ahead;
 ``--profile`` prints where the time of the first case goes instead.
 """
@@ -100,9 +100,7 @@ def main() -> None:
             simulate(case, requests, skip_ahead=True)
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
         return
-    table = Table(
-        "", "requests", "steps", "requests/s", "every step made", "TTFT s", "TPOT s"
-    )
+    table = Table("", "requests", "steps", "requests/s", "every step made", "TTFT s", "TPOT s")
     for case in cases():
         requests = make_requests(case.requests, case.replicas, arguments.trace)
         runs = [

@@ -144,10 +144,11 @@ class LengthHistory:
         """One more request finished with ``length`` output tokens (never a cancelled or failed one)."""
         if length < 1:
             raise ValueError(f"a finished request has at least 1 output token, got {length}")
-        if len(self._recent) == self.window:
-            self._sorted = np.delete(self._sorted, self._sorted.searchsorted(self._recent[0]))
+        gone = self._recent[0] if len(self._recent) == self.window else None
         self._recent.append(length)
-        self._sorted = np.insert(self._sorted, self._sorted.searchsorted(length), length)
+        self._sorted = (
+            _inserted(self._sorted, length) if gone is None else _swapped(self._sorted, gone, length)
+        )
         self._ends, self._full, self._mean = None, None, None
 
     def distribution(self, generated: IntArray) -> LengthDistribution:
@@ -160,6 +161,25 @@ class LengthHistory:
             cumulative = np.arange(1, self.window + 1) / self.window
             self._full = LengthDistribution(self._sorted, cumulative, equal_masses=True)
         return self._full
+
+
+def _inserted(ascending: IntArray, value: int) -> IntArray:
+    """``np.insert`` in its place, several times as fast."""
+    at = int(ascending.searchsorted(value))
+    longer = np.empty(len(ascending) + 1, dtype=np.int64)
+    longer[:at], longer[at], longer[at + 1 :] = ascending[:at], value, ascending[at:]
+    return longer
+
+
+def _swapped(ascending: IntArray, gone: int, value: int) -> IntArray:
+    """The same with one ``gone`` taken out."""
+    first, at = int(ascending.searchsorted(gone)), int(ascending.searchsorted(value))
+    other = ascending.copy()
+    if first < at:
+        other[first : at - 1], other[at - 1] = ascending[first + 1 : at], value
+    else:
+        other[at + 1 : first + 1], other[at] = ascending[at:first], value
+    return other
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,11 @@ def account(
 ) -> list[TokenEvent]:
     """Enter what a plan produced; returns one event for each request that it changed.
 
-    Of anonymous tokens, which say nothing, only those that end a request have an event.
+    Tokens are all anonymous or none is; of anonymous ones, which say nothing, only the last of a request has
+    an event.
     """
+    if result.tokens and result.tokens[0] == ANONYMOUS_TOKEN:
+        return _account_anonymous(flight, result, ledger, pool, now_ns)
     events = []
     caching, size, duration_ns = pool.prefix_caching, pool.block_size, result.duration_ns
     delivered = 0
@@ -67,13 +70,50 @@ def account(
             ledger.publish(one)
         if token is not None:
             delivered += 1
-            if token != ANONYMOUS_TOKEN:
-                events.append(_receive(one, token, logprobs, ledger, now_ns))
-            elif one.prompt_tokens + one.generated >= one.last_token:
-                events.append(end(one, ledger, now_ns))
-            elif one.generated >= one.predicted:
-                _foresee(one, ledger)
+            events.append(_receive(one, token, logprobs, ledger, now_ns))
     ledger.delivered(flight.plan.service, delivered)
+    return events
+
+
+def _account_anonymous(
+    flight: Flight, result: StepResult, ledger: Ledger, pool: BlockPool, now_ns: int
+) -> list[TokenEvent]:
+    """The same for a simulated step: a few times as fast, because nearly no row has an event."""
+    events = []
+    plan, size, duration_ns = flight.plan, pool.block_size, result.duration_ns
+    caching, rows, delivered = pool.prefix_caching, len(flight.requests), 0
+    sampled = result.tokens if len(result.tokens) == rows else _by_row(plan, result.tokens)
+    for one, count, token in zip(flight.requests, plan.new_tokens, sampled, strict=True):
+        one.in_flight -= 1
+        if one.ended:
+            if not one.in_flight:
+                ledger.release(one)
+            continue
+        one.computed = computed = one.computed + count
+        one.charged_ns += duration_ns
+        one.served_ns = now_ns
+        if one.ending is not None:
+            events.append(ledger.end(one, one.ending, now_ns))
+            continue
+        if token is not None:
+            one.generated = generated = one.generated + 1
+            if one.tokens:
+                one.tokens.append(token)
+            if generated == 1:
+                one.first_token_ns = now_ns
+            elif now_ns - one.last_token_ns > one.largest_gap_ns:
+                one.largest_gap_ns = now_ns - one.last_token_ns
+            one.last_token_ns = now_ns
+            delivered += 1
+        if caching and computed >= (one.published + 1) * size:
+            ledger.publish(one)
+        if token is None:
+            continue
+        if one.prompt_tokens + generated >= one.last_token:
+            events.append(end(one, ledger, now_ns))
+        elif generated >= one.predicted:
+            _foresee(one, ledger)
+    ledger.delivered(plan.service, delivered)
     return events
 
 

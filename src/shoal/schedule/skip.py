@@ -5,9 +5,9 @@ another until something ends: nothing but counts change. A run stops before the 
 or with the step that ends a request.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 from shoal.core import StepPlan
 from shoal.kvcache import BlockPool
@@ -118,25 +118,7 @@ def advance(
     """
     steps, first_ns, last_ns = len(ends_ns), ends_ns[0], ends_ns[-1]
     spent_ns, longest_ns = last_ns - start_ns, _longest(ends_ns)
-    live = [0] * steps
-    growth: Iterable[tuple[int, Sequence[Tracked]]] = ()
-    if on_growth is None and _token_by_token(requests, service, pool):
-        count = len(requests)
-        taken = pool.allocate(service, count * steps)
-        assert taken is not None
-        for row, one in enumerate(requests):
-            one.blocks += taken[row::count]
-        live = [count] * steps
-    else:
-        growth = _growth(requests, steps, pool.block_size)
-    for step, rows in growth:
-        blocks = pool.allocate(service, len(rows))
-        assert blocks is not None
-        for one, block in zip(rows, blocks, strict=True):
-            one.blocks.append(block)
-        live[step] = len(rows)
-        if on_growth is not None:
-            on_growth(step, tuple((one.sequence or 0, (at,)) for one, at in zip(rows, blocks, strict=True)))
+    live = _grow(requests, service, pool, steps, on_growth)
     complete = []
     for one in requests:
         computed = one.computed + steps
@@ -182,20 +164,48 @@ def _longest(ends_ns: Sequence[int]) -> int:
     return max([end - start for start, end in pairwise(ends_ns)], default=0)
 
 
-def _token_by_token(requests: Sequence[Tracked], service: str, pool: BlockPool) -> bool:
-    """Whether every token takes a block, and the pool gives many at once as it gives one after another."""
-    if pool.block_size > 1 or pool.layout.kind != "merged" or pool.prefix_caching:
-        return False
+def _grow(
+    requests: Sequence[Tracked],
+    service: str,
+    pool: BlockPool,
+    steps: int,
+    on_growth: Callable[[int, Growth], None] | None,
+) -> list[int]:
+    """Allocate what the steps need and extend the tables; how many blocks each step took."""
+    count = len(requests)
+    at_once = on_growth is None and _allocates_in_order(service, pool)
+    if at_once and pool.block_size == 1 and all(one.scheduled == len(one.blocks) for one in requests):
+        blocks = _allocate(pool, service, count * steps)
+        for row, one in enumerate(requests):
+            one.blocks += blocks[row::count]
+        return [count] * steps
+    taken, growth = [0] * steps, _growth(requests, steps, pool.block_size)
+    for step, rows in growth:
+        taken[step] = len(rows)
+    ahead = iter(_allocate(pool, service, sum(taken)) if at_once else ())
+    for step, rows in growth:
+        blocks = list(islice(ahead, len(rows))) if at_once else _allocate(pool, service, len(rows))
+        for one, block in zip(rows, blocks, strict=True):
+            one.blocks.append(block)
+        if on_growth is not None:
+            on_growth(step, tuple((one.sequence or 0, (at,)) for one, at in zip(rows, blocks, strict=True)))
+    return taken
+
+
+def _allocates_in_order(service: str, pool: BlockPool) -> bool:
+    """Whether the pool gives many blocks at once as it gives one after another."""
     whole = pool.layout.services[service].blocks_per_merged == 1
-    return whole and all(one.scheduled == len(one.blocks) for one in requests)
+    return whole and pool.layout.kind == "merged" and not pool.prefix_caching
 
 
-def _growth(
-    requests: Sequence[Tracked], steps: int, block_size: int
-) -> Iterable[tuple[int, Sequence[Tracked]]]:
+def _allocate(pool: BlockPool, service: str, count: int) -> list[int]:
+    blocks = pool.allocate(service, count)
+    assert blocks is not None
+    return blocks
+
+
+def _growth(requests: Sequence[Tracked], steps: int, block_size: int) -> list[tuple[int, list[Tracked]]]:
     """Which tables need a block in which steps, by step."""
-    if block_size == 1 and all(one.scheduled == len(one.blocks) for one in requests):
-        return [(step, requests) for step in range(steps)]
     growing: dict[int, list[Tracked]] = {}
     for one in requests:
         step = len(one.blocks) * block_size - one.scheduled

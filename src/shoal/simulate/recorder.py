@@ -121,7 +121,7 @@ class Recorder:
             self.spans.append(span)
 
     def _sample_idle(self, until_ns: int) -> None:
-        """Nothing happens before ``until_ns``: of a long stretch only the first and the last sample are kept."""
+        """Nothing happens before ``until_ns``: of a long stretch the first and the last sample are kept."""
         if self._next_ns < until_ns:
             self._sample(0, 0, 0)
             further = (until_ns - 1 - self._next_ns) // self._sample_ns
