@@ -3,9 +3,9 @@
     python benchmarks/simulator_speed.py [--trace ../shared/traces/azure_llm_2023/...conv.csv] [--repeat 3]
 
 Lengths of Azure's conversation trace (of its fitted distribution, where the file is missing), Poisson
-arrivals of 6.45 requests/s for every replica, Llama 3.1 8B on an A100 by roofline, first come first served as vLLM's
-preset, and other schedulers beside it. Prints the best of ``--repeat`` runs with and without skip-ahead;
-``--profile`` prints where the time of the first case goes instead.
+arrivals of 6.45 requests/s for every replica, Llama 3.1 8B on an A100 by roofline, first come first served
+as vLLM's preset, and other schedulers beside it. Prints the best of ``--repeat`` runs with and without
+skip-ahead; ``--profile`` prints where the time of the first case goes instead.
 """
 
 import argparse

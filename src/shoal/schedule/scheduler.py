@@ -1,6 +1,5 @@
 """The iteration scheduler: turns policies' choices into plans, and results into events."""
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -16,7 +15,7 @@ from shoal.core import (
 from shoal.core.slo import resolve_slo
 from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
-from shoal.schedule.account import account, end
+from shoal.schedule.account import account
 from shoal.schedule.commit import Committer, Flight
 from shoal.schedule.compose import Share, compose, compose_slices, slice_blocks
 from shoal.schedule.group import Beliefs, Group, GroupView
@@ -26,7 +25,8 @@ from shoal.schedule.newcomers import Door, Refusal
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Standing, Turn
 from shoal.schedule.room import Room
-from shoal.schedule.skip import DecodeRun, Growth, Skipped, advance, decodes_ahead, plans_of, within_memory
+from shoal.schedule.skip import DecodeRun, Skipped
+from shoal.schedule.skipper import Skipper
 from shoal.schedule.starvation import Guard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.tracked import Tracked, track
@@ -80,13 +80,13 @@ class Scheduler:
         self._ledger = Ledger(pool, self._groups, self._order, host, on_end)
         self._committer = Committer(pool, self._ledger)
         self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
+        self._skipper = Skipper(pool, self._ledger, self._guard, options)
         self.on_steps: Callable[[int, int], None] | None = None
         self._flights: deque[Flight] = deque()
         self._submitted = 0
         self._steps = 0
         self._epoch = 0
         self._composed: tuple[int, Sequence[Tracked], Share] | None = None
-        self._refused: tuple[Tracked, int, int] | None = None  # who, in which step, after how many ends
 
     def _new_group(self, name: str) -> Group:
         limits = self._limits[name]
@@ -319,7 +319,7 @@ class Scheduler:
                 one.refused_epoch = self._epoch
                 door.refused = (one, spent)
                 if spent is Refusal.MEMORY:
-                    self._refused = (one, self._steps, self._ledger.ends)
+                    self._skipper.refused(one, self._steps)
                 break
             budget -= spent
             running += 1
@@ -427,37 +427,7 @@ class Scheduler:
 
         None where the next step is or may be something else. Changes nothing.
         """
-        groups = [group for group in self._groups.values() if group.running or group.waiting]
-        if len(groups) != 1 or self._flights or not self._order.steady:
-            return None
-        group, ledger = groups[0], self._ledger
-        running = group.running
-        if not running or group.prefills or ledger.vacate or ledger.moved:
-            return None
-        most = min(most, self._steps_without_newcomers(group))
-        if most <= 0 or len(running) > self.options.max_batched_tokens:
-            return None
-        outlook = decodes_ahead(running, most, foreseen=self._admission.reads_lengths)
-        if outlook is None:
-            return None
-        until_ns = self._guard.nobody_before_ns(group, outlook.served_ns)
-        if until_ns <= now_ns:
-            return None
-        service, pool = group.service, self._pool
-        steps = within_memory(
-            running, outlook.steps, pool.block_size, lambda count: pool.can_allocate(service, count)
-        )
-        return DecodeRun(service, running, steps, outlook.context, until_ns) if steps else None
-
-    def _steps_without_newcomers(self, group: Group) -> int:
-        """Steps in which nobody who waits can be let in, as long as those running only decode."""
-        if not group.waiting:
-            return sys.maxsize
-        if self._admission.stays_refused and not self.options.preempt and self._refused is not None:
-            one, step, ends = self._refused
-            if one is group.waiting[0] and ends == self._ledger.ends and group.last_prefill < step:
-                return sys.maxsize
-        return -self._steps % self._admission.admit_every
+        return None if self._flights else self._skipper.foresee(now_ns, most, self._steps)
 
     def skip(
         self,
@@ -471,32 +441,12 @@ class Scheduler:
         ends_ns: when each step ended; the first began at ``start_ns``, each other when the one before ended.
         on_plan: told of the plans that were not made, in order.
         """
-        group, ledger, steps = self._groups[run.service], self._ledger, len(ends_ns)
+        first, steps = self._steps, len(ends_ns)
         if self.on_steps is not None:
-            self.on_steps(self._steps, steps)
-        first, left, sequences = self._steps, tuple(ledger.left), run.sequences
-        ledger.left.clear()
-        growth: dict[int, Growth] = {}
-        noted = None if on_plan is None else growth.__setitem__
-        live, complete = advance(run.requests, run.service, self._pool, start_ns, ends_ns, noted)
-        for other in self._groups.values():
-            if other is not group:
-                other.streak = 0
-        group.streak += steps
+            self.on_steps(first, steps)
         self._steps += steps
         self._epoch += 2 * steps
-        group.last_step = self._steps - 1
-        group.changed(members=False)
-        ledger.delivered(run.service, steps * len(sequences))
-        if on_plan is not None:
-            for plan in plans_of(run, sequences, first, steps, left, growth):
-                on_plan(plan)
-        if self._pool.prefix_caching:
-            for one in run.requests:
-                ledger.publish(one)
-        for one in complete:
-            end(one, ledger, ends_ns[-1])
-        return Skipped(sequences, left, live)
+        return self._skipper.account(run, first, start_ns, ends_ns, on_plan)
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""
