@@ -211,7 +211,7 @@ class PastFuture(Forecasting):
     reserved: share of the capacity kept back for forecasts that were too low.
     window: how many finished requests of a service are remembered.
     cold_start: "kaplan-meier" or "max"; what is believed before as many have finished (``LengthHistory``).
-    draws: "mean" of M* over 10 draws (fewer for more than 128 requests, at least 3), or "max" over
+    draws: "mean" of M* over 10 draws (fewer for more than 64 requests, at least 3), or "max" over
         min(5, 200 // requests + 1), as LightLLM does.
     """
 
@@ -239,7 +239,7 @@ class PastFuture(Forecasting):
         requests = max(1, sum(len(crowd) for crowd in crowds))
         if self.draws == "mean":
             # Where many requests add up, each draw is nearer to the mean, and fewer will do.
-            return _DRAWS[min(10, max(3, 1_280 // requests))]
+            return _DRAWS[min(10, max(3, 640 // requests))]
         return _DRAWS[min(5, 200 // requests + 1)]
 
     def combine(self, peaks: Sequence[int]) -> float:
