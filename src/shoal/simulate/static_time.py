@@ -1,6 +1,5 @@
 """How long a simulated static engine takes for a batch, as opposed to how long it is believed to take."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
@@ -54,14 +53,3 @@ class UncertainTime:
         drawn = max(uniform(self.seed, assignment.number), 1e-12)
         deviation = max(-_LARGEST_DEVIATION, min(_LARGEST_DEVIATION, _STANDARD.inv_cdf(drawn)))
         return ExactTime(self.time).duration_s(assignment, iterations_run) * (1 + self.spread * deviation)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedTime:
-    """Batches take what was measured: seconds by number of assignment."""
-
-    seconds: Mapping[int, float]
-
-    def duration_s(self, assignment: Assignment, iterations_run: int, /) -> float:
-        """As recorded; raises KeyError for a batch that was not."""
-        return self.seconds[assignment.number]
