@@ -1,52 +1,18 @@
 """Step times from measured layer tables: sums, interpolation, files that are wrong."""
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forecast_builders import DECODES, DENSE, HEAD, MODEL, attention, write_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core import ConfigError
-from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_attention import AttentionGrid, Line
 from shoal.forecast.profile_files import Curve
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.step_times import StepRows
-
-MODEL = ModelSpec(
-    name="tiny", layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=100
-)
-CHUNKS, CONTEXTS, DECODES, LENGTHS = (16, 32, 64), (0, 16, 64), (1, 2, 4), (16, 64, 256)
-DENSE = {
-    "embedding": (7.0, 0.5),
-    "layernorm": (1.0, 0.25),
-    "qkv_proj": (20.0, 2.0),
-    "final_layernorm": (3.0, 1.0),
-}
-HEAD = {"lm_head": (50.0, 1.0), "sampler": (4.0, 0.5)}
-
-
-def attention(chunk: int, context: int, decodes: int, length: int) -> float:
-    """A time that is linear along each axis, so that interpolation is exact."""
-    return 5.0 + 0.1 * chunk * (1 + context / 8) + 0.02 * decodes * length
-
-
-def write_profile(folder: Path, meta: str = "model: tiny\n") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "meta.yaml").write_text(meta)
-    dense = [f"{n},{t},{a + b * t}" for n, (a, b) in DENSE.items() for t in (1, 8, 128)]
-    (folder / "dense.csv").write_text("\n".join(["layer,tokens,time_us", *dense]))
-    head = [f"{n},{t},{a + b * t}" for n, (a, b) in HEAD.items() for t in (1, 16)]
-    (folder / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]))
-    points = [(0, 0, n, k) for n, k in product(DECODES, LENGTHS)]
-    points += [(c, p, 0, 0) for c, p in product(CHUNKS, CONTEXTS)]
-    points += list(product(CHUNKS, CONTEXTS, DECODES, LENGTHS))
-    rows = [",".join(map(str, (*point, attention(*point)))) for point in points]
-    header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
-    (folder / "attention.csv").write_text("\n".join([header, *rows]))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +112,19 @@ def test_measured_reductions_are_taken_as_they_are(tmp_path: Path) -> None:
     assert found.step_time(rows) - plain.step_time(rows) == pytest.approx(3 * 10e-6)
 
 
+def test_only_single_queries_of_newer_attention_files_count(tmp_path: Path) -> None:
+    write_profile(tmp_path / "old")
+    path = write_profile(tmp_path / "new") / "attention.csv"
+    header, *rows = path.read_text().splitlines()
+    columns = header.removesuffix(",time_us") + ",decode_q_len,time_us"
+    several = [row.rpartition(",")[0] + ",4,1000000" for row in rows]
+    single = [row.replace(f",{row.rpartition(',')[2]}", f",1,{row.rpartition(',')[2]}") for row in rows]
+    path.write_text("\n".join(["layer," + columns, *(f"attention,{row}" for row in [*single, *several])]))
+    old, new = (ProfileTimes.load(tmp_path / name, model=MODEL) for name in ("old", "new"))
+    steps = [StepRows(3, 200, (), 3), StepRows(2, 128, ((40, 16),), 3)]
+    assert [new.step_time(rows) for rows in steps] == [old.step_time(rows) for rows in steps]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
@@ -162,6 +141,12 @@ def test_measured_reductions_are_taken_as_they_are(tmp_path: Path) -> None:
             "layer,sequences,time_us\nlm_head,-1,2\n",
             r"per_sequence\.csv:2: sequences must",
         ),
+        (
+            "attention.csv",
+            "layer,prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\nindexer,0,0,1,16,9\n",
+            r"attention\.csv has rows of indexer",
+        ),
+        ("linear_attention.csv", "layer\n", r"linear_attention\.csv: layers of linear attention"),
         ("meta.yaml", "model: [\n", "not YAML"),
         ("meta.yaml", "model: unheard-of\n", "'unheard-of' is not a model on record"),
     ],

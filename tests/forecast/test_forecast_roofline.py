@@ -1,6 +1,5 @@
 """Roofline step times: shapes of models, sheets of devices, and what must hold whatever the factors."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from shoal.forecast.roofline_ops import Efficiency, Link
 from shoal.forecast.step_times import StepRows
 
 LLAMA = MODEL_SPECS["llama-2-7b"]
-CALIBRATION = Path(os.environ.get("SHOAL_CALIBRATION", "calibration"))
 pairs = st.tuples(st.sampled_from(sorted(MODEL_SPECS)), st.sampled_from(sorted(DEVICE_SPECS)))
 
 
@@ -191,12 +189,8 @@ def test_names_are_forgiving_and_errors_helpful() -> None:
         RooflineTimes(LLAMA, DEVICE_SPECS["h100"], 3)
 
 
-@pytest.mark.skipif(
-    not (CALIBRATION / "vllm_rtx4090_llama31_8b").is_dir(),
-    reason="SHOAL_CALIBRATION names no calibration data",
-)
-def test_whole_steps_agree_with_a_profile() -> None:
-    measured = ProfileTimes.load(CALIBRATION / "vllm_rtx4090_llama31_8b" / "profile")
+def test_whole_steps_agree_with_a_profile(calibration: Path) -> None:
+    measured = ProfileTimes.load(calibration / "vllm_rtx4090_llama31_8b" / "profile")
     times = roofline(("llama-3.1-8b", "rtx-4090"))
     for decodes in (1, 8, 64):
         for length in (128, 1024):

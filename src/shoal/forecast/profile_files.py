@@ -1,10 +1,13 @@
-"""Reading a folder of measured layer times: three CSV files and a description.
+"""Reading a folder of measured layer times: three CSV files, or four, and a description.
 
 ``dense.csv`` (layer, tokens, time_us): parts of one layer, and of the step, by tokens computed.
 ``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
 ``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
-chunk of a prompt and some decoding rows of equal context. ``meta.yaml``: model, hardware, degrees of tensor
-parallelism. The format is that of LLMServingSim's profiler (https://github.com/casys-kaist/LLMServingSim).
+chunk of a prompt and some decoding rows of equal context. ``moe.csv`` (ep, tokens, activated_experts,
+time_us), of mixtures of experts alone: one layer's router and experts on one of ``ep`` devices that share
+the experts, by tokens computed and experts of that device that they touch; without the column ``ep``, on one
+device. ``meta.yaml``: model, hardware, degrees of tensor parallelism. The format is that of LLMServingSim's
+profiler (https://github.com/casys-kaist/LLMServingSim).
 """
 
 import csv
@@ -21,6 +24,11 @@ from shoal.core import ConfigError
 from shoal.forecast.latency import FloatArray
 
 ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    "attention.csv": {"layer": "attention", "decode_q_len": "1"},
+    "moe.csv": {"ep": "1"},
+}
+"""What key columns hold that older files lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +57,18 @@ class Curve:
 class ProfileFiles:
     """What a profile's files say, for one degree of tensor parallelism.
 
-    attention: micros by (prefill chunk, prefill context, decodes, decode context).
+    attention: micros by (prefill chunk, prefill context, decodes, decode context). experts: micros of one
+    device's experts by tokens, for each measured number of experts that tokens touch on it; from
+    ``experts_file``, empty in dense models.
     """
 
     folder: Path
+    tp: int
     dense: Mapping[str, Curve]
     per_sequence: Mapping[str, Curve]
     attention: Mapping[tuple[int, ...], float]
+    experts: Mapping[int, Curve]
+    experts_file: Path
     meta: Mapping[str, Any]
 
 
@@ -66,12 +79,17 @@ def read_profile(folder: Path, tp: int) -> ProfileFiles:
     """
     meta = _read_meta(folder / "meta.yaml")
     tables = _tables_of(folder, tp, meta)
-    attention = dict(_rows(tables / "attention.csv", ATTENTION_COLUMNS))
+    experts = folder / "tp1" / "moe.csv"
+    if not experts.is_file():
+        experts = tables / "moe.csv"
     return ProfileFiles(
         folder=tables,
+        tp=tp,
         dense=_read_curves(tables / "dense.csv", "tokens"),
         per_sequence=_read_curves(tables / "per_sequence.csv", "sequences"),
-        attention={tuple(map(int, key)): micros for key, micros in attention.items()},
+        attention=_read_attention(tables / "attention.csv"),
+        experts=_read_experts(experts, tp) if experts.is_file() else {},
+        experts_file=experts,
         meta=meta,
     )
 
@@ -95,8 +113,8 @@ def _tables_of(folder: Path, tp: int, meta: Mapping[str, Any]) -> Path:
         raise ConfigError(
             f"profile {folder} has no tables for tp={tp}; it has tp={', '.join(map(str, degrees))}"
         )
-    if (found / "moe.csv").is_file():
-        raise ConfigError(f"{found / 'moe.csv'}: profiles of mixture-of-experts layers are not supported")
+    if (found / "linear_attention.csv").is_file():
+        raise ConfigError(f"{found / 'linear_attention.csv'}: layers of linear attention are not supported")
     return found
 
 
@@ -110,6 +128,35 @@ def _read_meta(path: Path) -> Mapping[str, Any]:
     if not isinstance(meta, dict):
         raise ConfigError(f"{path}: expected a mapping, got {type(meta).__name__}")
     return meta
+
+
+def _read_attention(path: Path) -> dict[tuple[int, ...], float]:
+    found = {}
+    for (layer, queries, *key), micros in _rows(path, ("layer", "decode_q_len", *ATTENTION_COLUMNS)):
+        if layer != "attention":
+            raise ConfigError(
+                f"{path} has rows of {layer}; only layers with one attention kernel can be timed"
+            )
+        if queries == 1:
+            found[tuple(map(int, key))] = micros
+    return found
+
+
+def _read_experts(path: Path, devices: int) -> dict[int, Curve]:
+    """Curves over tokens by activated experts, of one of ``devices`` that share the experts."""
+    degrees: set[int] = set()
+    points: dict[int, dict[float, float]] = {}
+    for key, micros in _rows(path, ("ep", "tokens", "activated_experts")):
+        degree, tokens, experts = map(int, key)
+        degrees.add(degree)
+        if degree == devices:
+            points.setdefault(experts, {})[float(tokens)] = micros
+    if not points:
+        raise ConfigError(
+            f"{path} has no rows for experts shared by {devices} devices; it has ep="
+            f"{', '.join(map(str, sorted(degrees)))}"
+        )
+    return {experts: _curve(values) for experts, values in points.items()}
 
 
 def _read_curves(path: Path, count: str) -> dict[str, Curve]:
@@ -126,17 +173,20 @@ def _curve(values: Mapping[float, float]) -> Curve:
 
 def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | int, ...], float]]:
     """Each line's (key columns, microseconds); layers are words, all other keys whole numbers."""
+    defaults = _DEFAULTS.get(path.name, {})
+    needed = [name for name in (*keys, "time_us") if name not in defaults]
     if not path.is_file():
-        raise ConfigError(f"{path} is missing; it must have the columns {', '.join((*keys, 'time_us'))}")
+        raise ConfigError(f"{path} is missing; it must have the columns {', '.join(needed)}")
     seen = False
     with path.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
-        missing = [name for name in (*keys, "time_us") if name not in (reader.fieldnames or ())]
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
         if missing:
             raise ConfigError(f"{path}:1: column {', '.join(missing)} is missing")
         for row in reader:
             where = f"{path}:{reader.line_num}"
-            yield tuple(_key(row[name], name, where) for name in keys), _micros(row["time_us"], where)
+            filled = {**defaults, **row}
+            yield tuple(_key(filled[name], name, where) for name in keys), _micros(row["time_us"], where)
             seen = True
     if not seen:
         raise ConfigError(f"{path}:2: no rows")

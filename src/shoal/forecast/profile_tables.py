@@ -1,7 +1,8 @@
 """Step times looked up in measured layer times: a layer's parts by tokens, attention by its shape.
 
-A step takes as long as its kernels, one after the other: the parts of a layer and its attention, once for
-each layer; embedding, final norm, logits and sampling, once. Between measured points times are linear.
+A step takes as long as its kernels, one after the other: the parts of a layer, its attention and its experts
+where it has any, once for each layer; embedding, final norm, logits and sampling, once. Between measured
+points times are linear.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from shoal.forecast.device_specs import DeviceSpec, find_device_spec
 from shoal.forecast.latency import FloatArray
 from shoal.forecast.model_spec import ModelSpec, find_model_spec
 from shoal.forecast.profile_attention import AttentionGrid
+from shoal.forecast.profile_experts import expert_block
 from shoal.forecast.profile_files import Curve, ProfileFiles, read_profile
 from shoal.forecast.step_times import StepRows
 
@@ -31,15 +33,18 @@ LEAST_TOKENS = 8192
 class ProfileTimes:
     """Step times from tables of one model on one device; microseconds there, seconds here."""
 
-    def __init__(self, files: ProfileFiles, layers: int, overhead: FloatArray | None = None) -> None:
-        """layers: of the model, the tables hold one's times. overhead: seconds of a step of 0, 1, 2 ...
-        tokens that no table holds; at least ``token_range(files)`` of them.
+    def __init__(self, files: ProfileFiles, model: ModelSpec, overhead: FloatArray | None = None) -> None:
+        """model: whose layers are counted, the tables hold one's times. overhead: seconds of a step of 0, 1,
+        2 ... tokens that no table holds; at least ``token_range(files)`` of them.
+
+        Raises ConfigError where the model has experts and the tables do not, or the other way round.
         """
         tokens = token_range(files)
-        per_token = _sum(files.dense, tokens, layers)
+        per_token = _sum(files.dense, tokens, model.layers)
+        per_token += model.layers * expert_block(files, model, tokens)
         if overhead is not None:
             per_token += overhead[:tokens] * 1e6
-        self._layers = layers
+        self._layers = model.layers
         self._tokens = per_token.tolist()
         self._sampled = _sum(files.per_sequence, tokens, 1).tolist()
         self._attention = AttentionGrid(files.attention, files.folder / "attention.csv")
@@ -74,7 +79,7 @@ class ProfileTimes:
             for tokens in range(1, len(overhead)):
                 reduction = sheet.link.all_reduce(2.0 * tokens * shape.hidden, tp)
                 overhead[tokens] += 2 * shape.layers * reduction
-        return cls(files, shape.layers, overhead)
+        return cls(files, shape, overhead)
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step."""
@@ -98,7 +103,8 @@ class ProfileTimes:
 
 def token_range(files: ProfileFiles) -> int:
     """How many numbers of tokens, from 0 on, times are laid out for."""
-    return 1 + max(LEAST_TOKENS, *(int(curve.counts[-1]) for curve in files.dense.values()))
+    curves = (*files.dense.values(), *files.experts.values())
+    return 1 + max(LEAST_TOKENS, *(int(curve.counts[-1]) for curve in curves))
 
 
 def _sum(curves: Mapping[str, Curve], count: int, layers: int) -> FloatArray:

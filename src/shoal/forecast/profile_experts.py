@@ -1,0 +1,73 @@
+"""Times of a mixture-of-experts block by tokens, from times by tokens and experts that they touch."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shoal.core import ConfigError
+from shoal.forecast.latency import FloatArray
+from shoal.forecast.model_spec import ModelSpec
+from shoal.forecast.profile_files import Curve, ProfileFiles
+from shoal.forecast.roofline import experts_touched
+
+_DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
+
+
+def expert_block(files: ProfileFiles, model: ModelSpec, tokens: int) -> FloatArray:
+    """Microseconds of one layer's experts, router included, at 0 .. ``tokens`` - 1 tokens; 0 in dense models.
+
+    Each device holds an equal share of the experts and computes all tokens of the step. Tokens choose
+    experts independently and evenly, so that every device has as many to read; a trained router prefers
+    some and touches fewer. Raises ConfigError where tables and model do not fit.
+    """
+    _check(files, model)
+    if not files.experts:
+        return np.zeros(tokens)
+    touched = [experts_touched(model.experts, model.experts_per_token, count) for count in range(tokens)]
+    return times_at(files.experts, np.array(touched) / files.tp)
+
+
+def times_at(curves: Mapping[int, Curve], touched: FloatArray) -> FloatArray:
+    """Microseconds at 0, 1, ... tokens that touch ``touched`` experts, linear between measured ones.
+
+    curves: by experts touched. Below the fewest experts that were measured their times stand, beyond the
+    most the line of the last two goes on.
+    """
+    measured = np.array(sorted(curves), dtype=np.float64)
+    times = np.array([curves[int(experts)].at_integers(len(touched) - 1) for experts in measured])
+    if len(measured) == 1:
+        only: FloatArray = times[0]
+        return only
+    i = np.clip(np.searchsorted(measured, touched, side="right") - 1, 0, len(measured) - 2)
+    share = np.maximum((touched - measured[i]) / (measured[i + 1] - measured[i]), 0.0)
+    tokens = np.arange(len(touched))
+    low, high = times[i, tokens], times[i + 1, tokens]
+    result: FloatArray = low + (high - low) * share
+    return result
+
+
+def _check(files: ProfileFiles, model: ModelSpec) -> None:
+    if not files.experts:
+        if model.experts:
+            raise ConfigError(
+                f"{files.folder} has no moe.csv, but the layers of {model.name} have {model.experts} "
+                f"experts; measure them too, or say which model was measured"
+            )
+        return
+    where = files.experts_file
+    if not model.experts:
+        raise ConfigError(
+            f"{where} times layers with experts, but {model.name} has none; say which model was measured"
+        )
+    most = max(files.experts)
+    if most * files.tp > model.experts:
+        raise ConfigError(
+            f"{where} has {most} activated experts on each of {files.tp} devices, but {model.name} has "
+            f"{model.experts} in all; say which model was measured"
+        )
+    mixed = [name for name in _DENSE_MLP if name in files.dense]
+    if mixed:
+        raise ConfigError(
+            f"{files.folder / 'dense.csv'} has {', '.join(mixed)} beside {where.name}: how many layers have "
+            f"experts and how many have not is unknown. Only models whose layers are all alike can be timed"
+        )
