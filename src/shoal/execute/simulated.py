@@ -26,6 +26,60 @@ class _Flight:
     ends_ns: int
 
 
+class _Progress:
+    """How far every sequence of one service has come.
+
+    Steps in which all of them decode are counted once for all: what is noted for a sequence, and the number
+    of such steps since, make its computed tokens.
+    """
+
+    def __init__(self) -> None:
+        self._noted: dict[int, int] = {}
+        self._steps = 0
+        self._computed = 0  # tokens of all of them
+
+    def join(self, number: int, computed: int) -> None:
+        self._noted[number] = computed - self._steps
+        self._computed += computed
+
+    def leave(self, number: int) -> None:
+        noted = self._noted.pop(number, None)
+        if noted is not None:
+            self._computed -= noted + self._steps
+
+    def decoded(self, numbers: tuple[int, ...], steps: int) -> None:
+        """Each of these computed so many tokens, one in a step."""
+        self._computed += len(numbers) * steps
+        if len(numbers) == len(self._noted):
+            self._steps += steps
+            return
+        for number in numbers:
+            self._noted[number] += steps
+
+    def step(
+        self, numbers: tuple[int, ...], new_tokens: tuple[int, ...]
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """Count a step; positions that its decodes attend, and (tokens, computed before) of its chunks."""
+        decodes, before_steps = new_tokens.count(1), self._steps
+        # Where everybody takes part, and decodes come before all chunks, nobody need look at the decodes.
+        together = len(numbers) == len(self._noted) and 1 not in new_tokens[decodes:]
+        first = decodes if together else 0
+        context = self._computed + decodes if together else 0
+        chunks = []
+        for number, count in zip(numbers[first:], new_tokens[first:], strict=True):
+            before = self._noted[number] + before_steps
+            self._noted[number] += count - together
+            if count > 1:
+                chunks.append((count, before))
+            if together:
+                context -= before
+            elif count == 1:
+                context += before + 1
+        self._steps += together
+        self._computed += sum(new_tokens)
+        return context, chunks
+
+
 @dataclass(slots=True)
 class SimulatedExecutor:
     """Runs plans in virtual time, one after the other.
@@ -37,9 +91,13 @@ class SimulatedExecutor:
     models: Mapping[str, SimulatedModel]
     clock: Callable[[], int]
     watch: Callable[[StepPlan, int, int], None]
-    _computed: dict[int, int] = field(default_factory=dict)
+    _progress: dict[str, _Progress] = field(init=False)
     _flights: deque[_Flight] = field(default_factory=deque)
     _free_ns: int = 0
+
+    def __post_init__(self) -> None:
+        """Nothing is computed yet."""
+        self._progress = {name: _Progress() for name in self.models}
 
     def submit(self, plan: StepPlan) -> None:
         """Start a plan, or queue it behind those in flight."""
@@ -64,32 +122,24 @@ class SimulatedExecutor:
         """When the oldest plan in flight ends; None where there is none."""
         return self._flights[0].ends_ns if self._flights else None
 
-    def skip(self, sequences: tuple[int, ...], left: tuple[int, ...], steps: int) -> None:
+    def skip(self, service: str, sequences: tuple[int, ...], left: tuple[int, ...], steps: int) -> None:
         """Take note of decode steps of ``sequences`` that were not submitted."""
-        computed = self._computed
-        for number in left:
-            del computed[number]
-        for number in sequences:
-            computed[number] += steps
+        self._drop(left)
+        self._progress[service].decoded(sequences, steps)
 
     def _rows(self, plan: StepPlan) -> StepRows:
         """What the plan computes; remembers how far every sequence has come."""
-        computed = self._computed
-        for number in plan.left:
-            del computed[number]
+        self._drop(plan.left)
+        progress = self._progress[plan.service]
         for one in plan.joined:
-            computed[one.sequence] = one.computed
-        decodes = context = 0
-        chunks = []
-        for number, count in zip(plan.sequences, plan.new_tokens, strict=True):
-            before = computed[number]
-            computed[number] = before + count
-            if count == 1:
-                decodes += 1
-                context += before + 1
-            else:
-                chunks.append((count, before))
-        return StepRows(decodes, context, tuple(chunks), len(plan.sampled))
+            progress.join(one.sequence, one.computed)
+        context, chunks = progress.step(plan.sequences, plan.new_tokens)
+        return StepRows(len(plan.sequences) - len(chunks), context, tuple(chunks), len(plan.sampled))
+
+    def _drop(self, left: tuple[int, ...]) -> None:
+        for number in left:
+            for progress in self._progress.values():
+                progress.leave(number)
 
     def _copying_ns(self, plan: StepPlan) -> int:
         """Time for KV on its way to the host and back; moves inside the device count as nothing."""

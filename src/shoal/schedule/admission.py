@@ -50,18 +50,7 @@ class Admission(ABC):
 
     def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
         """Whether the requests in ``crowds`` (one of each service) fit in ``capacity`` merged blocks."""
-        limit = self.limit(capacity)
-        # No belief takes less than what is known already, or more than what everybody could take, so that
-        # most answers need no forecast when memory is scarce or plentiful.
-        if sum(crowd.footprint for crowd in crowds) > limit:
-            return False
-        if sum(crowd.most for crowd in crowds) <= limit:
-            return True
-        return self.demand_within(crowds, limit)
-
-    def demand_within(self, crowds: Sequence[Crowd], limit: float) -> bool:
-        """Whether ``demand`` is at most ``limit``; may find out without."""
-        return self.demand(crowds) <= limit
+        return self.demand(crowds) <= self.limit(capacity)
 
     @abstractmethod
     def limit(self, capacity: int) -> float:
@@ -98,7 +87,7 @@ class Conservative(Admission):
 
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """The sum of ceilings."""
-        return sum(crowd.most for crowd in crowds)
+        return sum([crowd.most for crowd in crowds])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +112,7 @@ class Aggressive(Admission):
 
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """What is known already."""
-        return sum(crowd.footprint for crowd in crowds)
+        return sum([crowd.footprint for crowd in crowds])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +132,14 @@ class Forecasting(Admission):
         belief = self.belief(crowds)
         return self._safe(crowds, [crowd.peak(belief) for crowd in crowds])
 
-    def demand_within(self, crowds: Sequence[Crowd], limit: float) -> bool:
-        """Bounds of M* come first: mostly they tell."""
+    def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
+        """See ``Admission``; bounds come first, since most answers need no forecast then."""
+        limit = self.limit(capacity)
+        # No belief takes less than what is known already, or more than what everybody could take.
+        if sum([crowd.footprint for crowd in crowds]) > limit:
+            return False
+        if sum([crowd.most for crowd in crowds]) <= limit:
+            return True
         belief = self.belief(crowds)
         bounds = [crowd.bounds(belief) for crowd in crowds]
         if self._safe(crowds, [high for _, high in bounds]) <= limit:
@@ -319,7 +314,7 @@ class Slice(Admission):
 
     def demand(self, crowds: Sequence[Crowd]) -> float:
         """What is known already; slices are allocated, so that the pool itself says what is left."""
-        return sum(crowd.footprint for crowd in crowds)
+        return sum([crowd.footprint for crowd in crowds])
 
 
 def _require(holds: bool, knob: str, rule: str, value: object) -> None:

@@ -18,11 +18,13 @@ _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class Flight:
     """A plan in flight, and the request of each of its rows.
 
-    borrowed: blocks of its service, saved: host blocks of its service, referenced until its update.
+    riders: the leading rows, where they are its service's cohort. borrowed: blocks of its service, saved:
+    host blocks of its service, referenced until its update.
     """
 
     plan: StepPlan
     requests: list[Tracked]
+    riders: Sequence[Tracked]
     borrowed: list[int]
     saved: list[int]
 
@@ -47,9 +49,20 @@ class Committer:
         for one, end in share.slices:
             one.slice_end = end
         chunks = share.chunks + [(newcomer.request, newcomer.chunk) for newcomer in newcomers]
+        # Not where somebody has looked at one of them since.
+        together = bool(share.decodes) and share.decodes is group.cohort.rows
+        riders = share.decodes if together else ()
         requests = share.decodes + [one for one, _ in chunks]
-        sampled = _advance(group, share.decodes, chunks)
-        sequences = tuple([one.sequence for one in requests if one.sequence is not None])
+        if together:
+            group.cohort.begin()
+        else:
+            group.cohort.settle()
+            _advance_decodes(group, share.decodes)
+        sampled = list(range(len(share.decodes)))
+        sampled += _advance_chunks(group, chunks, len(share.decodes))
+        sequences = tuple([one.sequence or 0 for one in requests[len(riders) :]])
+        if together:
+            sequences = group.cohort.sequences + sequences
         new_tokens = (1,) * len(share.decodes) + tuple([count for _, count in chunks])
         columns = self._reuse(group.service, (sequences, new_tokens, tuple(sampled)))
         ledger = self._ledger
@@ -73,7 +86,7 @@ class Committer:
         self._count_turns(number, group, prefill=bool(chunks))
         group.changed(members=bool(newcomers))
         borrowed = [copy.source for copy in plan.copies if not copy.source_host]
-        return Flight(plan, requests, borrowed, saved)
+        return Flight(plan, requests, riders, borrowed, saved)
 
     def _count_turns(self, number: int, group: Group, *, prefill: bool) -> None:
         """What orders that alternate between services look at."""
@@ -94,9 +107,8 @@ class Committer:
         return columns
 
 
-def _advance(group: Group, decodes: Sequence[Tracked], chunks: Sequence[tuple[Tracked, int]]) -> list[int]:
-    """Count the plan's tokens as scheduled; the rows that sample one, which are also expected from now on."""
-    sampled = list(range(len(decodes)))
+def _advance_decodes(group: Group, decodes: Sequence[Tracked]) -> None:
+    """Count a token of each as scheduled, and the next as expected."""
     if group.prefills:  # some decode may be the last token of a prompt
         for one in set(decodes).intersection(group.prefills):
             group.prefills.remove(one)
@@ -104,7 +116,12 @@ def _advance(group: Group, decodes: Sequence[Tracked], chunks: Sequence[tuple[Tr
         one.scheduled += 1
         one.expected += 1
         one.in_flight += 1
-    for row, (one, count) in enumerate(chunks, start=len(decodes)):
+
+
+def _advance_chunks(group: Group, chunks: Sequence[tuple[Tracked, int]], first: int) -> list[int]:
+    """Count tokens as scheduled; the rows, from ``first``, that sample one, which is expected from now on."""
+    sampled = []
+    for row, (one, count) in enumerate(chunks, start=first):
         one.scheduled += count
         one.in_flight += 1
         if one.scheduled == one.expected:

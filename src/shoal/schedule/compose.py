@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from shoal.schedule.group import Group
 from shoal.schedule.tracked import Tracked
 
 
@@ -59,6 +60,19 @@ def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
     chunks, further, budget = _chunk(prompts, budget - len(decodes), block_size)
     growth += further
     return Share(decodes, chunks, growth, sum(count for _, count in growth), budget)
+
+
+def compose_cohort(group: Group, budget: int, block_size: int) -> Share | None:
+    """The same for all running requests of a service that has a cohort; None where one must look at each."""
+    cohort = group.cohort
+    if not cohort.rows or len(cohort.rows) > budget or not cohort.steps_left:
+        return None
+    if any(one.expected - one.scheduled == 1 or one.ending is not None for one in group.prefills):
+        return None
+    growth = [(one, 1) for one in cohort.growing()]
+    chunks, further, budget = _chunk(group.prefills, budget - len(cohort.rows), block_size)
+    growth += further
+    return Share(cohort.rows, chunks, growth, sum(count for _, count in growth), budget)
 
 
 def compose_slices(

@@ -74,13 +74,19 @@ class Crowd:
         members: Members,
         requests: Sequence[Tracked],
         history: LengthHistory,
+        tokens: IntArray | None = None,
     ) -> "Crowd":
-        """A snapshot of ``requests``, whose columns are ``members``; of no use once one of them changes."""
+        """A snapshot of ``requests``, whose columns are ``members``; of no use once one of them changes.
+
+        tokens: the known tokens of each, where the requests themselves do not say it.
+        """
+        if tokens is None:
+            tokens = np.array([one.expected for one in requests], dtype=np.int64)
         return cls(
             layout,
             block_size,
             members,
-            np.array([one.expected for one in requests], dtype=np.int64),
+            tokens,
             lambda: np.array([one.predicted for one in requests], dtype=np.int64),
             lambda crowd: history.distribution(crowd.generated),
         )
@@ -226,14 +232,18 @@ class LargerCrowd(Crowd):
         self._timelines = {}
         self._bounds = {}
         self._left: dict[Belief, list[int]] = {}
-        further = max(newest.ceiling - newest.generated - 1, 0)
         self.own_blocks = before.own_blocks - (-tokens // size)
-        self.most_own_blocks = before.most_own_blocks - (-(tokens + further) // size)
         if shared is before.shared:
             self._surplus = before._surplus
 
     def __len__(self) -> int:
         return self._count
+
+    @cached_property
+    def most_own_blocks(self) -> int:
+        """The same if every output is as long as it may be, and none leaves before another."""
+        further = max(self._newest.ceiling - self._newest.generated - 1, 0)
+        return self._before.most_own_blocks - (-(self._newest_tokens + further) // self.block_size)
 
     @cached_property
     def members(self) -> Members:

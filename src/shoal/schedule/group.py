@@ -9,9 +9,11 @@ import numpy as np
 from shoal.core import NO_GOALS, SLO, LengthPredictor
 from shoal.forecast import LearnedLengths, LengthHistory, ServiceMonitor, SharedBlocks
 from shoal.kvcache import ServiceLayout
+from shoal.schedule.cohort import Cohort
 from shoal.schedule.crowd import Crowd
 from shoal.schedule.members import Members, member_column
 from shoal.schedule.queue import WaitingQueue
+from shoal.schedule.running import Running
 from shoal.schedule.sharing import SharedPrefixes
 from shoal.schedule.stats import Observed
 from shoal.schedule.tracked import Tracked
@@ -85,9 +87,12 @@ class Beliefs:
 class Group:
     """Queue, running requests, beliefs and shared prefixes of one service.
 
-    due_ns: when a request starves. slo, execution_s: the service's goals, and its fixed execution time where
-    known. served_guard_ns: when the starvation guard last made a plan for it. earliest_due_ns: no running
-    request starves before that.
+    due_ns: when a request starves. publish: told of a running request that may have full blocks to offer to
+    the prefix index, after steps that were not written to it. slo, execution_s: the service's goals, and its
+    fixed execution time where known.
+    rows: ``running`` itself, whose books may be behind. cohort: those of them whose are; all that have
+    nothing left to prefill, or none. served_guard_ns: when the starvation guard last made a plan for it.
+    earliest_due_ns: no running request starves before that.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Group:
         block_size: int,
         beliefs: Beliefs,
         due_ns: Callable[[Tracked], int],
+        publish: Callable[[Tracked], None],
         *,
         slo: SLO = NO_GOALS,
         execution_s: float | None = None,
@@ -108,7 +114,9 @@ class Group:
         self.slo = slo
         self.execution_s = execution_s
         self.waiting = WaitingQueue(due_ns)
-        self.running: list[Tracked] = []
+        self.rows: list[Tracked] = []
+        self.cohort = Cohort(block_size, publish)
+        self.running = Running(self.rows, self.cohort.settle)
         self.prefills: list[Tracked] = []
         self.last_step = -1
         self.last_prefill = -1
@@ -127,19 +135,19 @@ class Group:
     def enter(self, one: Tracked) -> None:
         """A waiting request runs."""
         self.waiting.remove(one)
-        at = len(self.running)
+        at = len(self.rows)
         if at == self._table.shape[1]:
             self._table = np.concatenate((self._table, np.empty_like(self._table)), axis=1)
         self._table[:, at] = member_column(one)
-        self.running.append(one)
+        self.rows.append(one)
         self.prefills.append(one)
         self.earliest_due_ns = min(self.earliest_due_ns, self._due_ns(one))
 
     def leave(self, one: Tracked) -> None:
         """A running request runs no longer."""
-        at = self.running.index(one)
-        del self.running[at]
-        self._table[:, at : len(self.running)] = self._table[:, at + 1 : len(self.running) + 1]
+        at = self.rows.index(one)
+        del self.rows[at]
+        self._table[:, at : len(self.rows)] = self._table[:, at + 1 : len(self.rows) + 1]
         if one in self.prefills:
             self.prefills.remove(one)
 
@@ -159,9 +167,9 @@ class Group:
         """A snapshot of the running requests, made again only after a change."""
         if self._crowd is None:
             if self._members is None:
-                table = self._table[:, : len(self.running)].copy()
-                self._members = Members(table, self._shared_by(self.running))
-            self._crowd = self._crowd_of(self._members, self.running)
+                table = self._table[:, : len(self.rows)].copy()
+                self._members = Members(table, self._shared_by(self.rows))
+            self._crowd = self._crowd_of(self._members, self.rows)
         return self._crowd
 
     def crowd_without(self, gone: Sequence[Tracked]) -> Crowd:
@@ -170,10 +178,10 @@ class Group:
         left = {id(one) for one in gone if one.service == self.service}
         if not left:
             return crowd
-        stay = [id(one) not in left for one in self.running]
+        stay = [id(one) not in left for one in self.rows]
         if crowd.shared is None:
             return crowd.only(np.array(stay))
-        rest = [one for one, stays in zip(self.running, stay, strict=True) if stays]
+        rest = [one for one, stays in zip(self.rows, stay, strict=True) if stays]
         return self._crowd_of(Members.of(rest, self._shared_by(rest)), rest)
 
     def _shared_by(self, requests: Sequence[Tracked]) -> SharedBlocks | None:
@@ -182,7 +190,8 @@ class Group:
         return self.shared.sets([(one.blocks, one.shareable) for one in requests])
 
     def _crowd_of(self, members: Members, requests: Sequence[Tracked]) -> Crowd:
-        return Crowd.of(self.layout, self._block_size, members, requests, self.history)
+        tokens = self.cohort.tokens(requests) if self.cohort.rows else None
+        return Crowd.of(self.layout, self._block_size, members, requests, self.history, tokens)
 
     def crowd_with(
         self, crowd: Crowd, joined: Sequence[Tracked], newcomer: Tracked, hits: Sequence[int]
@@ -191,7 +200,7 @@ class Group:
         if not hits:
             return crowd.plus(newcomer, crowd.shared)
         self.shared.hold(hits)
-        tables = [(one.blocks, one.shareable) for one in (*self.running, *joined)]
+        tables = [(one.blocks, one.shareable) for one in (*self.rows, *joined)]
         shared = self.shared.sets([*tables, (hits, len(hits))])
         self.shared.drop(hits)
         return crowd.plus(newcomer, shared)
@@ -200,7 +209,7 @@ class Group:
         """Blocks got other numbers; returns the running requests whose tables changed."""
         self.shared.rename(moved)
         changed = []
-        for one in self.running:
+        for one in self.rows:
             if any(block in moved for block in one.blocks):
                 one.blocks = [moved.get(block, block) for block in one.blocks]
                 changed.append(one)

@@ -81,6 +81,7 @@ class Ledger:
 
         Its KV is saved on the host where there is room, otherwise dropped.
         """
+        self.groups[one.service].cohort.settle()
         one.evictions += 1
         one.lost = one.computed
         counters = self._counters[one.service]

@@ -17,7 +17,7 @@ from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
 from shoal.schedule.account import account
 from shoal.schedule.commit import Committer, Flight
-from shoal.schedule.compose import Share, compose, compose_slices, slice_blocks
+from shoal.schedule.compose import Share, compose, compose_cohort, compose_slices, slice_blocks
 from shoal.schedule.group import Beliefs, Group, GroupView
 from shoal.schedule.intake import ServiceLimits, check_request, longest_total
 from shoal.schedule.ledger import Ledger, OnEnd
@@ -99,6 +99,7 @@ class Scheduler:
             self._pool.block_size,
             Beliefs(history, monitor, predictor),
             self._guard.due_ns,
+            lambda one: self._ledger.publish(one) if self._pool.prefix_caching else None,
             slo=limits.slo,
             execution_s=limits.execution_s,
             quota=limits.quota,
@@ -168,6 +169,7 @@ class Scheduler:
         one = self._ledger.requests.get(request_id)
         if one is None:
             return None
+        self._groups[one.service].cohort.settle()
         if one.in_flight:
             one.ending = reason
             return None
@@ -277,8 +279,10 @@ class Scheduler:
                 return share
         budget, size = self.options.max_batched_tokens, self._pool.block_size
         slice_tokens = self._admission.slice_tokens
+        group = self._groups[turn.service]
         if slice_tokens is None:
-            share = compose(turn.running, budget, size)
+            together = compose_cohort(group, budget, size) if turn.running is group.running else None
+            share = compose(turn.running, budget, size) if together is None else together
         else:
             share = compose_slices(
                 turn.running,

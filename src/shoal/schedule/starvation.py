@@ -60,7 +60,7 @@ class Guard:
 
     def _unserved(self, group: Group) -> list[Tracked]:
         waits = group.waiting.first_due()
-        return [*group.running, waits] if waits is not None else group.running
+        return [*group.running, waits] if waits is not None else list(group.running)
 
     def _candidates(self, group: Group, now_ns: int) -> list[Tracked]:
         starved = []

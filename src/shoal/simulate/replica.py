@@ -118,7 +118,7 @@ class Replica:
         if run is None:
             return False
         times = self.spec.services[run.service].times
-        seconds = times.decode_times(len(run.requests), run.context, run.steps)
+        seconds = times.decode_times(len(run.sequences), run.context, run.steps)
         # Rounded step by step, as the executor rounds each.
         durations = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64)
         ends_ns: list[int] = (start_ns + durations.cumsum()).tolist()
@@ -138,7 +138,7 @@ class Replica:
         self._ahead = None
         run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
         skipped = self.scheduler.skip(run, start_ns, ends_ns, self._on_plan)
-        self._executor.skip(skipped.sequences, skipped.left, len(ends_ns))
+        self._executor.skip(run.service, skipped.sequences, skipped.left, len(ends_ns))
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
         used = skipped.live_blocks

@@ -83,7 +83,7 @@ class ByPriority(ABC):
         return offers
 
     def _ranked(self, group: GroupView) -> Ranked:
-        running = group.running
+        running = list(group.running)
         requests = [*running, group.waiting[0]] if group.waiting else running
         priorities = self.priorities(group, requests)
         # Sorting is stable: equals stay in the order of admission, and rows of a batch in their places.

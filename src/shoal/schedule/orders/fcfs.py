@@ -74,7 +74,8 @@ class FcfsStrict(BySubmission):
     def decide(self, standing: Standing, now_ns: int) -> Decision:
         """Services by the age of their oldest unfinished request."""
         groups = [group for group in standing.groups.values() if group.running or group.waiting]
-        groups.sort(key=_oldest)
+        if len(groups) > 1:
+            groups.sort(key=_oldest)
         turns = [Turn(group.service, group.running) for group in groups[1:] if group.running]
         if groups:
             turns.insert(0, Turn(groups[0].service, groups[0].running, groups[0].waiting))
