@@ -102,7 +102,8 @@ class SimulatedExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Start a plan, or queue it behind those in flight."""
         duration_ns = duration(self.models[plan.service].times.step_time(self._rows(plan)))
-        duration_ns += self._copying_ns(plan)
+        if plan.vacate or plan.copies:
+            duration_ns += self._copying_ns(plan)
         start_ns = max(self.clock(), self._free_ns)
         self._free_ns = start_ns + duration_ns
         self._flights.append(_Flight(len(plan.sampled), duration_ns, self._free_ns))

@@ -17,6 +17,9 @@ from shoal.forecast.draws import Seeds, continue_seed, derive_seeds, uniforms
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
+_FEW = 4
+"""For more lengths than this at once, sorting anew costs less than putting in one after another."""
+
 COLD_STARTS = ("kaplan-meier", "max")
 _ENDLESS: IntArray = np.array([np.iinfo(np.int64).max])
 
@@ -124,6 +127,9 @@ class LengthHistory:
         filled = cold_start == "max"
         self._recent: deque[int] = deque([maximum] * window if filled else (), maxlen=window)
         self._sorted: IntArray = np.array(self._recent, dtype=np.int64)
+        # (length forgotten, if any, new length) of those not yet in ``_sorted``: mostly nobody asks. Of more
+        # than ``_FEW`` not all are here.
+        self._pending: list[tuple[int | None, int]] = []
         self._ends: Ends | None = None
         self._full: LengthDistribution | None = None
         self._mean: float | None = None
@@ -137,7 +143,7 @@ class LengthHistory:
     def mean(self) -> float | None:
         """Mean of the lengths remembered; None before the first."""
         if self._mean is None and self._recent:
-            self._mean = float(self._sorted.mean())
+            self._mean = float(self._ascending().mean())
         return self._mean
 
     def record(self, length: int) -> None:
@@ -146,20 +152,30 @@ class LengthHistory:
             raise ValueError(f"a finished request has at least 1 output token, got {length}")
         gone = self._recent[0] if len(self._recent) == self.window else None
         self._recent.append(length)
-        self._sorted = (
-            _inserted(self._sorted, length) if gone is None else _swapped(self._sorted, gone, length)
-        )
+        if len(self._pending) <= _FEW:
+            self._pending.append((gone, length))
         self._ends, self._full, self._mean = None, None, None
+
+    def _ascending(self) -> IntArray:
+        """The lengths remembered, in order."""
+        if len(self._pending) > _FEW:
+            self._sorted = np.sort(np.array(self._recent, dtype=np.int64))
+        else:
+            for gone, length in self._pending:
+                lengths = self._sorted
+                self._sorted = _inserted(lengths, length) if gone is None else _swapped(lengths, gone, length)
+        self._pending.clear()
+        return self._sorted
 
     def distribution(self, generated: IntArray) -> LengthDistribution:
         """What is believed now, where running requests have generated ``generated`` tokens."""
         if self.censors:
             if self._ends is None:
-                self._ends = Ends.of(self._sorted)
+                self._ends = Ends.of(self._ascending())
             return kaplan_meier(self._ends, generated)
         if self._full is None:
             cumulative = np.arange(1, self.window + 1) / self.window
-            self._full = LengthDistribution(self._sorted, cumulative, equal_masses=True)
+            self._full = LengthDistribution(self._ascending(), cumulative, equal_masses=True)
         return self._full
 
 

@@ -16,8 +16,8 @@ from shoal.schedule.skip import DecodeRun
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
 
-LONGEST_RUN = 512
-"""Steps that are looked ahead at once."""
+LONGEST_RUN, SHORTEST_RUN = 512, 8
+"""Steps that are looked ahead at once: twice as many as came of it last, between these."""
 _RETRY_NS = 1_000_000
 """An engine that wants to be asked again at once is asked after this time."""
 
@@ -74,6 +74,7 @@ class Replica:
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
         self._skips = skip_ahead and depth == 1
         self._ahead: _Ahead | None = None
+        self._look_ahead_steps = SHORTEST_RUN
 
     @property
     def unfinished(self) -> int:
@@ -114,7 +115,7 @@ class Replica:
     def _look_ahead(self) -> bool:
         """Foresee a run of decodes, if one begins now; whether it does."""
         start_ns = self._clock.now_ns
-        run = self.scheduler.decode_run(start_ns, LONGEST_RUN)
+        run = self.scheduler.decode_run(start_ns, self._look_ahead_steps)
         if run is None:
             return False
         times = self.spec.services[run.service].times
@@ -137,6 +138,8 @@ class Replica:
         """The run has come to its end."""
         self._ahead = None
         run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
+        # Steps foreseen in vain cost time, but a run too short costs more.
+        self._look_ahead_steps = min(max(2 * len(ends_ns), SHORTEST_RUN), LONGEST_RUN)
         skipped = self.scheduler.skip(run, start_ns, ends_ns, self._on_plan)
         self._executor.skip(run.service, skipped.sequences, skipped.left, len(ends_ns))
         view = self.spec.layout.services[run.service]
@@ -155,7 +158,7 @@ class Replica:
             end_ns,
             waiting=self.scheduler.waiting,
             running=self.scheduler.running,
-            used=sum(pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services),
+            used=sum([pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services]),
             decodes=decodes,
             prefill_tokens=sum(plan.new_tokens) - decodes,
             tokens=len(plan.sampled),

@@ -96,10 +96,10 @@ class Simulation:
 
     def _advance(self) -> bool:
         """All that happens at the next moment at which anything does; False: nothing ever will."""
-        due, replicas = self._due, self._replicas
+        due, replicas, source = self._due, self._replicas, self._source
         while due and replicas[due[0][1]].due_ns != due[0][0]:
             heapq.heappop(due)
-        arrival_ns = self._source.next_ns
+        arrival_ns = source.next_ns
         if arrival_ns is None and not due:
             return False
         now_ns = due[0][0] if arrival_ns is None else arrival_ns if not due else min(arrival_ns, due[0][0])
@@ -110,8 +110,9 @@ class Simulation:
             if replicas[number].due_ns == now_ns:
                 replicas[number].resume()
                 touched.add(number)
-        while self._source.next_ns is not None and self._source.next_ns <= now_ns:
-            host = self._arrive(self._source.take())
+        # Who waits for answers may ask as soon as a step has ended.
+        while (arrival_ns := source.next_ns) is not None and arrival_ns <= now_ns:
+            host = self._arrive(source.take())
             if host is not None:
                 touched.add(host)
         for number in sorted(touched):
