@@ -37,3 +37,36 @@ def write_profile(folder: Path, meta: str = "model: tiny\n") -> Path:
     header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
     (folder / "attention.csv").write_text("\n".join([header, *rows]))
     return folder
+
+
+KEY_CHUNKS: dict[int, tuple[float, ...]] = {16: (16, 24, 81), 41: (16.5, 23.5, 81.5), 64: (16, 24, 36, 81)}
+"""Keys measured with each number of prompt tokens: not the same, nor as many."""
+NO_DECODES = 11.0
+"""What a prompt without decodes saves: other kernels run."""
+
+
+def attention_by_key(tokens: int, key: float, decodes: int, length: float) -> float:
+    """A time that is linear along each axis but for the step from no decodes to one."""
+    micros = 20.0 + 0.05 * tokens * key + 0.02 * decodes * length
+    return micros if decodes else micros - NO_DECODES
+
+
+def key_points() -> list[tuple[int, float, int, int]]:
+    """Points of a table by key: of decodes alone, of prompts alone, of both."""
+    points: list[tuple[int, float, int, int]] = [(0, 0.0, n, k) for n, k in product((*DECODES, 8), LENGTHS)]
+    prompts = [(tokens, key) for tokens, keys in KEY_CHUNKS.items() for key in keys]
+    points += [(tokens, key, 0, 0) for tokens, key in prompts]
+    return points + [(*prompt, n, k) for prompt, n, k in product(prompts, DECODES, LENGTHS)]
+
+
+def write_key_profile(folder: Path, meta: str = "model: tiny\n") -> Path:
+    """A folder whose attention is measured by key, with rows of other lengths of a decode's queries."""
+    write_profile(folder, meta)
+    rows = [
+        f"attention,{c},{key},{n},{k},{q},{attention_by_key(c, key, n, k) * q}"
+        for c, key, n, k in key_points()
+        for q in (1, 4)
+    ]
+    header = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
+    (folder / "attention.csv").write_text("\n".join([header, *rows]))
+    return folder

@@ -186,6 +186,18 @@ _SPECS = [
         vocab=151_936,
     ),
     ModelSpec(
+        name="qwen3-30b-a3b",
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=768,
+        vocab=151_936,
+        experts=128,
+        experts_per_token=8,
+    ),
+    ModelSpec(
         name="mixtral-8x7b",
         layers=32,
         hidden=4096,

@@ -1,4 +1,4 @@
-"""Attention times between measured points: linear along each axis of the grid."""
+"""Attention times between measured points of one chunk and decodes: linear along each axis of the grid."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ class AttentionGrid:
         """Microseconds of ``decodes`` rows alone, by their mean context."""
         line = self._lines.get(decodes)
         if line is None:
-            i, share = _bracket(self._decodes, decodes)
+            i, share = bracket(self._decodes, decodes)
             low, high = self._decode_only[i], self._decode_only[min(i + 1, len(self._decodes) - 1)]
             line = self._lines[decodes] = Line(self._decode_contexts, low + (high - low) * share)
         return line
@@ -84,10 +84,10 @@ class AttentionGrid:
         """Microseconds of a chunk after ``context`` tokens, beside ``decodes`` rows of that mean context."""
         table, axes = self._mixed, self._axes
         values = []
-        i, chunk_share = _bracket(axes[0], chunk)
-        j, context_share = _bracket(axes[1], context)
-        k, decode_share = _bracket(axes[2], decodes)
-        m, length_share = _bracket(axes[3], decode_context)
+        i, chunk_share = bracket(axes[0], chunk)
+        j, context_share = bracket(axes[1], context)
+        k, decode_share = bracket(axes[2], decodes)
+        m, length_share = bracket(axes[3], decode_context)
         for by_context in table[i : i + 2]:
             for by_decodes in by_context[j : j + 2]:
                 for by_length in by_decodes[k : k + 2]:
@@ -116,7 +116,7 @@ class AttentionGrid:
         return micros
 
 
-def _bracket(axis: Sequence[int], x: float) -> tuple[int, float]:
+def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
     """The point of ``axis`` at or below ``x``, and the share of the way to the next; over 1 past the last."""
     if len(axis) == 1 or x <= axis[0]:
         return 0, 0.0

@@ -3,16 +3,17 @@
 ``dense.csv`` (layer, tokens, time_us): parts of one layer, and of the step, by tokens computed.
 ``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
 ``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
-chunk of a prompt and some decoding rows of equal context. ``moe.csv`` (ep, tokens, activated_experts,
-time_us), of mixtures of experts alone: one layer's router and experts on one of ``ep`` devices that share
-the experts, by tokens computed and experts of that device that they touch; without the column ``ep``, on one
-device. ``meta.yaml``: model, hardware, degrees of tensor parallelism. The format is that of LLMServingSim's
-profiler (https://github.com/casys-kaist/LLMServingSim).
+chunk of a prompt and some decoding rows of equal context. Newer ones have ``prefill_key`` in place of
+``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``. ``moe.csv`` (ep,
+tokens, activated_experts, time_us), of mixtures of experts alone: one layer's router and experts on one of
+``ep`` devices that share the experts, by tokens computed and experts of that device that they touch; without
+the column ``ep``, on one device. ``meta.yaml``: model, hardware, degrees of tensor parallelism. The format is
+that of LLMServingSim's profiler (https://github.com/casys-kaist/LLMServingSim).
 """
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ import yaml
 
 from shoal.core import ConfigError
 from shoal.forecast.latency import FloatArray
+from shoal.forecast.profile_prefill_keys import PrefillPoint
 
-ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_BY_CONTEXT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_BY_KEY = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode")
 _DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "attention.csv": {"layer": "attention", "decode_q_len": "1"},
     "moe.csv": {"ep": "1"},
@@ -57,7 +60,8 @@ class Curve:
 class ProfileFiles:
     """What a profile's files say, for one degree of tensor parallelism.
 
-    attention: micros by (prefill chunk, prefill context, decodes, decode context). experts: micros of one
+    attention: micros by (prefill chunk, prefill context, decodes, decode context), attention_by_key: by
+    (prompt tokens, their key, decodes, decode context); one of the two is empty. experts: micros of one
     device's experts by tokens, for each measured number of experts that tokens touch on it; from
     ``experts_file``, empty in dense models.
     """
@@ -67,6 +71,7 @@ class ProfileFiles:
     dense: Mapping[str, Curve]
     per_sequence: Mapping[str, Curve]
     attention: Mapping[tuple[int, ...], float]
+    attention_by_key: Mapping[PrefillPoint, float]
     experts: Mapping[int, Curve]
     experts_file: Path
     meta: Mapping[str, Any]
@@ -82,12 +87,15 @@ def read_profile(folder: Path, tp: int) -> ProfileFiles:
     experts = folder / "tp1" / "moe.csv"
     if not experts.is_file():
         experts = tables / "moe.csv"
+    attention = tables / "attention.csv"
+    by_key = "prefill_key" in _header(attention)
     return ProfileFiles(
         folder=tables,
         tp=tp,
         dense=_read_curves(tables / "dense.csv", "tokens"),
         per_sequence=_read_curves(tables / "per_sequence.csv", "sequences"),
-        attention=_read_attention(tables / "attention.csv"),
+        attention={} if by_key else _read_attention(attention),
+        attention_by_key=_read_attention_by_key(attention) if by_key else {},
         experts=_read_experts(experts, tp) if experts.is_file() else {},
         experts_file=experts,
         meta=meta,
@@ -131,15 +139,25 @@ def _read_meta(path: Path) -> Mapping[str, Any]:
 
 
 def _read_attention(path: Path) -> dict[tuple[int, ...], float]:
-    found = {}
-    for (layer, queries, *key), micros in _rows(path, ("layer", "decode_q_len", *ATTENTION_COLUMNS)):
+    return {tuple(map(int, key)): micros for key, micros in _attention_rows(path, _BY_CONTEXT)}
+
+
+def _read_attention_by_key(path: Path) -> dict[PrefillPoint, float]:
+    return {
+        (int(tokens), float(key), int(decodes), int(context)): micros
+        for (tokens, key, decodes, context), micros in _attention_rows(path, _BY_KEY)
+    }
+
+
+def _attention_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Sequence[str | float], float]]:
+    """Rows of the one attention kernel in which a decoding row computes one token."""
+    for (layer, queries, *key), micros in _rows(path, ("layer", "decode_q_len", *columns)):
         if layer != "attention":
             raise ConfigError(
                 f"{path} has rows of {layer}; only layers with one attention kernel can be timed"
             )
         if queries == 1:
-            found[tuple(map(int, key))] = micros
-    return found
+            yield key, micros
 
 
 def _read_experts(path: Path, devices: int) -> dict[int, Curve]:
@@ -171,8 +189,16 @@ def _curve(values: Mapping[float, float]) -> Curve:
     return Curve(counts, np.array([values[count] for count in counts]))
 
 
-def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | int, ...], float]]:
-    """Each line's (key columns, microseconds); layers are words, all other keys whole numbers."""
+def _header(path: Path) -> Sequence[str]:
+    """Names of the columns; none where the file is missing or empty."""
+    if not path.is_file():
+        return ()
+    with path.open(newline="", encoding="utf-8") as lines:
+        return csv.DictReader(lines).fieldnames or ()
+
+
+def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | float, ...], float]]:
+    """Each line's (key columns, microseconds); layers are words, keys of prompts numbers, the rest whole."""
     defaults = _DEFAULTS.get(path.name, {})
     needed = [name for name in (*keys, "time_us") if name not in defaults]
     if not path.is_file():
@@ -186,17 +212,22 @@ def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | int, 
         for row in reader:
             where = f"{path}:{reader.line_num}"
             filled = {**defaults, **row}
-            yield tuple(_key(filled[name], name, where) for name in keys), _micros(row["time_us"], where)
+            yield (
+                tuple(_key(filled[name], name, where) for name in keys),
+                _number(row["time_us"], "time_us", where),
+            )
             seen = True
     if not seen:
         raise ConfigError(f"{path}:2: no rows")
 
 
-def _key(text: str | None, name: str, where: str) -> str | int:
+def _key(text: str | None, name: str, where: str) -> str | float:
     if name == "layer":
         if not text:
             raise ConfigError(f"{where}: layer is empty")
         return text
+    if name == "prefill_key":
+        return _number(text, name, where)
     try:
         number = int(text or "")
     except ValueError:
@@ -206,11 +237,11 @@ def _key(text: str | None, name: str, where: str) -> str | int:
     return number
 
 
-def _micros(text: str | None, where: str) -> float:
+def _number(text: str | None, name: str, where: str) -> float:
     try:
-        micros = float(text or "")
+        number = float(text or "")
     except ValueError:
-        micros = math.nan
-    if not (math.isfinite(micros) and micros >= 0):
-        raise ConfigError(f"{where}: time_us must be a number of at least 0, got {text!r}")
-    return micros
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise ConfigError(f"{where}: {name} must be a number of at least 0, got {text!r}")
+    return number

@@ -18,6 +18,7 @@ from shoal.forecast.model_spec import ModelSpec, find_model_spec
 from shoal.forecast.profile_attention import AttentionGrid
 from shoal.forecast.profile_experts import expert_block
 from shoal.forecast.profile_files import Curve, ProfileFiles, read_profile
+from shoal.forecast.profile_prefill_keys import PrefillKeyTable
 from shoal.forecast.step_times import StepRows
 
 _T = TypeVar("_T")
@@ -47,7 +48,12 @@ class ProfileTimes:
         self._layers = model.layers
         self._tokens = per_token.tolist()
         self._sampled = _sum(files.per_sequence, tokens, 1).tolist()
-        self._attention = AttentionGrid(files.attention, files.folder / "attention.csv")
+        source = files.folder / "attention.csv"
+        self._attention: AttentionGrid | PrefillKeyTable
+        if files.attention_by_key:
+            self._attention = PrefillKeyTable(files.attention_by_key, source)
+        else:
+            self._attention = AttentionGrid(files.attention, source)
 
     @classmethod
     def load(

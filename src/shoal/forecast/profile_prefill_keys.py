@@ -1,0 +1,160 @@
+"""Attention times by how far prompts look back: several chunks at once are a point of the table."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shoal.core import ConfigError
+from shoal.forecast.profile_attention import Line, bracket
+
+PrefillPoint = tuple[int, float, int, int]
+"""Prompt tokens, their key, decoding rows, and the context of each."""
+Plane = list[list[float]]
+"""Microseconds by decoding rows and their context."""
+
+
+def prefill_key(chunks: Sequence[tuple[int, int]]) -> float:
+    """How many positions a prompt's token attends, on average over all tokens of ``chunks``.
+
+    chunks: (new tokens, computed before). A token attends what came before its chunk and, as attention is
+    causal, half of the chunk: two chunks of 100 tokens without context look back 50 each, where one of 200
+    looks back 100. The coordinate is that of LLMServingSim's profiler.
+    """
+    tokens = sum(count for count, _ in chunks)
+    return sum(count * (before + count / 2) for count, before in chunks) / tokens
+
+
+class PrefillKeyTable:
+    """Microseconds of one layer's attention in a step, by its prompt tokens, their key and its decoding rows.
+
+    Decodes alone, prompts alone and both together are three tables, as other kernels run. The keys measured
+    may differ from one number of tokens to the next: a short key with many tokens takes several chunks, and
+    their lengths are whole numbers. Within a table times are linear along each axis. Before the first point
+    of an axis its time stands; beyond the last the line of the last two goes on, and never falls.
+    """
+
+    def __init__(self, measured: Mapping[PrefillPoint, float], source: Path) -> None:
+        """measured: microseconds, from ``source``.
+
+        Points may be missing, such as those whose context fits no memory: see ``_planes``. Raises ConfigError
+        where one of the three tables has no row.
+        """
+        alone: dict[int, dict[float, float]] = {}
+        decodes_alone: dict[int, dict[float, float]] = {}
+        mixed: dict[int, dict[PrefillPoint, float]] = {}
+        for point, micros in measured.items():
+            tokens, key, decodes, context = point
+            if tokens and decodes:
+                mixed.setdefault(tokens, {})[point] = micros
+            elif tokens:
+                alone.setdefault(tokens, {})[key] = micros
+            elif decodes:
+                decodes_alone.setdefault(decodes, {})[float(context)] = micros
+        if not (alone and decodes_alone and mixed):
+            raise ConfigError(
+                f"{source}: rows with prefill_chunk 0, rows with n_decode 0 and rows with neither 0 are all "
+                f"needed"
+            )
+        self._alone_axis, self._alone = sorted(alone), [_line(alone[tokens]) for tokens in sorted(alone)]
+        self._decodes = sorted(decodes_alone)
+        self._contexts = np.array(sorted({context for row in decodes_alone.values() for context in row}))
+        self._by_decodes = [_line(decodes_alone[decodes]).many(self._contexts) for decodes in self._decodes]
+        self._lines: dict[int, Line] = {}
+        points = [point for row in mixed.values() for point in row]
+        self._rows_axis = sorted({decodes for _, _, decodes, _ in points})
+        self._context_axis = sorted({context for _, _, _, context in points})
+        self._tokens = sorted(mixed)
+        self._keys = [sorted({key for _, key, _, _ in mixed[tokens]}) for tokens in self._tokens]
+        self._mixed = [_planes(mixed[tokens], self._rows_axis, self._context_axis) for tokens in self._tokens]
+
+    def decode_line(self, decodes: int) -> Line:
+        """Microseconds of ``decodes`` rows alone, by their mean context."""
+        line = self._lines.get(decodes)
+        if line is None:
+            i, share = bracket(self._decodes, decodes)
+            low, high = self._by_decodes[i], self._by_decodes[min(i + 1, len(self._decodes) - 1)]
+            rise = (high - low) * share
+            values = low + rise if share <= 1 else np.maximum(low + rise, high)
+            line = self._lines[decodes] = Line(self._contexts, values)
+        return line
+
+    def chunks(self, rows: Sequence[tuple[int, int]], decodes: int, decode_context: float) -> float:
+        """Microseconds of chunks (new tokens, computed before) beside decoding rows of that mean context."""
+        tokens, key = sum(count for count, _ in rows), prefill_key(rows)
+        if not decodes:
+            i, share = bracket(self._alone_axis, tokens)
+            return _between([line.at(key) for line in self._alone[i : i + 2]], share)
+        i, share = bracket(self._tokens, tokens)
+        places = range(i, min(i + 2, len(self._tokens)))
+        return _between([self._mixed_at(place, key, decodes, decode_context) for place in places], share)
+
+    def _mixed_at(self, place: int, key: float, decodes: int, context: float) -> float:
+        """Microseconds of a measured number of prompt tokens, at ``place`` of its axis, beside decodes."""
+        j, key_share = bracket(self._keys[place], key)
+        k, decode_share = bracket(self._rows_axis, decodes)
+        m, context_share = bracket(self._context_axis, context)
+        by_key = []
+        for plane in self._mixed[place][j : j + 2]:
+            by_decodes = [_between(line[m : m + 2], context_share) for line in plane[k : k + 2]]
+            by_key.append(_between(by_decodes, decode_share))
+        return _between(by_key, key_share)
+
+
+def _between(ends: Sequence[float], share: float) -> float:
+    """The value at ``share`` of the way between two ends, or the only one; past both it does not fall."""
+    rise = ends[-1] - ends[0]
+    return ends[-1] if share > 1 and rise < 0 else ends[0] + rise * share
+
+
+def _line(values: Mapping[float, float]) -> Line:
+    points = sorted(values)
+    return Line(np.array(points, dtype=np.float64), np.array([values[point] for point in points]))
+
+
+def _planes(
+    measured: Mapping[PrefillPoint, float], rows_axis: Sequence[int], context_axis: Sequence[int]
+) -> list[Plane]:
+    """For each key of one number of prompt tokens, microseconds by all rows and all contexts.
+
+    A point that was not measured lies on the line along context or key, whichever has the nearer two ends:
+    where a kernel waits for the prompt its time hardly changes with the decodes' context, and where it waits
+    for the decodes hardly with the key. Without two ends it lies where the line along context goes on, and
+    without any context on the line along rows.
+    """
+    by_context: dict[tuple[float, int], dict[float, float]] = {}
+    by_key: dict[tuple[int, int], dict[float, float]] = {}
+    for (_, key, decodes, context), micros in measured.items():
+        by_context.setdefault((key, decodes), {})[context] = micros
+        by_key.setdefault((decodes, context), {})[key] = micros
+    planes = []
+    for key in sorted({key for key, _ in by_context}):
+        lines = {
+            decodes: [
+                _filled(by_context[key, decodes], context, by_key.get((decodes, context), {}), key)
+                for context in context_axis
+            ]
+            for decodes in rows_axis
+            if (key, decodes) in by_context
+        }
+        columns = [
+            _line({decodes: line[m] for decodes, line in lines.items()}) for m in range(len(context_axis))
+        ]
+        planes.append([lines.get(rows) or [column.at(rows) for column in columns] for rows in rows_axis])
+    return planes
+
+
+def _filled(
+    along_context: Mapping[float, float], context: int, along_key: Mapping[float, float], key: float
+) -> float:
+    """Microseconds at ``context`` and ``key``, on one of the two lines that cross there."""
+    if context in along_context:
+        return along_context[context]
+    guesses = []
+    for line, place in ((along_context, float(context)), (along_key, key)):
+        low = max((point for point in line if point < place), default=None)
+        high = min((point for point in line if point > place), default=None)
+        if low is not None and high is not None:
+            rise = line[high] - line[low]
+            guesses.append((abs(rise), line[low] + rise * (place - low) / (high - low)))
+    return min(guesses)[1] if guesses else _line(along_context).at(context)
