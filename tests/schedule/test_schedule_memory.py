@@ -236,3 +236,11 @@ def test_conservative_admission_is_not_preempted_into():
     )
     run(scheduler, [make_request(8, 6, service=name, max_tokens=8) for name in "abab"])
     assert sum(one.evictions for one in scheduler.stats().services.values()) == 0
+
+
+def test_who_needs_the_whole_pool_gets_in_although_its_prompt_is_cached():
+    # Beside the copy of its last cached block there is no room for that block itself.
+    scheduler = make_scheduler(make_pool(5, block_size=2), admission=Slice(tokens=1))
+    done = run(scheduler, [make_request([1] * 8, 1, id=name) for name in "xy"])
+    assert set(done.ends.values()) == {FinishReason.STOP}
+    assert scheduler.stats().services["a"].cached_tokens == 6

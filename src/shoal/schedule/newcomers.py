@@ -99,6 +99,10 @@ class Door:
         rewrite = len(hits) * size == one.known
         kept = hits[:-1] if rewrite else hits
         whole = -(-one.known // size) if slice_tokens is None else slice_blocks(one, slice_tokens, size)
+        if rewrite and not pool.can_allocate(service, self._claimed + whole - len(kept)):
+            # No room for that block beside its copy: its tokens are computed again.
+            pool.free(service, hits[-1:])
+            hits, rewrite = kept, False
         refusal = self._judge(one, kept, whole - len(kept), always=always)
         if refusal is not None:
             # The blocks found will be cached again, so that a compaction may take them.
