@@ -53,7 +53,7 @@ class Tenants:
     def publish(self, service: str, block: int) -> None:
         if (service, block) not in self.hashes:
             self.hashes[service, block] = block_hash(self.contents[service, block])
-            self.pool.publish(service, block, self.hashes[service, block])
+            self.pool.publish(service, [block], [self.hashes[service, block]])
 
     def live(self) -> Counter[tuple[str, int]]:
         return Counter((service, block) for service, table in self.tables for block in table)
@@ -221,7 +221,7 @@ def test_where_holes_do_not_suffice_the_coldest_cached_blocks_are_evicted_and_no
     assert blocks is not None
     first, *cached = blocks[:4]
     for block in cached:
-        pool.publish("a", block, block_hash(block))
+        pool.publish("a", [block], [block_hash(block)])
     cold_first = [cached[1], cached[0], cached[2]]
     for block in cold_first:
         pool.free("a", [block])
@@ -237,7 +237,7 @@ def test_holes_are_filled_before_cached_blocks_are_evicted() -> None:
     blocks = pool.allocate("a", 8)
     assert blocks is not None
     full = blocks[0] // 4
-    pool.publish("a", 4 * full, block_hash(1))
+    pool.publish("a", [4 * full], [block_hash(1)])
     pool.free("a", [4 * full])
     pool.free("a", [4 * full + 1])
     pool.free("a", [block for block in blocks if block // 4 != full][1:])
@@ -250,7 +250,7 @@ def test_a_shared_and_published_block_moves_once_with_all_its_references() -> No
     pool = make_pool({"a": 4, "b": 1}, 2)
     left, right = spread(pool, "a", 2, 4)
     for block in (left, right):
-        pool.publish("a", block, block_hash(block))
+        pool.publish("a", [block], [block_hash(block)])
         pool.share("a", [block])
     moves = pool.compact("b", 1)
     assert moves is not None

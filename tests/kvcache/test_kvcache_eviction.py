@@ -107,7 +107,7 @@ def test_evictions_follow_the_rule(seed: int) -> None:
                 naive.live[service, block] = hashed
                 if hashed:
                     hashes[service, block] = block_hash(1000 * step + place)
-                    pool.publish(service, block, hashes[service, block])
+                    pool.publish(service, [block], [hashes[service, block]])
                 else:
                     hashes.pop((service, block), None)
         pool.check_integrity()

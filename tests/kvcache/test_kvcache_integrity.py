@@ -18,7 +18,7 @@ def busy_pool(pool: BlockPool) -> tuple[BlockPool, dict[str, list[list[int]]]]:
     assert table is not None
     assert other is not None
     for place in (0, 4, 5):
-        pool.publish("a", table[place], block_hash(place))
+        pool.publish("a", [table[place]], [block_hash(place)])
     pool.share("a", table[:1])
     pool.free("a", table[3:])
     tables = {"a": [table[:3], table[:1]], "b": [other]}

@@ -29,7 +29,7 @@ def allocate(pool: BlockPool, service: str, count: int) -> list[int]:
 def publish(pool: BlockPool, service: str, blocks: list[int], first_hash: int) -> list[bytes]:
     hashes = [block_hash(first_hash + place) for place in range(len(blocks))]
     for block, one in zip(blocks, hashes, strict=True):
-        pool.publish(service, block, one)
+        pool.publish(service, [block], [one])
     return hashes
 
 
@@ -148,21 +148,21 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
 def test_a_hash_stays_with_its_first_block() -> None:
     pool = make_pool({"a": 4}, 1)
     first, second = allocate(pool, "a", 2)
-    pool.publish("a", first, block_hash(1))
-    pool.publish("a", first, block_hash(1))
-    pool.publish("a", second, block_hash(1))
+    pool.publish("a", [first], [block_hash(1)])
+    pool.publish("a", [first], [block_hash(1)])
+    pool.publish("a", [second], [block_hash(1)])
     pool.free("a", [second])
     assert pool.usage().services["a"].cached_blocks == 0
     assert pool.match_prefix("a", [block_hash(1)]) == [first]
     with pytest.raises(IntegrityError, match="another hash"):
-        pool.publish("a", first, block_hash(2))
+        pool.publish("a", [first], [block_hash(2)])
 
 
 def test_forks_and_published_blocks_need_copy_on_write() -> None:
     pool = make_pool({"a": 4}, 1)
     forked, published, own = table = allocate(pool, "a", 3)
     pool.share("a", [forked])
-    pool.publish("a", published, block_hash(1))
+    pool.publish("a", [published], [block_hash(1)])
     assert [pool.is_shared("a", block) for block in table] == [True, True, False]
     pool.free("a", [forked])
     assert not pool.is_shared("a", forked)
@@ -310,5 +310,5 @@ def test_blocks_without_references_cannot_be_freed_shared_or_published(pool: Blo
     with pytest.raises(IntegrityError, match=f"block {block} is shared"):
         pool.share("a", [block])
     with pytest.raises(IntegrityError, match=f"block {block} is published"):
-        pool.publish("a", block, block_hash(1))
+        pool.publish("a", [block], [block_hash(1)])
     pool.check_integrity({})

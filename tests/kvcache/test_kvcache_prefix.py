@@ -53,9 +53,9 @@ def test_the_index_forgets_the_least_recently_used_first() -> None:
     for block in (7, 8, 9):
         assert index.publish(block, block_hash(block))
     for tick, block in enumerate((8, 7, 9)):
-        index.retire(block, tick)
+        index.retire([block], tick)
     index.revive(8)
-    index.retire(8, 3)
+    index.retire([8], 3)
     assert index.oldest() == (7, 1)
     index.forget(7)
     assert index.oldest() == (9, 2)
@@ -138,7 +138,7 @@ def test_one_service_behaves_like_a_naive_prefix_cache(layout: str, seed: int) -
                 continue
             naive.allocate(missing)
             for block, one in zip(fresh, hashes[len(blocks) :], strict=True):
-                pool.publish("a", block, one)
+                pool.publish("a", [block], [one])
                 known.append(one if naive.publish(one) else None)
             running.append((blocks + fresh, known))
         pool.check_integrity({"a": [blocks for blocks, _ in running]})

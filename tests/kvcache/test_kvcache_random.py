@@ -83,7 +83,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert not self.pool.is_shared(table.service, block)
             self.buffer.write(table.service, block, self.content(table, place))
             if place < len(hashes):
-                self.pool.publish(table.service, block, hashes[place])
+                self.pool.publish(table.service, [block], [hashes[place]])
         table.written = len(table.tokens)
 
     def content(self, table: Table, place: int) -> object:

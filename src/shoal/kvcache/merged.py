@@ -23,6 +23,9 @@ class MergedStore:
         self._indexes = indexes
         self._free = list(range(layout.merged_blocks - 1, -1, -1))
         self._held = [Held(view.blocks_per_merged) for view in views]
+        for held, index in zip(self._held, indexes, strict=True):
+            if held.per_merged == 1:
+                held.idle = index.cached
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
     @property
@@ -145,22 +148,24 @@ class MergedStore:
         held.merged -= 1
         self._free.append(merged)
 
-    def park(self, service: int, block: int, tick: int) -> None:
-        """A live block becomes cached."""
+    def park(self, service: int, blocks: Sequence[int], tick: int) -> None:
+        """Live blocks become cached."""
         held = self._held[service]
-        merged = block // held.per_merged
-        held.parked[merged] = held.parked.get(merged, 0) + 1
-        held.newest[merged] = tick
-        held.note_if_idle(merged)
+        if held.per_merged == 1:
+            return
+        for at, block in enumerate(blocks, start=tick):
+            merged = block // held.per_merged
+            held.parked[merged] = held.parked.get(merged, 0) + 1
+            held.newest[merged] = at
+            held.note_if_idle(merged)
 
     def unpark(self, service: int, block: int) -> None:
-        """A cached block becomes live, and its merged block can no longer be evicted."""
+        """A cached block becomes live, or is forgotten, and its merged block can no longer be evicted."""
         held = self._held[service]
+        if held.per_merged == 1:
+            return
         merged = block // held.per_merged
         held.idle.pop(merged, None)
-        self._unpark_one(held, merged)
-
-    def _unpark_one(self, held: Held, merged: int) -> None:
         if held.parked[merged] > 1:
             held.parked[merged] -= 1
         else:
@@ -169,7 +174,7 @@ class MergedStore:
 
     def evict_coldest(self, service: int, missing: int) -> None:
         """Evict the service's own coldest cached blocks, or a whole merged block of another, if colder."""
-        index, held = self._indexes[service], self._held[service]
+        index = self._indexes[service]
         foreign = [
             (coldest[0], owner, coldest[1])
             for owner, other in enumerate(self._held)
@@ -180,10 +185,8 @@ class MergedStore:
         while len(evicted) < missing and (own := index.oldest()) is not None:
             if coldest_foreign is not None and own[1] > coldest_foreign[0]:
                 break
-            merged = own[0] // held.per_merged
             index.forget(own[0])
-            self._unpark_one(held, merged)
-            held.idle.pop(merged, None)
+            self.unpark(service, own[0])
             evicted.append(own[0])
         if evicted:
             self.release(service, evicted)
@@ -192,11 +195,8 @@ class MergedStore:
             self._evict_merged(owner, merged)
 
     def _evict_block(self, service: int, block: int) -> None:
-        held = self._held[service]
-        merged = block // held.per_merged
         self._indexes[service].forget(block)
-        self._unpark_one(held, merged)
-        held.idle.pop(merged, None)
+        self.unpark(service, block)
         self.release(service, (block,))
 
     def _evict_merged(self, service: int, merged: int) -> None:
@@ -206,7 +206,8 @@ class MergedStore:
         cached = [block for block in range(first, first + held.per_merged) if block in index.cached]
         for block in cached:
             index.forget(block)
-        del held.idle[merged], held.parked[merged], held.newest[merged]
+        if held.per_merged > 1:
+            del held.idle[merged], held.parked[merged], held.newest[merged]
         self.release(service, cached)
 
     def can_compact(self, service: int, count: int) -> bool:

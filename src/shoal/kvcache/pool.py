@@ -122,27 +122,22 @@ class BlockPool:
             books.live -= len(blocks)
             self._store.release(books.number, blocks[::-1])
             return
-        unused = []
+        unused: list[int] = []
+        idle: list[int] = []
         for block in reversed(blocks):
             left = references[block] - 1
             if left < 0:
                 raise IntegrityError(f"{service}: block {block} is freed but has no reference")
             references[block] = left
-            if left:
-                continue
-            if block in published:
-                self._retire(books, block)
-            else:
-                unused.append(block)
+            if not left:
+                (idle if block in published else unused).append(block)
+        books.live -= len(unused) + len(idle)
+        if idle:
+            books.index.retire(idle, self._tick + 1)
+            self._store.park(books.number, idle, self._tick + 1)
+            self._tick += len(idle)
         if unused:
-            books.live -= len(unused)
             self._store.release(books.number, unused)
-
-    def _retire(self, books: _Books, block: int) -> None:
-        self._tick += 1
-        books.live -= 1
-        books.index.retire(block, self._tick)
-        self._store.park(books.number, block, self._tick)
 
     def share(self, service: str, blocks: Sequence[int]) -> None:
         """Add one reference to each of these live blocks: a fork of their table.
@@ -173,23 +168,29 @@ class BlockPool:
             books.references[block] += 1
         return blocks
 
-    def publish(self, service: str, block: int, block_hash: bytes) -> None:
-        """A live block's content is final and may serve other requests under this hash.
+    def publish(self, service: str, blocks: Sequence[int], hashes: Sequence[bytes]) -> int:
+        """The content of live blocks is final and may serve other requests under these hashes, one each.
 
         A hash that another block has already stays with that block. Without prefix caching nothing happens.
+        Returns how many blocks there are before the first that nobody else can find.
 
         Raises:
-            IntegrityError: the block has no reference, or was published under another hash.
+            IntegrityError: a block has no reference, or was published under another hash.
         """
         if not self.prefix_caching:
-            return
+            return 0
         books = self._books[service]
-        require(books.references[block] > 0, f"{service}: block {block} is published but has no reference")
-        known = books.index.hash_of.get(block)
-        if known is None:
-            books.index.publish(block, block_hash)
-        else:
-            require(known == block_hash, f"{service}: block {block} is published under another hash")
+        references, index = books.references, books.index
+        shared = -1
+        for at, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
+            require(references[block] > 0, f"{service}: block {block} is published but has no reference")
+            known = index.hash_of.get(block)
+            if known is None:
+                if not index.publish(block, block_hash) and shared < 0 and references[block] == 1:
+                    shared = at
+            else:
+                require(known == block_hash, f"{service}: block {block} is published under another hash")
+        return len(blocks) if shared < 0 else shared
 
     def merged_demand(self, service: str, blocks: int) -> int:
         """Merged blocks (split: units) that so many blocks take up when packed."""

@@ -8,6 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import count
 
 HASH_BYTES = 16
 
@@ -77,9 +78,9 @@ class PrefixIndex:
             blocks.append(block)
         return blocks
 
-    def retire(self, block: int, tick: int) -> None:
-        """A published block lost its last reference; it is the most recently used cached one now."""
-        self.cached[block] = tick
+    def retire(self, blocks: Sequence[int], tick: int) -> None:
+        """Published blocks lost their last references, the first at ``tick``, each other one later."""
+        self.cached.update(zip(blocks, count(tick), strict=False))
 
     def revive(self, block: int) -> None:
         """A cached block is referenced again."""

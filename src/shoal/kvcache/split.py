@@ -100,8 +100,8 @@ class SplitStore:
         self._free_count += len(units)
         self._free_rows[service] += blocks
 
-    def park(self, service: int, block: int, tick: int) -> None:
-        """A live block becomes cached; its units stay where they are."""
+    def park(self, service: int, blocks: Sequence[int], tick: int) -> None:
+        """Live blocks become cached; their units stay where they are."""
 
     def unpark(self, service: int, block: int) -> None:
         """A cached block becomes live; its units stay where they are."""

@@ -37,8 +37,8 @@ class BlockStore(Protocol):
     def release(self, service: int, blocks: Sequence[int]) -> None:
         """Live blocks become free."""
 
-    def park(self, service: int, block: int, tick: int) -> None:
-        """A live block becomes cached; ticks grow from call to call."""
+    def park(self, service: int, blocks: Sequence[int], tick: int) -> None:
+        """Live blocks become cached, the first at ``tick``, each other one later; ticks only grow."""
 
     def unpark(self, service: int, block: int) -> None:
         """A cached block becomes live."""

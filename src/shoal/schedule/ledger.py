@@ -154,12 +154,11 @@ class Ledger:
             return
         one.hash_known(self._pool.block_size, full)
         until = min(full, len(one.hashes))
-        for at in range(one.published, until):
-            block = one.blocks[at]
-            self._pool.publish(one.service, block, one.hashes[at])
-            if one.shareable == at and self._pool.is_shared(one.service, block):
-                one.shareable += 1
-                self.groups[one.service].shared.hold((block,))
+        blocks = one.blocks[one.published : until]
+        found = self._pool.publish(one.service, blocks, one.hashes[one.published : until])
+        if one.shareable == one.published:
+            one.shareable += found
+            self.groups[one.service].shared.hold(blocks[:found])
         one.published = until
 
     def end(

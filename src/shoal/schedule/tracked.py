@@ -94,18 +94,15 @@ class Tracked:
         are like no other request's.
         """
         if not self.tokens:
+            # 16 bytes, as those of tokens.
+            own = b"own!" + self.number.to_bytes(6)
             blocks = range(len(self.hashes), min(until, self.known // block_size))
-            self.hashes += [_own_hash(self.number, at) for at in blocks]
+            self.hashes += [own + at.to_bytes(6) for at in blocks]
             return
         while len(self.hashes) < until and (len(self.hashes) + 1) * block_size <= len(self.tokens):
             start = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else b""
             self.hashes.append(hash_next(parent, self.tokens[start : start + block_size]))
-
-
-def _own_hash(number: int, block: int) -> bytes:
-    """A hash that no other block has; 16 bytes, as those of tokens."""
-    return b"own!" + number.to_bytes(6) + block.to_bytes(6)
 
 
 def track(
