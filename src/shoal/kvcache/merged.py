@@ -181,13 +181,9 @@ class MergedStore:
             if owner != service and (coldest := other.coldest_idle()) is not None
         ]
         coldest_foreign = min(foreign, default=None)
-        evicted: list[int] = []
-        while len(evicted) < missing and (own := index.oldest()) is not None:
-            if coldest_foreign is not None and own[1] > coldest_foreign[0]:
-                break
-            index.forget(own[0])
-            self.unpark(service, own[0])
-            evicted.append(own[0])
+        evicted = index.forget_oldest(missing, None if coldest_foreign is None else coldest_foreign[0])
+        for block in evicted:
+            self.unpark(service, block)
         if evicted:
             self.release(service, evicted)
         elif coldest_foreign is not None:

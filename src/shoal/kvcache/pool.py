@@ -183,13 +183,14 @@ class BlockPool:
         references, index = books.references, books.index
         shared = -1
         for at, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-            require(references[block] > 0, f"{service}: block {block} is published but has no reference")
+            if references[block] < 1:
+                raise IntegrityError(f"{service}: block {block} is published but has no reference")
             known = index.hash_of.get(block)
             if known is None:
                 if not index.publish(block, block_hash) and shared < 0 and references[block] == 1:
                     shared = at
-            else:
-                require(known == block_hash, f"{service}: block {block} is published under another hash")
+            elif known != block_hash:
+                raise IntegrityError(f"{service}: block {block} is published under another hash")
         return len(blocks) if shared < 0 else shared
 
     def merged_demand(self, service: str, blocks: int) -> int:

@@ -8,7 +8,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import count
+from itertools import count, islice
 
 HASH_BYTES = 16
 
@@ -89,6 +89,17 @@ class PrefixIndex:
     def oldest(self) -> tuple[int, int] | None:
         """The least recently used cached block and its tick."""
         return next(iter(self.cached.items()), None)
+
+    def forget_oldest(self, most: int, until: int | None) -> list[int]:
+        """Evict up to ``most`` cached blocks, oldest first, none of them used after the tick ``until``."""
+        blocks = []
+        for block, tick in islice(self.cached.items(), most):
+            if until is not None and tick > until:
+                break
+            blocks.append(block)
+        for block in blocks:
+            del self.cached[block], self.block_of[self.hash_of.pop(block)]
+        return blocks
 
     def forget(self, block: int) -> None:
         """Evict a cached block: its content can no longer be found."""
