@@ -8,14 +8,11 @@ import heapq
 from bisect import bisect, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from operator import attrgetter
 
 import numpy as np
 
 from shoal.schedule.members import IntArray
-from shoal.schedule.tracked import Tracked
-
-_BY_SEQUENCE = attrgetter("sequence")
+from shoal.schedule.tracked import BY_SEQUENCE, Tracked
 
 
 class Cohort:
@@ -82,7 +79,7 @@ class Cohort:
         self.context += one.expected
         heapq.heappush(self._milestones, (self._steps + self._milestone(one) - one.expected, sequence, one))
         grows = self._steps + len(one.blocks) * self._size - one.scheduled
-        insort(self._due.setdefault(grows, []), one, key=_BY_SEQUENCE)
+        insort(self._due.setdefault(grows, []), one, key=BY_SEQUENCE)
 
     def _milestone(self, one: Tracked) -> int:
         """Tokens expected at which more has to be done for it than to count."""
@@ -128,7 +125,7 @@ class Cohort:
             rows = due.pop(at, None)
             if rows:
                 later = due.get(at + size)
-                due[at + size] = rows if later is None else sorted(later + rows, key=_BY_SEQUENCE)
+                due[at + size] = rows if later is None else sorted(later + rows, key=BY_SEQUENCE)
                 yield at - self._steps, rows
 
     def all_grow(self) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.schedule.group import Group
-from shoal.schedule.tracked import Tracked
+from shoal.schedule.running import Running
+from shoal.schedule.tracked import BY_SEQUENCE, Tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,10 @@ class Share:
 
 
 def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
-    """Decodes first, then prompts in chunks, in the order given, until ``budget`` tokens are spent."""
+    """Decodes first, then prompts in chunks, in the order given, until ``budget`` tokens are spent.
+
+    The decodes that got a token are then put in the order of admission.
+    """
     # Comprehensions: at most steps this is done with hundreds of decodes and nothing else.
     decodes = [
         one
@@ -51,6 +55,8 @@ def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
             and one.sequence is not None
         ]
     del decodes[budget:]
+    if not isinstance(running, Running):  # otherwise they are in that order already
+        decodes.sort(key=BY_SEQUENCE)
     # The remainder tells at once of most that they need no block; the table's length is asked then.
     growth = [
         (one, 1)
@@ -125,6 +131,7 @@ def compose_slices(
             decodes.append(one)
         else:
             prompts.append(one)
+    decodes.sort(key=BY_SEQUENCE)
     chunks, _, budget = _chunk(prompts, budget - len(decodes), block_size)
     return Share(decodes, chunks, growth, claimed, budget, slices)
 

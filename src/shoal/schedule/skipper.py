@@ -33,9 +33,11 @@ class Skipper:
         """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one."""
         ledger, options = self._ledger, self._options
         groups = [group for group in ledger.groups.values() if group.running or group.waiting]
-        if len(groups) != 1 or not options.order.steady:
+        if len(groups) != 1:
             return None
         [group] = groups
+        if group.waiting and not options.order.steady:
+            return None
         if not group.running or group.prefills or ledger.vacate or ledger.moved:
             return None
         most = min(most, self._without_newcomers(group, step))

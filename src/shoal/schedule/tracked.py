@@ -1,9 +1,13 @@
 """One request on its way through the scheduler."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from shoal.core import NO_GOALS, SLO, FinishReason, Request, SyntheticPrompt, derive_seed
 from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
+
+BY_SEQUENCE = attrgetter("sequence")
+"""A key that sorts running requests by admission."""
 
 
 @dataclass(slots=True, eq=False)

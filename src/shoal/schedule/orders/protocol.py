@@ -29,7 +29,8 @@ class Turn:
     """A step of one service.
 
     running: requests that take part, most wanted first; those missing one token go before those missing
-    more, within the limit of tokens. waiting: requests to admit, first first; the first that does not
+    more, within the limit of tokens. (Decodes then have their rows in the order of admission, so that they
+    keep their places from step to step.) waiting: requests to admit, first first; the first that does not
     fit ends it. prefill: the turn is off unless it computes a prompt, of a newcomer or begun before.
     """
 
@@ -50,8 +51,11 @@ class Decision:
 class Order(Protocol):
     """Chooses who steps; holds knobs, no state.
 
-    steady: while one service alone has requests and none of those running computes a prompt, every turn is
-    of all of them, the longest admitted first, and its queue. reads_lengths: it looks at predicted lengths.
+    While one service alone has requests, nobody waits and nobody computes a prompt, every turn must be of all
+    of them: simulations skip such steps.
+
+    steady: that also holds while some wait, who are offered in the order of the queue.
+    reads_lengths: it looks at predicted lengths.
     """
 
     steady: ClassVar[bool]
