@@ -19,7 +19,8 @@ from shoal.schedule import (
     SchedulerOptions,
     Tracked,
 )
-from shoal.schedule.crowd import Belief, Crowd
+from shoal.schedule.belief import Belief
+from shoal.schedule.crowd import Crowd
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch, token_layout
 from shoal.workload import LENGTHS
 

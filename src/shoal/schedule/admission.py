@@ -18,7 +18,8 @@ import numpy as np
 
 from shoal.core import ConfigError
 from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory, safe_peak
-from shoal.schedule.crowd import Belief, Crowd
+from shoal.schedule.belief import Belief
+from shoal.schedule.crowd import Crowd
 from shoal.schedule.lookup import lookup
 from shoal.schedule.members import IntArray
 from shoal.schedule.tracked import Tracked

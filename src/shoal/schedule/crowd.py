@@ -2,41 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.forecast import Demand, LengthDistribution, LengthHistory, SharedBlocks, Timeline
 from shoal.kvcache import ServiceLayout
+from shoal.schedule.belief import Belief, Bounds
+from shoal.schedule.line import Line
 from shoal.schedule.members import IntArray, Members, member_column
 from shoal.schedule.tracked import Tracked
 
 FEW = 2
 """For so many more requests a timeline is continued; for more of them a new one costs less."""
-
-
-class Belief(Protocol):
-    """Which output lengths somebody believes in; one object says the same of the same crowd whenever asked.
-
-    What is believed of a request must not depend on the others in the crowd. Then one more request costs
-    little where the crowd without it has been forecast already.
-    """
-
-    def lengths(self, crowd: "Crowd") -> IntArray:
-        """Of all requests in a crowd [draws, n]."""
-        ...
-
-    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
-        """Of one request alone [draws], where ``lengths`` is what is believed in its crowd."""
-        ...
-
-
-class Bounds(NamedTuple):
-    """Between which numbers the most blocks held at once lie, for each draw."""
-
-    low: Sequence[int]
-    high: Sequence[int]
 
 
 class Crowd:
@@ -94,6 +72,23 @@ class Crowd:
     def plus(self, request: Tracked, shared: SharedBlocks | None) -> "Crowd":
         """This crowd and one more request; beliefs about lengths stay those of this crowd."""
         return LargerCrowd(self, request, shared)
+
+    def plus_each(self, newest: Sequence[Tracked]) -> "Sequence[Crowd]":
+        """This crowd with the first of ``newest``, the first two, ...; none of them shares a block.
+
+        Where one of these crowds must be forecast, one computation does for all.
+        """
+        line = Line(self, newest)
+        crowds: list[Crowd] = [self]
+        for place, one in enumerate(newest):
+            crowds.append(LargerCrowd(crowds[-1], one, self.shared, line, place))
+        return crowds[1:]
+
+    def apart(self, requests: Sequence[Tracked]) -> "Crowd":
+        """Other requests alone, who share no blocks; beliefs about lengths are those of this crowd."""
+        tokens = np.array([one.expected for one in requests], dtype=np.int64)
+        predicted = [one.predicted for one in requests]
+        return self._some(Members.of(requests, None), tokens, lambda: np.array(predicted, dtype=np.int64))
 
     def without(self, row: int) -> "Crowd":
         """This crowd when the request in column ``row`` has left; beliefs about lengths stay."""
@@ -218,15 +213,25 @@ class LargerCrowd(Crowd):
 
     What can be had by adding the newest's share to the crowd before it is not counted anew; columns are
     written out only for a forecast that needs them.
+
+    line, place: where the newest stands among others that are forecast together.
     """
 
-    def __init__(self, before: Crowd, newest: Tracked, shared: SharedBlocks | None) -> None:
+    def __init__(
+        self,
+        before: Crowd,
+        newest: Tracked,
+        shared: SharedBlocks | None,
+        line: Line | None = None,
+        place: int = 0,
+    ) -> None:
         self.layout = before.layout
         self.block_size = size = before.block_size
         self.shared = shared
         self._before = before
         self._root: Crowd = before._root if isinstance(before, LargerCrowd) else before
         self._newest = newest
+        self._line, self._place = line, place
         self._count = len(before) + 1
         self._newest_tokens = tokens = newest.expected
         self._timelines = {}
@@ -278,7 +283,13 @@ class LargerCrowd(Crowd):
         return self._root.lengths
 
     def bounds(self, belief: Belief) -> Bounds:
-        """Between which numbers of blocks M* lies: at most the newest adds all that it will ever hold."""
+        """Between which numbers of blocks M* lies: at most the newest adds all that it will ever hold.
+
+        Exact where others stand in line, who will ask next.
+        """
+        if self._line is not None and belief not in self._bounds:
+            peak = self._line.outlook(belief).peaks[self._place]
+            self._bounds[belief] = Bounds(peak, peak)
         crowd, larger = self._since(lambda crowd: belief in crowd._bounds)
         bounds = crowd._bounds.get(belief)
         if bounds is None:
@@ -291,6 +302,8 @@ class LargerCrowd(Crowd):
         return bounds
 
     def _forecast(self, belief: Belief) -> Timeline:
+        if self._line is not None and self._place == len(self._line.newest) - 1:
+            return self._line.outlook(belief).timeline
         crowd, larger = self._since(lambda crowd: belief in crowd._timelines)
         timeline = crowd._timelines.get(belief)
         if timeline is None:
@@ -298,9 +311,8 @@ class LargerCrowd(Crowd):
         left = np.array([one._newest_left(belief) for one in larger], dtype=np.int64)
         if len(larger) > FEW:
             return self.demand.timeline(np.concatenate((timeline.remaining, left.T), axis=1))
-        for one, own in zip(larger, left, strict=True):
-            timeline = timeline.plus(one._newest_tokens, own)
-        return timeline
+        longer, _ = timeline.plus(np.array([one._newest_tokens for one in larger]), left.T)
+        return longer
 
     def _newest_left(self, belief: Belief) -> list[int]:
         """Tokens that the newest still has to store [draws]."""

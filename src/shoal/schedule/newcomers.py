@@ -1,9 +1,11 @@
 """Letting waiting requests in: what the prefix index or the host has of them, and whether the rest fits."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 
 from shoal.core import BlockCopy, Joined, SyntheticPrompt
 from shoal.kvcache import BlockPool
@@ -12,6 +14,10 @@ from shoal.schedule.compose import slice_blocks, slice_end
 from shoal.schedule.crowd import Crowd
 from shoal.schedule.group import Group
 from shoal.schedule.tracked import Tracked
+
+
+AHEAD = 16
+"""At most so many newcomers are forecast together."""
 
 
 class Refusal(Enum):
@@ -82,7 +88,19 @@ class Door:
         self._ends = ends
         # Nobody looks at what requests hold before there are blocks for the first of those who wait.
         self._crowd: Crowd | None = None
+        # Who comes next, and the crowds if the first, the first two, ... of them are let in.
+        self._coming: deque[Tracked] = deque()
+        self._ahead: deque[Crowd] = deque()
         self._next_slices: dict[str, int] | None = None
+
+    def announced(self, waiting: Iterable[Tracked]) -> Iterator[Tracked]:
+        """``waiting`` one by one, to be admitted or not; some are known here before it is their turn."""
+        rest = iter(waiting)
+        # Most steps let in nobody; where several were let in already, more are likely to be.
+        while some := deque(islice(rest, min(AHEAD, 4 * len(self.joined)) or 1)):
+            self._coming = some
+            while some:
+                yield some.popleft()
 
     def admit(self, one: Tracked, budget: int, *, always: bool) -> int | Refusal:
         """Let ``one`` in if memory allows; returns how many of ``budget`` tokens it computes, or why not.
@@ -108,6 +126,7 @@ class Door:
             # The blocks found will be cached again, so that a compaction may take them.
             self.needed += len(hits)
             pool.free(service, hits)
+            self._ahead.clear()
             return refusal
         one.computed = one.known - 1 if rewrite else max(len(hits) * size, one.saved_tokens)
         one.scheduled = one.computed
@@ -193,6 +212,11 @@ class Door:
     def _crowd_with(self, one: Tracked, kept: Sequence[int]) -> Crowd:
         """Those running, those let in so far, and ``one`` beginning with the blocks ``kept``."""
         crowd = self._group.crowd() if self._crowd is None else self._crowd
+        if self._coming and not (kept or self._ahead):
+            self._ahead.extend(crowd.plus_each((one, *self._coming)))
+        if self._ahead and not kept:
+            return self._ahead.popleft()
+        self._ahead.clear()
         return self._group.crowd_with(crowd, [other.request for other in self.joined], one, kept)
 
 

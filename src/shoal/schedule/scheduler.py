@@ -297,24 +297,22 @@ class Scheduler:
     def _let_in(
         self, service: str, waiting: Iterable[Tracked], share: Share, urgent: Tracked | None
     ) -> Door | None:
-        """Admit from a turn's queue until somebody is refused; None where nobody was asked."""
+        """Admit from a turn's queue until somebody is refused; None where nobody may be asked."""
         running = self._room.holders()
         if running and urgent is None and self._steps % self._admission.admit_every:
             return None
-        door: Door | None = None
         budget = share.budget
-        for one in waiting:
+        door = Door(
+            self._pool,
+            self._admission,
+            service,
+            self._groups,
+            share.claimed,
+            self._ledger.ends,
+        )
+        for one in door.announced(waiting):
             if budget == 0 or (one.refused_epoch == self._epoch and urgent is None):
                 break
-            if door is None:
-                door = Door(
-                    self._pool,
-                    self._admission,
-                    service,
-                    self._groups,
-                    share.claimed,
-                    self._ledger.ends,
-                )
             if running >= self.options.max_running:
                 spent: int | Refusal = Refusal.MEMORY
             else:

@@ -1,0 +1,41 @@
+"""Newcomers who may join one after another: what each of them makes of a forecast, counted for all at once."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.forecast import Timeline
+from shoal.schedule.belief import Belief
+from shoal.schedule.tracked import Tracked
+
+if TYPE_CHECKING:
+    from shoal.schedule.crowd import Crowd
+
+
+class Outlook(NamedTuple):
+    """What is foreseen of a line.
+
+    peaks: the most blocks held at once when the first, the first two, ... have joined [k][draws].
+    timeline: when all have.
+    """
+
+    peaks: Sequence[Sequence[int]]
+    timeline: Timeline
+
+
+class Line:
+    """Those who may join the crowd ``before``, in this order, and share no blocks."""
+
+    def __init__(self, before: "Crowd", newest: Sequence[Tracked]) -> None:
+        self.before = before
+        self.newest = newest
+        self._outlooks: dict[Belief, Outlook] = {}
+
+    def outlook(self, belief: Belief) -> Outlook:
+        """What is foreseen if outputs are as long as believed; looked at once."""
+        outlook = self._outlooks.get(belief)
+        if outlook is None:
+            alone = self.before.apart(self.newest)
+            left = alone.remaining(belief.lengths(alone))
+            timeline, peaks = self.before.timeline(belief).plus(alone.tokens, left)
+            outlook = self._outlooks[belief] = Outlook(peaks.tolist(), timeline)
+        return outlook
