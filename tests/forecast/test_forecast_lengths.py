@@ -30,6 +30,15 @@ def test_vectorised_draws_are_those_of_core(seed, counters):
     assert uniforms(seeds).tolist() == [uniform(seed, counters[0], one) for one in counters]
 
 
+@given(st.lists(st.integers(1, 30)))
+def test_lengths_are_counted_as_by_hand(finished):
+    ends = Ends.of(np.array(sorted(finished), dtype=np.int64))
+    distinct = sorted(set(finished))
+    assert ends.lengths.tolist() == distinct
+    assert ends.events.tolist() == [finished.count(length) for length in distinct]
+    assert ends.remaining.tolist() == [sum(one >= length for one in finished) for length in distinct]
+
+
 def test_a_prediction_is_a_past_length_beyond_what_is_generated():
     distribution = history_of([3, 5, 5, 9, 20]).distribution(NOBODY)
     generated = np.array([0, 4, 5, 9])
