@@ -139,8 +139,11 @@ def test_who_made_way_does_not_come_back_in_its_place():
         now += STEP_NS
     # Fresh requests of the same service are more urgent than who has outlasted its budget.
     scheduler.submit(make_request(12, 1, service="a", id="fresh"), now)
-    scheduler._groups["a"].waiting._requests[0].rank = 9.0
-    scheduler._groups["a"].waiting._keys[0] = (9.0, 2)
+    waiting = scheduler._groups["a"].waiting
+    fresh = waiting[0]
+    waiting.remove(fresh)
+    fresh.rank = 9.0
+    waiting.add(fresh)
     plan, _ = step(scheduler, now)
     assert scheduler.stats().services["a"].evictions == 1
     assert [len(one.tokens) for one in plan.joined] == [12]

@@ -73,16 +73,17 @@ class Crowd:
         """This crowd and one more request; beliefs about lengths stay those of this crowd."""
         return LargerCrowd(self, request, shared)
 
-    def plus_each(self, newest: Sequence[Tracked]) -> "Sequence[Crowd]":
+    def plus_each(self, newest: Sequence[Tracked]) -> "Sequence[LargerCrowd]":
         """This crowd with the first of ``newest``, the first two, ...; none of them shares a block.
 
         Where one of these crowds must be forecast, one computation does for all.
         """
-        line = Line(self, newest)
-        crowds: list[Crowd] = [self]
+        line = Line(self, newest) if len(newest) > 1 else None
+        crowds: list[LargerCrowd] = []
         for place, one in enumerate(newest):
-            crowds.append(LargerCrowd(crowds[-1], one, self.shared, line, place))
-        return crowds[1:]
+            before = crowds[-1] if crowds else self
+            crowds.append(LargerCrowd(before, one, self.shared, line, place))
+        return crowds
 
     def apart(self, requests: Sequence[Tracked]) -> "Crowd":
         """Other requests alone, who share no blocks; beliefs about lengths are those of this crowd."""
@@ -240,6 +241,10 @@ class LargerCrowd(Crowd):
         self.own_blocks = before.own_blocks - (-tokens // size)
         if shared is before.shared:
             self._surplus = before._surplus
+
+    def adds(self, one: Tracked, before: Crowd) -> bool:
+        """Whether this is the crowd ``before`` and ``one``."""
+        return self._newest is one and self._before is before
 
     def __len__(self) -> int:
         return self._count

@@ -197,8 +197,6 @@ class Group:
         self, crowd: Crowd, joined: Sequence[Tracked], newcomer: Tracked, hits: Sequence[int]
     ) -> Crowd:
         """``crowd`` (those running and ``joined``) and one more that would begin with the blocks ``hits``."""
-        if not hits:
-            return crowd.plus(newcomer, crowd.shared)
         self.shared.hold(hits)
         tables = [(one.blocks, one.shareable) for one in (*self.rows, *joined)]
         shared = self.shared.sets([*tables, (hits, len(hits))])

@@ -1,4 +1,4 @@
-"""Newcomers who may join one after another: what each of them makes of a forecast, counted for all at once."""
+"""Newcomers who may join one after another: what each makes of a forecast, counted for all at once."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple

@@ -11,10 +11,9 @@ from shoal.core import BlockCopy, Joined, SyntheticPrompt
 from shoal.kvcache import BlockPool
 from shoal.schedule.admission import Admission
 from shoal.schedule.compose import slice_blocks, slice_end
-from shoal.schedule.crowd import Crowd
+from shoal.schedule.crowd import Crowd, LargerCrowd
 from shoal.schedule.group import Group
 from shoal.schedule.tracked import Tracked
-
 
 AHEAD = 16
 """At most so many newcomers are forecast together."""
@@ -90,7 +89,7 @@ class Door:
         self._crowd: Crowd | None = None
         # Who comes next, and the crowds if the first, the first two, ... of them are let in.
         self._coming: deque[Tracked] = deque()
-        self._ahead: deque[Crowd] = deque()
+        self._ahead: deque[LargerCrowd] = deque()
         self._next_slices: dict[str, int] | None = None
 
     def announced(self, waiting: Iterable[Tracked]) -> Iterator[Tracked]:
@@ -126,7 +125,6 @@ class Door:
             # The blocks found will be cached again, so that a compaction may take them.
             self.needed += len(hits)
             pool.free(service, hits)
-            self._ahead.clear()
             return refusal
         one.computed = one.known - 1 if rewrite else max(len(hits) * size, one.saved_tokens)
         one.scheduled = one.computed
@@ -212,12 +210,11 @@ class Door:
     def _crowd_with(self, one: Tracked, kept: Sequence[int]) -> Crowd:
         """Those running, those let in so far, and ``one`` beginning with the blocks ``kept``."""
         crowd = self._group.crowd() if self._crowd is None else self._crowd
-        if self._coming and not (kept or self._ahead):
-            self._ahead.extend(crowd.plus_each((one, *self._coming)))
-        if self._ahead and not kept:
-            return self._ahead.popleft()
-        self._ahead.clear()
-        return self._group.crowd_with(crowd, [other.request for other in self.joined], one, kept)
+        if kept:
+            return self._group.crowd_with(crowd, [other.request for other in self.joined], one, kept)
+        if not (self._ahead and self._ahead[0].adds(one, crowd)):
+            self._ahead = deque(crowd.plus_each((one, *self._coming)))
+        return self._ahead.popleft()
 
 
 def _smallest_next_slice(holders: Iterable[Tracked], slice_tokens: int, block_size: int) -> int:
