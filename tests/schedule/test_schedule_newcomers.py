@@ -37,8 +37,10 @@ def plain_crowd_with(door, one, kept):
     return Crowd(
         group.layout,
         door._pool.block_size,
-        members,
-        np.array([other.expected for other in present]),
+        len(present),
+        members.shared,
+        lambda: members,
+        lambda: np.array([other.expected for other in present]),
         lambda: np.array([other.predicted for other in present]),
         lambda _: group.crowd().lengths,
     )

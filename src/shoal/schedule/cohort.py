@@ -47,6 +47,8 @@ class Cohort:
         self._gaps = _Longest()
         self._milestones: list[tuple[int, int, Tracked]] = []
         self._due: dict[int, list[Tracked]] = {}
+        self._blocks = 0  # in the tables of all rows
+        self._reserved = False  # some have more of them than their tokens need
         self._sequences: tuple[int, ...] | None = None
 
     def form(self, requests: Sequence[Tracked]) -> bool:
@@ -78,7 +80,10 @@ class Cohort:
             self._late.append(one)
         self.context += one.expected
         heapq.heappush(self._milestones, (self._steps + self._milestone(one) - one.expected, sequence, one))
-        grows = self._steps + len(one.blocks) * self._size - one.scheduled
+        spare = len(one.blocks) * self._size - one.scheduled
+        self._blocks += len(one.blocks)
+        self._reserved |= spare >= self._size
+        grows = self._steps + spare
         insort(self._due.setdefault(grows, []), one, key=BY_SEQUENCE)
 
     def _milestone(self, one: Tracked) -> int:
@@ -102,12 +107,19 @@ class Cohort:
 
     def tokens(self, requests: Sequence[Tracked]) -> IntArray:
         """``expected`` of requests, some of which may be in it."""
+        if not self.rows:
+            return np.array([one.expected for one in requests], dtype=np.int64)
         more = self._steps + self._under_way
         if len(requests) == len(self.rows):
             return np.array(self._expected, dtype=np.int64) + more
         known = dict(zip(self.rows, self._expected, strict=True))
         tokens = [known[one] + more if one in known else one.expected for one in requests]
         return np.array(tokens, dtype=np.int64)
+
+    @property
+    def own_blocks(self) -> int | None:
+        """Blocks for all known tokens; None where they are not simply those that rows have or get next."""
+        return None if self._reserved or self._under_way else self._blocks + len(self.growing())
 
     def growing(self) -> list[Tracked]:
         """Who needs a block for the next step."""
@@ -126,6 +138,7 @@ class Cohort:
             if rows:
                 later = due.get(at + size)
                 due[at + size] = rows if later is None else sorted(later + rows, key=BY_SEQUENCE)
+                self._blocks += len(rows)
                 yield at - self._steps, rows
 
     def all_grow(self) -> bool:
@@ -135,6 +148,7 @@ class Cohort:
     def grown(self, steps: int) -> None:
         """Everybody got one in each of so many steps, which are yet to be counted."""
         self._due[self._steps + steps] = self._due.pop(self._steps)
+        self._blocks += len(self.rows) * steps
 
     def begin(self) -> None:
         """A step with everybody in it was planned; those who were ``growing`` have their blocks."""
@@ -179,6 +193,7 @@ class Cohort:
         del self._expected[at], self._charged_ns[at]
         self._sequences = None
         self.context -= one.expected
+        self._blocks -= len(one.blocks)
         self._due[self._steps + len(one.blocks) * self._size - one.scheduled].remove(one)
         return one
 

@@ -20,27 +20,34 @@ FEW = 2
 class Crowd:
     """An immutable snapshot of one service's requests that hold memory.
 
-    members, tokens: their columns, and the known tokens of each. predicted: the output tokens that a length
-    predictor believes of each. lengths: what the service's history says about output lengths. The last two
-    are functions, so that nobody pays for them who does not ask.
+    count: how many. shared: blocks that several of them hold. members, tokens: their columns, and the known
+    tokens of each. predicted: the output tokens that a length predictor believes of each. lengths: what the
+    service's history says about output lengths. These four are functions, so that nobody pays for them who
+    does not ask. own_blocks: as below, where that is known already.
     """
 
     def __init__(
         self,
         layout: ServiceLayout,
         block_size: int,
-        members: Members,
-        tokens: IntArray,
+        count: int,
+        shared: SharedBlocks | None,
+        members: Callable[[], Members],
+        tokens: Callable[[], IntArray],
         predicted: Callable[[], IntArray],
         lengths: Callable[["Crowd"], LengthDistribution],
+        own_blocks: int | None = None,
     ) -> None:
         self.layout = layout
         self.block_size = block_size
-        self.shared = members.shared
+        self.shared = shared
+        self._count = count
         self._members = members
         self._tokens = tokens
         self._predicted = predicted
         self._lengths = lengths
+        if own_blocks is not None:
+            self.own_blocks = own_blocks
         self._timelines: dict[Belief, Timeline] = {}
         self._bounds: dict[Belief, Bounds] = {}
 
@@ -52,19 +59,15 @@ class Crowd:
         members: Members,
         requests: Sequence[Tracked],
         history: LengthHistory,
-        tokens: IntArray | None = None,
     ) -> "Crowd":
-        """A snapshot of ``requests``, whose columns are ``members``; of no use once one of them changes.
-
-        tokens: the known tokens of each, where the requests themselves do not say it.
-        """
-        if tokens is None:
-            tokens = np.array([one.expected for one in requests], dtype=np.int64)
+        """A snapshot of ``requests``, whose columns are ``members``; of no use once one of them changes."""
         return cls(
             layout,
             block_size,
-            members,
-            tokens,
+            len(requests),
+            members.shared,
+            lambda: members,
+            lambda: np.array([one.expected for one in requests], dtype=np.int64),
             lambda: np.array([one.predicted for one in requests], dtype=np.int64),
             lambda crowd: history.distribution(crowd.generated),
         )
@@ -102,21 +105,30 @@ class Crowd:
         return self._some(members, self.tokens[rows], lambda: self.predicted[rows])
 
     def _some(self, members: Members, tokens: IntArray, predicted: Callable[[], IntArray]) -> "Crowd":
-        return Crowd(self.layout, self.block_size, members, tokens, predicted, lambda _: self.lengths)
+        return Crowd(
+            self.layout,
+            self.block_size,
+            len(tokens),
+            members.shared,
+            lambda: members,
+            lambda: tokens,
+            predicted,
+            lambda _: self.lengths,
+        )
 
     def __len__(self) -> int:
         """Number of requests."""
-        return len(self.tokens)
+        return self._count
 
-    @property
+    @cached_property
     def members(self) -> Members:
         """The columns that do not change."""
-        return self._members
+        return self._members()
 
-    @property
+    @cached_property
     def tokens(self) -> IntArray:
         """Known tokens of each, those being sampled included."""
-        return self._tokens
+        return self._tokens()
 
     @cached_property
     def generated(self) -> IntArray:
@@ -245,9 +257,6 @@ class LargerCrowd(Crowd):
     def adds(self, one: Tracked, before: Crowd) -> bool:
         """Whether this is the crowd ``before`` and ``one``."""
         return self._newest is one and self._before is before
-
-    def __len__(self) -> int:
-        return self._count
 
     @cached_property
     def most_own_blocks(self) -> int:

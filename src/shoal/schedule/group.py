@@ -130,6 +130,8 @@ class Group:
         # The columns of ``running`` that do not change, with room for more to the right.
         self._table = np.empty((4, 64), dtype=np.int64)
         self._members: Members | None = None
+        self._shares: SharedBlocks | None = None
+        self._shares_known = False
         self._crowd: Crowd | None = None
 
     def enter(self, one: Tracked) -> None:
@@ -161,16 +163,31 @@ class Group:
         """Tokens or (``members``) the running requests or their shared blocks changed."""
         self._crowd = None
         if members:
-            self._members = None
+            self._members, self._shares_known = None, False
 
     def crowd(self) -> Crowd:
         """A snapshot of the running requests, made again only after a change."""
         if self._crowd is None:
-            if self._members is None:
-                table = self._table[:, : len(self.rows)].copy()
-                self._members = Members(table, self._shared_by(self.rows))
-            self._crowd = self._crowd_of(self._members, self.rows)
+            rows, cohort = self.rows, self.cohort
+            if not self._shares_known:
+                self._shares, self._shares_known = self._shared_by(rows), True
+            self._crowd = Crowd(
+                self.layout,
+                self._block_size,
+                len(rows),
+                self._shares,
+                self._columns,
+                lambda: cohort.tokens(rows),
+                lambda: np.array([one.predicted for one in rows], dtype=np.int64),
+                lambda crowd: self.history.distribution(crowd.generated),
+                cohort.own_blocks if len(cohort.rows) == len(rows) else None,
+            )
         return self._crowd
+
+    def _columns(self) -> Members:
+        if self._members is None:
+            self._members = Members(self._table[:, : len(self.rows)].copy(), self._shares)
+        return self._members
 
     def crowd_without(self, gone: Sequence[Tracked]) -> Crowd:
         """The crowd if these running requests had left."""
@@ -178,20 +195,18 @@ class Group:
         left = {id(one) for one in gone if one.service == self.service}
         if not left:
             return crowd
+        self.cohort.settle()
         stay = [id(one) not in left for one in self.rows]
         if crowd.shared is None:
             return crowd.only(np.array(stay))
         rest = [one for one, stays in zip(self.rows, stay, strict=True) if stays]
-        return self._crowd_of(Members.of(rest, self._shared_by(rest)), rest)
+        members = Members.of(rest, self._shared_by(rest))
+        return Crowd.of(self.layout, self._block_size, members, rest, self.history)
 
     def _shared_by(self, requests: Sequence[Tracked]) -> SharedBlocks | None:
         if not self.shared.any:
             return None
         return self.shared.sets([(one.blocks, one.shareable) for one in requests])
-
-    def _crowd_of(self, members: Members, requests: Sequence[Tracked]) -> Crowd:
-        tokens = self.cohort.tokens(requests) if self.cohort.rows else None
-        return Crowd.of(self.layout, self._block_size, members, requests, self.history, tokens)
 
     def crowd_with(
         self, crowd: Crowd, joined: Sequence[Tracked], newcomer: Tracked, hits: Sequence[int]
