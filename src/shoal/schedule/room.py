@@ -61,7 +61,7 @@ class Room:
 
     def holders(self) -> int:
         """How many requests hold memory."""
-        return sum(len(group.running) for group in self._groups.values())
+        return sum([len(group.rows) for group in self._groups.values()])
 
     def weaker(self, one: Tracked, *, starved: bool) -> list[Tracked]:
         """Running requests that must give way to ``one``, the least urgent last.

@@ -123,12 +123,12 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that hold no memory."""
-        return sum(len(group.waiting) for group in self._groups.values())
+        return sum([len(group.waiting) for group in self._groups.values()])
 
     @property
     def running(self) -> int:
         """Requests that hold memory."""
-        return sum(len(group.running) for group in self._groups.values())
+        return sum([len(group.rows) for group in self._groups.values()])
 
     @property
     def in_flight(self) -> int:

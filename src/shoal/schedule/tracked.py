@@ -20,8 +20,8 @@ class Tracked:
         |<- computed ->|<- in flight ->|<- missing ->|
         0          computed        scheduled      expected
 
-    number: place in the order of submission. ceiling: most output tokens. stops: tokens that end it.
-    seed: keys its forecasts. tokens: prompt and output (empty for a synthetic prompt, of which only lengths
+    service: the one it asks. number: place in the order of submission. ceiling: most output tokens. stops:
+    tokens that end it. seed: keys its forecasts. tokens: prompt and output (empty for a synthetic prompt, of which only lengths
     matter). generated: output tokens known. expected: tokens known plus those that plans in flight will
     sample. sequence: its number among running requests, None while it waits. blocks: its block table.
     hashes: of its leading full blocks. published: leading blocks that were offered to the prefix index;
@@ -41,6 +41,7 @@ class Tracked:
     """
 
     request: Request
+    service: str
     number: int
     ceiling: int
     stops: frozenset[int]
@@ -82,11 +83,6 @@ class Tracked:
     refused_epoch: int = -1
 
     @property
-    def service(self) -> str:
-        """The service it asks."""
-        return self.request.service
-
-    @property
     def known(self) -> int:
         """Tokens known: prompt and output."""
         return self.prompt_tokens + self.generated
@@ -126,6 +122,7 @@ def track(
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     return Tracked(
         request=request,
+        service=request.service,
         number=number,
         ceiling=limit,
         stops=frozenset(stops),
