@@ -60,7 +60,7 @@ def make_requests(count: int, replicas: int, trace: Path) -> Sequence[Request]:
     if trace.exists():
         rows = list(read_trace(trace))[:count]
     else:
-        rows = generate_rows(LENGTHS["azure-conversation"], count, seed=0)
+        rows = generate_rows(LENGTHS["azure-conversation"], Poisson(RATE), count)
     rows = with_arrivals(rows, Poisson(RATE * replicas), seed=0)
     return to_requests(rows, service="default", block_size=BLOCK_SIZE)
 

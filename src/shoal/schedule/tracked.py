@@ -21,23 +21,23 @@ class Tracked:
         0          computed        scheduled      expected
 
     service: the one it asks. number: place in the order of submission. ceiling: most output tokens. stops:
-    tokens that end it. seed: keys its forecasts. tokens: prompt and output (empty for a synthetic prompt, of which only lengths
-    matter). generated: output tokens known. expected: tokens known plus those that plans in flight will
-    sample. sequence: its number among running requests, None while it waits. blocks: its block table.
-    hashes: of its leading full blocks. published: leading blocks that were offered to the prefix index;
-    shareable: those of them that others can find there. in_flight: plans in flight it is part of.
-    cached_tokens: prompt tokens found in the prefix index at its first admission. lost: tokens whose KV an
-    eviction dropped. charged_ns: durations of the steps it took part in. served_ns: when it last took part
-    in a step (before the first: when it was submitted). predicted: believed output tokens, more than
-    ``generated``. slo: its goals, the service's where it has none of its own, ``e2e_scale`` resolved
-    into ``e2e_s``. rank: its place among the waiting; entry: number of its present stay there (0: none).
+    tokens that end it. seed: keys its forecasts. tokens: prompt and output (empty for a synthetic prompt, of
+    which only lengths matter). generated: output tokens known. expected: tokens known plus those that plans
+    in flight will sample. sequence: its number among running requests, None while it waits. blocks: its
+    block table. hashes: of its leading full blocks. published: leading blocks that were offered to the
+    prefix index; shareable: those of them that others can find there. in_flight: plans in flight it is part
+    of. cached_tokens: prompt tokens found in the prefix index at its first admission. lost: tokens whose KV
+    an eviction dropped. charged_ns: durations of the steps it took part in. served_ns: when it last took
+    part in a step (before the first: when it was submitted). predicted: believed output tokens, more than
+    ``generated``. slo: its goals, the service's where it has none of its own, ``e2e_scale`` resolved into
+    ``e2e_s``. rank: its place among the waiting; entry: number of its present stay there (0: none).
     first_token_ns, last_token_ns: when its first and its newest output token were known (0: not yet).
     largest_gap_ns: longest time between two of them. recomputed: tokens computed again. slice_end: tokens
-    expected at which it needs its next slice (the last token where the admission knows no slices).
-    saved: host blocks that hold the KV of its leading ``saved_tokens``. blocked_until: it waits until so
-    many requests of the engine have ended. displaced: how often it was evicted for a starved request.
-    ending: why it ends at the update of the plan in flight (None: it does not).
-    refused_epoch: the scheduler's state in which it was last turned away.
+    expected at which it needs its next slice (the last token where the admission knows no slices). saved:
+    host blocks that hold the KV of its leading ``saved_tokens``. blocked_until: it waits until so many
+    requests of the engine have ended. displaced: how often it was evicted for a starved request. ending: why
+    it ends at the update of the plan in flight (None: it does not). refused_epoch: the scheduler's state in
+    which it was last turned away.
     """
 
     request: Request
