@@ -13,8 +13,10 @@ normalised latency should agree within 3%, mean TTFT within 5%.
 
 Machines drift. So the model is profiled before and after each group of runs, and both profiles are taken
 together; how far they are apart is printed, and differences below that mean nothing. At two thirds of its
-capacity, a server whose steps are 1% slower is about 2% slower as a whole. With --cpu-time clocks count the
-CPU time of the engine's thread, so that other processes matter less.
+capacity, a server whose steps are 1% slower is about 2% slower as a whole. "At its pace" takes the machine's
+part out: simulated once more, with steps as much slower or faster than the profile as the run's own were
+within five seconds; what is left is scheduling, memory and queues. With --cpu-time clocks count the CPU time
+of the engine's thread, so that other processes matter less.
 
 With --http the requests of the first case also go to `shoal serve` under the first preset, over loopback with
 the same number of threads; what they take longer there than here, right before, is HTTP's share, with that of
@@ -34,8 +36,9 @@ import numpy as np
 from rich.console import Console
 
 from fidelity_own_http import run_http
-from fidelity_own_report import Comparison, drift_of, http_table, off, results_table, steps_table, to_json
-from fidelity_own_run import Jittered, Outcome, Scaled, Setting, load, profile_model, run_engine, simulate
+from fidelity_own_pace import Jittered, Pace, Paced
+from fidelity_own_report import Comparison, drift_of, http_table, results_table, steps_table, to_json
+from fidelity_own_run import Outcome, Setting, load, profile_model, run_engine, simulate
 from fidelity_own_workload import CASES, capacity, make_requests
 from shoal.config.presets import PRESETS
 from shoal.config.units import parse_size
@@ -139,7 +142,7 @@ def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
             seed=seed,
             measured=outcome,
             simulated=simulated(preset, times),
-            paced=simulated(preset, Scaled(times, 1 / (1 + off(times, outcome.steps)))),
+            paced=simulated(preset, Paced(times, Pace(times, outcome.steps, outcome.started_s))),
             varied=[simulated(preset, one) for one in varied],
             times=times,
             execution_s=execution_s,

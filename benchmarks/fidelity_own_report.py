@@ -28,8 +28,8 @@ GOALS = {"E2E": 0.03, "TTFT": 0.05, "TPOT": 0.03, "normalised": 0.03}
 class Comparison:
     """One run, measured and simulated. times: of the simulation's steps.
 
-    paced: simulated with these made as long, taken together, as the run's own steps were. varied: simulated
-    with step times that vary by chance.
+    paced: simulated with steps as long as the run's own were around the same time. varied: simulated with
+    step times that vary by chance.
     """
 
     case: str
@@ -47,7 +47,7 @@ class Comparison:
 class Figure:
     """One metric of one preset: means over its runs, in seconds (normalised: without unit).
 
-    paced: simulated with steps as long as the run's. spread: lowest and highest difference of a run.
+    paced: simulated at the run's pace. spread: lowest and highest difference of a run.
     chance: standard deviation of the simulated figure when step times vary by chance, relative.
     """
 
@@ -116,8 +116,8 @@ def results_table(case: str, runs: Sequence[Comparison]) -> Table:
         title=f"{case}: the real engine and the simulator, means and 99th percentiles",
         title_justify="left",
         caption="chance: how far the simulated figure strays when step times vary by chance, as much as the\n"
-        "fit is off in the mean; at its pace: the difference if simulated steps took as long as the run's,\n"
-        "all together, which leaves what is not the step times'",
+        "fit is off in the mean; at its pace: the difference if simulated steps were as much slower\n"
+        "or faster as the run's own were around the same time; that leaves what is not the machine's",
         caption_justify="left",
     )
     table.add_column("preset", no_wrap=True)

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
+from fidelity_own_pace import Paced
 from fidelity_own_workload import SERVICES
 from shoal import Service
 from shoal.config.presets import PRESETS
@@ -18,10 +17,9 @@ from shoal.engine.profiling_grid import Grid
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.protocol import Executor
 from shoal.forecast import StepRows, StepTimes
-from shoal.forecast.latency import FloatArray
 from shoal.kvcache import KVCacheOptions, plan_layout
 from shoal.models import resolve_model
-from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 PROFILE_KV_BYTES = 128 << 20
 SWAP_POOLS = 4
@@ -72,11 +70,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run, measured or simulated. steps: what each computed with its seconds, where it was measured."""
+    """One run, measured or simulated.
+
+    steps: what each computed with its seconds, where it was measured; started_s: when each began.
+    """
 
     records: Sequence[RequestRecord]
     counts: Counts
     steps: Sequence[tuple[StepRows, float]] = ()
+    started_s: Sequence[float] = ()
 
 
 @dataclass
@@ -85,12 +87,14 @@ class Stopwatch:
 
     recorder: RowsRecorder
     steps: list[tuple[StepRows, float]] = field(default_factory=list)
+    started_s: list[float] = field(default_factory=list)
 
-    def note(self, seconds: float) -> None:
+    def note(self, started_s: float, seconds: float) -> None:
         """A step took so long, if there was one."""
         rows = self.recorder.take()
         if rows is not None:
             self.steps.append((rows, seconds))
+            self.started_s.append(started_s)
 
 
 def load(setting: Setting) -> ModelSet:
@@ -189,12 +193,13 @@ class Client:
                 now_ns = self._now_ns()
                 for event in events:
                     self._note(event, now_ns)
-                self._watch.note((self._now_ns() - started_ns) / 1e9)
+                self._watch.note(started_ns / 1e9, (self._now_ns() - started_ns) / 1e9)
         stats = engine.stats().services.values()
         return Outcome(
             self._ended,
             Counts(sum(one.evictions for one in stats), self._now_ns() / 1e9),
             self._watch.steps,
+            self._watch.started_s,
         )
 
     def _now_ns(self) -> int:
@@ -234,42 +239,6 @@ class Client:
             )
 
 
-@dataclass(frozen=True)
-class Jittered:
-    """Step times that vary by chance around others. share: standard deviation, of the time."""
-
-    times: StepTimes
-    share: float
-    chance: np.random.Generator
-
-    def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step, each time others."""
-        return self.times.step_time(rows) * self._factor()
-
-    def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps."""
-        return self.times.decode_times(sequences, context, steps) * [self._factor() for _ in range(steps)]
-
-    def _factor(self) -> float:
-        return max(0.5, 1 + self.share * self.chance.standard_normal())
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Other step times, ``factor`` times as long."""
-
-    times: StepTimes
-    factor: float
-
-    def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step."""
-        return self.times.step_time(rows) * self.factor
-
-    def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps."""
-        return self.times.decode_times(sequences, context, steps) * self.factor
-
-
 def simulate(
     setting: Setting,
     models: ModelSet,
@@ -300,7 +269,10 @@ def simulate(
         host=layout.resized(SWAP_POOLS * setting.kv_bytes) if options.scheduler.eviction == "swap" else None,
     )
     unread = [replace(one, prompt=SyntheticPrompt(len(one.prompt))) for one in requests]
-    record = Simulation([spec], OpenLoop(unread)).run()
+    simulation = Simulation([spec], OpenLoop(unread), watch=Watch(skip_ahead=not isinstance(times, Paced)))
+    if isinstance(times, Paced):
+        times.clock = simulation._clock
+    record = simulation.run()
     unanswered = [one for one in record.requests if not one.answered]
     if unanswered:
         raise SystemExit(
