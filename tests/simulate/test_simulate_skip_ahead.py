@@ -1,6 +1,7 @@
 """Skipping ahead changes nothing: the same records, byte for byte, and the same schedule log."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,3 +155,17 @@ def test_steps_are_really_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     record, _ = run([spec], requests)
     assert record.engines[0].steps == 307
     assert calls["x"] < 30
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_prompts_of_tokens_among_synthetic_ones(seed: int) -> None:
+    requests = make_workload(40, rate=40.0, seed=seed)
+    mixed = [
+        replace(one, prompt=[one.seed * 100 + at for at in range(len(one.prompt))]) if number % 2 else one
+        for number, one in enumerate(requests)
+    ]
+    spec = make_spec(60, admission=Aggressive(watermark=1.0))
+    on, log_on = run([spec], mixed)
+    off, log_off = run([spec], mixed, skip_ahead=False)
+    assert log_on == log_off
+    assert on == off

@@ -116,5 +116,8 @@ def check_held(
     idle = {merged: newest[merged] for merged in size.keys() - in_use}
     require(held.idle == idle, f"{name}: evictable merged blocks are {idle}, not {held.idle}")
     listed = {(tick, merged) for merged, tick in idle.items()} <= set(held.coldest)
-    require(listed or per_merged == 1, f"{name}: an evictable merged block cannot be found by its last use")
+    require(
+        listed if per_merged > 1 else not held.coldest,
+        f"{name}: an evictable merged block cannot be found by its last use",
+    )
     return size.keys()

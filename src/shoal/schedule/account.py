@@ -122,7 +122,9 @@ def _account_anonymous(
             continue
         if generated >= one.predicted:
             _foresee(one, ledger)
-        if cohort.rows:
+        if one.tokens:
+            cohort.settle()
+        elif cohort.rows:
             cohort.join(one)
     ledger.delivered(plan.service, delivered)
     return events

@@ -53,6 +53,7 @@ class Cohort:
 
     def form(self, requests: Sequence[Tracked]) -> bool:
         """Take in all of ``requests``; False, and nobody is in it, where one of them cannot just decode."""
+        self._clear()
         self._last_ns = max([one.last_token_ns for one in requests], default=0)
         self.served_ns = min([one.served_ns for one in requests], default=0)
         self.context = 0
@@ -65,7 +66,10 @@ class Cohort:
         return bool(requests)
 
     def join(self, one: Tracked) -> None:
-        """A request that has just got a token, and has its next before it."""
+        """A request that has just got a token, and has its next before it; right after ``advance``.
+
+        Its tokens say nothing: only those of synthetic prompts are not written down one by one.
+        """
         self._sequences = None
         rows, sequence = self.rows, one.sequence
         assert sequence is not None

@@ -71,7 +71,7 @@ def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
 def compose_cohort(group: Group, budget: int, block_size: int) -> Share | None:
     """The same for all running requests of a service that has a cohort; None where one must look at each."""
     cohort = group.cohort
-    if not cohort.rows or len(cohort.rows) > budget or not cohort.steps_left:
+    if not cohort.rows or len(cohort.rows) > budget or cohort.steps_left <= 0:
         return None
     if any(one.expected - one.scheduled == 1 or one.ending is not None for one in group.prefills):
         return None
