@@ -16,7 +16,7 @@ from shoal.schedule.skip import DecodeRun
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
 
-LONGEST_RUN, SHORTEST_RUN = 512, 8
+LONGEST_RUN, SHORTEST_RUN = 512, 64
 """Steps that are looked ahead at once: twice as many as came of it last, between these."""
 _RETRY_NS = 1_000_000
 """An engine that wants to be asked again at once is asked after this time."""
