@@ -66,4 +66,4 @@ class Paced:
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
         """Never asked: nothing may be skipped, since each step has a moment of its own."""
-        raise NotImplementedError
+        raise NotImplementedError("steps have a moment of their own: simulate with Watch(skip_ahead=False)")

@@ -158,6 +158,17 @@ def test_a_hash_stays_with_its_first_block() -> None:
         pool.publish("a", [first], [block_hash(2)])
 
 
+def test_publishing_says_how_many_leading_blocks_others_can_find() -> None:
+    pool = make_pool({"a": 4}, 3)
+    first, second, third, fourth = allocate(pool, "a", 4)
+    assert pool.publish("a", [first], [block_hash(1)]) == 1
+    # The second would be found under its hash, but the first has it; what comes after hangs on that one.
+    assert pool.publish("a", [second, third], [block_hash(1), block_hash(2)]) == 0
+    pool.share("a", [fourth])
+    assert pool.publish("a", [third, fourth], [block_hash(2), block_hash(1)]) == 2
+    assert pool.publish("a", [], []) == 0
+
+
 def test_forks_and_published_blocks_need_copy_on_write() -> None:
     pool = make_pool({"a": 4}, 1)
     forked, published, own = table = allocate(pool, "a", 3)

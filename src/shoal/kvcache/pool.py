@@ -181,17 +181,17 @@ class BlockPool:
             return 0
         books = self._books[service]
         references, index = books.references, books.index
-        shared = -1
+        found = -1
         for at, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
             if references[block] < 1:
                 raise IntegrityError(f"{service}: block {block} is published but has no reference")
             known = index.hash_of.get(block)
             if known is None:
-                if not index.publish(block, block_hash) and shared < 0 and references[block] == 1:
-                    shared = at
+                if not index.publish(block, block_hash) and found < 0 and not self.is_shared(service, block):
+                    found = at
             elif known != block_hash:
                 raise IntegrityError(f"{service}: block {block} is published under another hash")
-        return len(blocks) if shared < 0 else shared
+        return len(blocks) if found < 0 else found
 
     def merged_demand(self, service: str, blocks: int) -> int:
         """Merged blocks (split: units) that so many blocks take up when packed."""

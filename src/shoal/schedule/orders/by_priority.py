@@ -86,7 +86,7 @@ class ByPriority(ABC):
         running = list(group.running)
         requests = [*running, group.waiting[0]] if group.waiting else running
         priorities = self.priorities(group, requests)
-        # Sorting is stable: equals stay in the order of admission, and rows of a batch in their places.
+        # Sorting is stable: equals stay in the order of admission.
         places = sorted(range(len(running)), key=priorities.__getitem__)
         ranked = [running[at] for at in places]
         begun = set(group.prefills)
