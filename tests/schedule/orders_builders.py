@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.core import SLO, Request, SyntheticPrompt
 from shoal.forecast import LengthHistory
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import ServiceTraits
 from shoal.schedule.orders import Standing
 from shoal.schedule.tracked import Tracked, track
@@ -67,6 +68,10 @@ class FakeGroup:
     def traits(self) -> ServiceTraits:
         mean = float(np.mean(self.finished)) if self.finished else None
         return ServiceTraits(self.mean_s, self.deviation_s, mean, self.quota, self.alone_s)
+
+    @property
+    def columns(self) -> Columns:
+        return Columns.of(self.running)
 
     def crowd(self) -> SimpleNamespace:
         history = LengthHistory(1_000, window=max(1, len(self.finished)))

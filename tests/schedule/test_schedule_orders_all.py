@@ -98,7 +98,12 @@ def test_everybody_has_a_turn_whatever_memory_refuses(order, groups, step):
 @given(groups=some_groups())
 def test_deciding_twice_is_deciding_once(order, groups):
     first, second = (order.decide(standing(*groups, step=30), 7) for _ in range(2))
-    assert first == second
+    assert list(map(_as_lists, first.turns)) == list(map(_as_lists, second.turns))
+    assert first.until_ns == second.until_ns
+
+
+def _as_lists(turn):
+    return turn.service, list(turn.running), turn.waiting, turn.prefill
 
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)

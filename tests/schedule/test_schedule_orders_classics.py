@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from orders_builders import SECOND, FakeGroup, Machine, decide, make_tracked, numbers
 
 from shoal.core import SLO, ConfigError
+from shoal.schedule.columns import Columns
 from shoal.schedule.orders import (
     PATIENCE_STEPS,
     EarliestDeadline,
@@ -102,7 +103,7 @@ def feedback(**knobs):
 
 
 def level_of(one, **knobs):
-    return feedback(**knobs).levels_of([one])[0]
+    return feedback(**knobs).levels_of(Columns.of([one]))[0]
 
 
 @pytest.mark.parametrize(

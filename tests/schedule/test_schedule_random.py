@@ -110,6 +110,17 @@ def workloads(draw, services=("a", "b", "c")):
     }
 
 
+def check_columns(group):
+    """What is kept from step to step is what the requests say."""
+    columns, running = group.columns, list(group.running)
+    assert columns.requests == running
+    for name in ("prompt_tokens", "expected", "generated", "charged_ns", "predicted"):
+        assert getattr(columns, name).tolist() == [getattr(one, name) for one in running], name
+    assert columns.last_tokens.tolist() == [one.last_token for one in running]
+    assert columns.numbers.tolist() == [one.number for one in running]
+    assert group.ending == sum(one.ending is not None for one in running)
+
+
 def serve(work, admission, order="fcfs", victim="newest", **options):
     blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
@@ -134,6 +145,8 @@ def serve(work, admission, order="fcfs", victim="newest", **options):
             event = scheduler.cancel(cancels.pop(0)[0], step * STEP_NS)
             if event is not None:
                 done.take([event])
+        for group in scheduler.groups.values():
+            check_columns(group)
         return bool(ahead)
 
     return scheduler, run(scheduler, before_step=before_step, vocabulary=200)

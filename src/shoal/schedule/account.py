@@ -163,8 +163,9 @@ def end(one: Tracked, ledger: Ledger, now_ns: int) -> TokenEvent:
 
 def _foresee(one: Tracked, ledger: Ledger) -> None:
     """It has outgrown what was believed of its length."""
-    predictor = ledger.groups[one.service].beliefs.predictor
-    one.predicted = predictor.predict(one.request, one.generated, one.ceiling)
+    group = ledger.groups[one.service]
+    one.predicted = group.beliefs.predictor.predict(one.request, one.generated, one.ceiling)
+    group.foresaw(one)
 
 
 def _judge(one: Tracked, token: int) -> tuple[FinishReason | None, int | None]:

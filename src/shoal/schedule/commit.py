@@ -18,13 +18,16 @@ _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class Flight:
     """A plan in flight, and the request of each of its rows.
 
-    riders: the leading rows, where they are its service's cohort. borrowed: blocks of its service, saved:
-    host blocks of its service, referenced until its update.
+    riders: the leading rows, where they are its service's cohort. everybody: all that its service has running
+    take part. admissions: how many requests had been admitted by then. borrowed: blocks of its service,
+    saved: host blocks of its service, referenced until its update.
     """
 
     plan: StepPlan
     requests: list[Tracked]
     riders: Sequence[Tracked]
+    everybody: bool
+    admissions: int
     borrowed: list[int]
     saved: list[int]
 
@@ -55,6 +58,7 @@ class Committer:
         requests = share.decodes + [one for one, _ in chunks]
         if together:
             group.cohort.begin()
+            group.forget_columns()
         else:
             group.cohort.settle()
             _advance_decodes(group, share.decodes)
@@ -86,7 +90,9 @@ class Committer:
         self._count_turns(number, group, prefill=bool(chunks))
         group.changed(members=bool(newcomers))
         borrowed = [copy.source for copy in plan.copies if not copy.source_host]
-        return Flight(plan, requests, riders, borrowed, saved)
+        everybody = len(requests) == len(group.rows)
+        group.planned(everybody=everybody and len(sampled) == len(requests))
+        return Flight(plan, requests, riders, everybody, ledger.admissions, borrowed, saved)
 
     def _count_turns(self, number: int, group: Group, *, prefill: bool) -> None:
         """What orders that alternate between services look at."""
@@ -109,8 +115,8 @@ class Committer:
 
 def _advance_decodes(group: Group, decodes: Sequence[Tracked]) -> None:
     """Count a token of each as scheduled, and the next as expected."""
-    if group.prefills:  # some decode may be the last token of a prompt
-        for one in set(decodes).intersection(group.prefills):
+    for one in [one for one in group.prefills if one.expected - one.scheduled == 1]:
+        if one in decodes:  # it is the last token of a prompt
             group.prefills.remove(one)
     for one in decodes:
         one.scheduled += 1

@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from shoal.schedule.group import Group
 from shoal.schedule.running import Running
 from shoal.schedule.tracked import BY_SEQUENCE, Tracked
+
+_FEW = 8
+"""More prompts under way than this are not worth taking out one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,6 @@ def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
 
     The decodes that got a token are then put in the order of admission.
     """
-    # Comprehensions: at most steps this is done with hundreds of decodes and nothing else.
     decodes = [
         one
         for one in running
@@ -55,17 +58,38 @@ def compose(running: Sequence[Tracked], budget: int, block_size: int) -> Share:
             and one.sequence is not None
         ]
     del decodes[budget:]
-    if not isinstance(running, Running):  # otherwise they are in that order already
-        decodes.sort(key=BY_SEQUENCE)
-    # The remainder tells at once of most that they need no block; the table's length is asked then.
+    decodes.sort(key=BY_SEQUENCE)
+    # The remainder tells of most that they need no block.
     growth = [
         (one, 1)
         for one in decodes
         if not one.scheduled % block_size and one.scheduled == len(one.blocks) * block_size
     ]
-    chunks, further, budget = _chunk(prompts, budget - len(decodes), block_size)
-    growth += further
-    return Share(decodes, chunks, growth, sum(count for _, count in growth), budget)
+    return _with_prompts(decodes, growth, prompts, budget, block_size)
+
+
+def compose_all(group: Group, running: Running, budget: int, block_size: int) -> Share | None:
+    """The same for all running requests of a service, by their columns; None where one must look at each."""
+    rows, columns, begun = group.rows, group.columns, group.prefills
+    if len(running) != len(rows) or len(rows) > budget or group.ending or len(begun) > _FEW:
+        return None
+    if any(one.expected - one.scheduled == 1 for one in begun):
+        return None
+    expected = columns.expected
+    unfinished = expected < columns.last_tokens  # others are to get their last token by a plan in flight
+    decodes = rows.copy() if unfinished.all() else list(compress(rows, unfinished.tolist()))
+    for one in begun:
+        decodes.remove(one)
+    # The remainder tells of most that they need no block; of the others the table's length is asked.
+    due = (((expected - 1) % block_size == 0) & unfinished).nonzero()[0].tolist()
+    candidates = [rows[at] for at in due]
+    growth = [
+        (one, 1)
+        for one in candidates
+        if one.scheduled == len(one.blocks) * block_size and one.expected - one.scheduled == 1
+    ]
+    prompts = begun if len(begun) < 2 else [one for one in running if one in begun]
+    return _with_prompts(decodes, growth, prompts, budget, block_size)
 
 
 def compose_cohort(group: Group, budget: int, block_size: int) -> Share | None:
@@ -76,9 +100,7 @@ def compose_cohort(group: Group, budget: int, block_size: int) -> Share | None:
     if any(one.expected - one.scheduled == 1 or one.ending is not None for one in group.prefills):
         return None
     growth = [(one, 1) for one in cohort.growing()]
-    chunks, further, budget = _chunk(group.prefills, budget - len(cohort.rows), block_size)
-    growth += further
-    return Share(cohort.rows, chunks, growth, sum(count for _, count in growth), budget)
+    return _with_prompts(cohort.rows, growth, group.prefills, budget, block_size)
 
 
 def compose_slices(
@@ -144,6 +166,18 @@ def slice_end(one: Tracked, slice_tokens: int) -> int:
 def slice_blocks(one: Tracked, slice_tokens: int, block_size: int) -> int:
     """Blocks of its whole table once a slice that begins now is reserved: ceil((a + min(S, rest)) / B)."""
     return -(-slice_end(one, slice_tokens) // block_size)
+
+
+def _with_prompts(
+    decodes: list[Tracked],
+    growth: list[tuple[Tracked, int]],
+    prompts: Iterable[Tracked],
+    budget: int,
+    block_size: int,
+) -> Share:
+    chunks, further, budget = _chunk(prompts, budget - len(decodes), block_size)
+    growth += further
+    return Share(decodes, chunks, growth, sum([count for _, count in growth]), budget)
 
 
 def _chunk(

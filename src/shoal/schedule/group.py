@@ -1,5 +1,6 @@
 """One service's requests inside the scheduler."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,13 +11,14 @@ from shoal.core import NO_GOALS, SLO, LengthPredictor
 from shoal.forecast import LearnedLengths, LengthHistory, ServiceMonitor, SharedBlocks
 from shoal.kvcache import ServiceLayout
 from shoal.schedule.cohort import Cohort
+from shoal.schedule.columns import Columns
 from shoal.schedule.crowd import Crowd
-from shoal.schedule.members import Members, member_column
+from shoal.schedule.members import Members
 from shoal.schedule.queue import WaitingQueue
 from shoal.schedule.running import Running
 from shoal.schedule.sharing import SharedPrefixes
 from shoal.schedule.stats import Observed
-from shoal.schedule.tracked import Tracked
+from shoal.schedule.tracked import BY_SEQUENCE, Tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class GroupView(Protocol):
     def streak(self) -> int: ...  # noqa: D102
     @property
     def traits(self) -> ServiceTraits: ...  # noqa: D102
+    @property
+    def columns(self) -> Columns:
+        """The running requests' attributes as arrays; of use until the next change."""
+        ...
+
     def crowd(self) -> Crowd:
         """The running requests as columns of numbers, in their order; made once after a change."""
         ...
@@ -90,9 +97,10 @@ class Group:
     due_ns: when a request starves. publish: told of a running request that may have full blocks to offer to
     the prefix index, after steps that were not written to it. slo, execution_s: the service's goals, and its
     fixed execution time where known.
-    rows: ``running`` itself, whose books may be behind. cohort: those of them whose are; all that have
+    rows: ``running`` itself, whose books may be behind cohort: those of them whose are; all that have
     nothing left to prefill, or none. served_guard_ns: when the starvation guard last made a plan for it.
-    earliest_due_ns: no running request starves before that.
+    earliest_due_ns: no running request starves before that. ending: so many running requests are to end at
+    the update of a plan in flight, whatever it brings.
     """
 
     def __init__(
@@ -114,10 +122,12 @@ class Group:
         self.slo = slo
         self.execution_s = execution_s
         self.waiting = WaitingQueue(due_ns)
-        self.rows: list[Tracked] = []
+        self._columns = Columns([])
+        self.rows = self._columns.requests
         self.cohort = Cohort(block_size, publish)
         self.running = Running(self.rows, self.cohort.settle)
         self.prefills: list[Tracked] = []
+        self.ending = 0
         self.last_step = -1
         self.last_prefill = -1
         self.streak = 0
@@ -127,8 +137,6 @@ class Group:
         self._due_ns = due_ns
         self._quota = quota
         self._block_size = block_size
-        # The columns of ``running`` that do not change, with room for more to the right.
-        self._table = np.empty((4, 64), dtype=np.int64)
         self._members: Members | None = None
         self._shares: SharedBlocks | None = None
         self._shares_known = False
@@ -137,19 +145,14 @@ class Group:
     def enter(self, one: Tracked) -> None:
         """A waiting request runs."""
         self.waiting.remove(one)
-        at = len(self.rows)
-        if at == self._table.shape[1]:
-            self._table = np.concatenate((self._table, np.empty_like(self._table)), axis=1)
-        self._table[:, at] = member_column(one)
-        self.rows.append(one)
+        self._columns.enter(one)
         self.prefills.append(one)
         self.earliest_due_ns = min(self.earliest_due_ns, self._due_ns(one))
 
     def leave(self, one: Tracked) -> None:
         """A running request runs no longer."""
-        at = self.rows.index(one)
-        del self.rows[at]
-        self._table[:, at : len(self.rows)] = self._table[:, at + 1 : len(self.rows) + 1]
+        self._columns.leave(one)
+        self.ending -= one.ending is not None
         if one in self.prefills:
             self.prefills.remove(one)
 
@@ -158,6 +161,34 @@ class Group:
         """What is known of the service now."""
         mean_s, deviation_s = self.beliefs.monitor.execution
         return ServiceTraits(mean_s, deviation_s, self.history.mean, self._quota, self.execution_s)
+
+    @property
+    def columns(self) -> Columns:
+        """The running requests' attributes as arrays; of use until the next change."""
+        self.cohort.settle()
+        return self._columns
+
+    def planned(self, *, everybody: bool) -> None:
+        """A step was planned; with ``everybody``, all running requests are to get a token."""
+        self._columns.planned(everybody=everybody)
+
+    def executed(self, admissions: int, duration_ns: int, *, everybody: bool) -> None:
+        """A step ended with all in it that were running after so many admissions, and still are.
+
+        everybody: all of them got a token.
+        """
+        rows, took_part = self.rows, len(self.rows)
+        if rows and (rows[-1].sequence or 0) >= admissions:
+            took_part = bisect_left(rows, admissions, key=BY_SEQUENCE)
+        self._columns.executed(took_part, duration_ns, everybody=everybody)
+
+    def foresaw(self, one: Tracked) -> None:
+        """Something else is predicted of a running request."""
+        self._columns.foresaw(one)
+
+    def forget_columns(self) -> None:
+        """Steps were, or will be, counted for all running requests at once."""
+        self._columns.forget()
 
     def changed(self, *, members: bool) -> None:
         """Tokens or (``members``) the running requests or their shared blocks changed."""
@@ -176,17 +207,17 @@ class Group:
                 self._block_size,
                 len(rows),
                 self._shares,
-                self._columns,
-                lambda: cohort.tokens(rows),
-                lambda: np.array([one.predicted for one in rows], dtype=np.int64),
+                self._static,
+                lambda: cohort.tokens(rows) if cohort.rows else self._columns.expected.copy(),
+                lambda: self._columns.predicted.copy(),
                 lambda crowd: self.history.distribution(crowd.generated),
                 cohort.own_blocks if len(cohort.rows) == len(rows) else None,
             )
         return self._crowd
 
-    def _columns(self) -> Members:
+    def _static(self) -> Members:
         if self._members is None:
-            self._members = Members(self._table[:, : len(self.rows)].copy(), self._shares)
+            self._members = Members(self._columns.members(), self._shares)
         return self._members
 
     def crowd_without(self, gone: Sequence[Tracked]) -> Crowd:

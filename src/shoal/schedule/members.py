@@ -11,6 +11,9 @@ from shoal.schedule.tracked import Tracked
 
 IntArray = npt.NDArray[np.int64]
 
+MEMBER_ROWS = 4
+"""Rows of ``Members.table``."""
+
 
 @dataclass(frozen=True)
 class Members:
@@ -28,7 +31,7 @@ class Members:
     def of(cls, requests: Sequence[Tracked], shared: SharedBlocks | None) -> "Members":
         """The columns of ``requests``."""
         table = np.array([member_column(one) for one in requests], dtype=np.int64)
-        return cls(table.reshape(len(requests), 4).T, shared)
+        return cls(table.reshape(len(requests), MEMBER_ROWS).T, shared)
 
     @property
     def prompts(self) -> IntArray:

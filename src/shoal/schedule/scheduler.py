@@ -17,7 +17,7 @@ from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
 from shoal.schedule.account import account
 from shoal.schedule.commit import Committer, Flight
-from shoal.schedule.compose import Share, compose, compose_cohort, compose_slices, slice_blocks
+from shoal.schedule.compose import Share, compose, compose_all, compose_cohort, compose_slices, slice_blocks
 from shoal.schedule.group import Beliefs, Group, GroupView
 from shoal.schedule.intake import ServiceLimits, check_request, longest_total
 from shoal.schedule.ledger import Ledger, OnEnd
@@ -25,6 +25,7 @@ from shoal.schedule.newcomers import Door, Refusal
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Standing, Turn
 from shoal.schedule.room import Room
+from shoal.schedule.running import Running
 from shoal.schedule.skip import DecodeRun, Skipped
 from shoal.schedule.skipper import Skipper
 from shoal.schedule.starvation import Guard
@@ -169,8 +170,10 @@ class Scheduler:
         one = self._ledger.requests.get(request_id)
         if one is None:
             return None
-        self._groups[one.service].cohort.settle()
+        group = self._groups[one.service]
+        group.cohort.settle()
         if one.in_flight:
+            group.ending += one.ending is None
             one.ending = reason
             return None
         self._epoch += 1
@@ -268,8 +271,7 @@ class Scheduler:
 
     def _prefills(self, turn: Turn, share: Share) -> bool:
         """Whether running requests compute part of a prompt; its last token alone looks like a decode."""
-        begun = self._groups[turn.service].prefills
-        return bool(share.chunks) or (bool(begun) and any(one in begun for one in share.decodes))
+        return bool(share.chunks) or any(map(share.has, self._groups[turn.service].prefills))
 
     def _share(self, turn: Turn) -> Share:
         """What the turn's running requests would compute; kept for a second turn of the same ones."""
@@ -282,6 +284,8 @@ class Scheduler:
         group = self._groups[turn.service]
         if slice_tokens is None:
             together = compose_cohort(group, budget, size) if turn.running is group.running else None
+            if together is None and isinstance(turn.running, Running):
+                together = compose_all(group, turn.running, budget, size)
             share = compose(turn.running, budget, size) if together is None else together
         else:
             share = compose_slices(
@@ -421,8 +425,18 @@ class Scheduler:
         self._epoch += 1
         self._pool.free(plan.service, flight.borrowed)
         self._ledger.free_saved(plan.service, flight.saved)
-        self._groups[plan.service].changed(members=False)
+        self._executed(flight, result)
         return account(flight, result, self._ledger, self._pool, now_ns)
+
+    def _executed(self, flight: Flight, result: StepResult) -> None:
+        """Tell the group of a plan that its requests took part in a step."""
+        group, plan = self._groups[flight.plan.service], flight.plan
+        group.changed(members=False)
+        if flight.everybody:
+            everybody = len(plan.sampled) == len(plan.sequences)
+            group.executed(flight.admissions, result.duration_ns, everybody=everybody)
+        else:
+            group.forget_columns()
 
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.

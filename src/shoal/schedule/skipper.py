@@ -87,6 +87,7 @@ class Skipper:
         growth: dict[int, Growth] = {}
         live = self._grow(group, steps, None if on_plan is None else growth)
         group.cohort.advance(start_ns, ends_ns)
+        group.forget_columns()
         for other in ledger.groups.values():
             if other is not group:
                 other.streak = 0

@@ -3,30 +3,38 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from shoal.core import ConfigError
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import GroupView
 from shoal.schedule.orders.protocol import Decision, Standing, Turn
+from shoal.schedule.running import Lineup
 from shoal.schedule.tracked import Tracked
 
+FloatArray = npt.NDArray[np.floating[Any]]
 Urgency = tuple[float, int]
 """Priority and number of submission: equals are served first come, first served."""
+
+POWERS: npt.NDArray[np.int64] = 1 << np.arange(63)
+"""Of two, as far as they go."""
+LONGEST_NS = 1 << 61
+"""Longer times would overflow when doubled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """One service's requests, most urgent first.
 
-    running: all of them; prompts and decodes: those within their prompt, and those beyond. prompt_urgency: of
-    the most urgent that could be prefilled, the head of the queue included; decode_urgency: of the most
-    urgent decode. None: there is nobody.
+    running: all of them. prompt_urgency: of the most urgent that could be prefilled, the head of the queue
+    included; decode_urgency: of the most urgent of those beyond their prompts. None: there is nobody.
     """
 
     group: GroupView
-    running: list[Tracked]
-    prompts: list[Tracked]
-    decodes: list[Tracked]
+    running: Lineup
     prompt_urgency: Urgency | None
     decode_urgency: Urgency | None
 
@@ -58,8 +66,14 @@ class ByPriority(ABC):
         """See ``Order``."""
 
     @abstractmethod
+    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
+        """Of each request of a service, by their columns: the smallest is served first."""
+
     def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
         """See ``Order``."""
+        columns = group.columns if requests is group.running else Columns.of(requests)
+        values: list[float] = self.urgencies(group, columns).tolist()
+        return values
 
     def decide(self, standing: Standing, now_ns: int) -> Decision:
         """What every service offers, by urgency."""
@@ -83,23 +97,29 @@ class ByPriority(ABC):
         return offers
 
     def _ranked(self, group: GroupView) -> Ranked:
-        running = list(group.running)
-        requests = [*running, group.waiting[0]] if group.waiting else running
-        priorities = self.priorities(group, requests)
-        # Sorting is stable: equals stay in the order of admission.
-        places = sorted(range(len(running)), key=priorities.__getitem__)
-        ranked = [running[at] for at in places]
-        begun = set(group.prefills)
-        prompts = [at for at in places if running[at] in begun] if begun else []
-        decodes = [at for at in places if running[at] not in begun] if begun else places
-        heads = prompts[:1] + ([len(running)] if group.waiting else [])
+        columns = group.columns
+        running = columns.requests.copy()
+        asked = columns.plus(group.waiting[0]) if group.waiting else columns
+        urgencies = self.urgencies(group, asked)
+        of_running = urgencies[: len(running)]
+        prompts = [running.index(one) for one in group.prefills]
+        decodes = of_running
+        if prompts:
+            decodes = of_running.copy()
+            decodes[prompts] = np.inf
+
+        def urgency(at: int) -> Urgency:
+            return float(urgencies[at]), asked.requests[at].number
+
+        # Of equals the one admitted first.
+        heads = [prompts[int(of_running[prompts].argmin())]] if prompts else []
+        if group.waiting:
+            heads.append(len(running))
         return Ranked(
             group,
-            ranked,
-            [running[at] for at in prompts],
-            [running[at] for at in decodes] if begun else ranked,
-            min(((priorities[at], requests[at].number) for at in heads), default=None),
-            min(((priorities[at], requests[at].number) for at in decodes[:1]), default=None),
+            Lineup(running, of_running),
+            min(map(urgency, heads), default=None),
+            urgency(int(decodes.argmin())) if len(running) > len(prompts) else None,
         )
 
 

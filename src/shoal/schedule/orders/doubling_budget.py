@@ -1,12 +1,20 @@
 """Doubling budget: services with short requests first, requests that outlast their budget later."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import GroupView, ServiceTraits
-from shoal.schedule.orders.by_priority import ByPriority, Offer, Ranked, require, require_one_of
+from shoal.schedule.members import IntArray
+from shoal.schedule.orders.by_priority import (
+    LONGEST_NS,
+    POWERS,
+    ByPriority,
+    FloatArray,
+    Offer,
+    Ranked,
+    require,
+    require_one_of,
+)
 from shoal.schedule.orders.protocol import Turn
 from shoal.schedule.tracked import Tracked
 
@@ -46,41 +54,36 @@ class DoublingBudget(ByPriority):
         budget_ns = budget_of(group.traits)
         return budget_left(one.charged_ns, budget_ns) / budget_ns
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
         """O, in seconds squared."""
         traits = group.traits
         if self.variant == "c-mu" and traits.mean_output_tokens is not None:
             weight = traits.mean_s * traits.mean_s / traits.mean_output_tokens
-            return [tokens * weight for tokens in _expected_remaining(group, requests)]
+            return _expected_remaining(group, columns) * weight
         weight = traits.mean_s / 1e9
         if self.variant == "batch":
             weight /= max(1, min(self.max_batch, len(group.waiting) + len(group.running)))
-        budget_ns = budget_of(traits)
-        charges = [one.charged_ns for one in requests]
-        if not charges or max(charges) < budget_ns:
-            return [(budget_ns - charged) * weight for charged in charges]
-        return [
-            (budget_ns - charged if charged < budget_ns else budget_left(charged, budget_ns)) * weight
-            for charged in charges
-        ]
+        return _budgets_left(columns.charged_ns, budget_of(traits)) * weight
 
     def offers(self, ranked: Ranked) -> list[Offer]:
         """Turns with all of a service, or in ``literal`` one for each phase."""
         if self.variant != "literal":
             return ByPriority.offers(self, ranked)
         service, waiting = ranked.group.service, ranked.group.waiting
+        begun = set(ranked.group.prefills)
         offers = []
         if ranked.prompt_urgency is not None:
-            turn = Turn(service, ranked.prompts, waiting, prefill=True)
-            offers.append(Offer(ranked.prompt_urgency, turn))
+            prompts = [one for one in ranked.running if one in begun]
+            offers.append(Offer(ranked.prompt_urgency, Turn(service, prompts, waiting, prefill=True)))
         if ranked.decode_urgency is not None:
-            offers.append(Offer(ranked.decode_urgency, Turn(service, ranked.decodes)))
+            decodes = [one for one in ranked.running if one not in begun]
+            offers.append(Offer(ranked.decode_urgency, Turn(service, decodes)))
         return offers
 
 
 def budget_of(traits: ServiceTraits) -> int:
     """A fresh request's budget in nanoseconds, at least one."""
-    return max(1, round((traits.mean_s + traits.deviation_s) * 1e9))
+    return max(1, min(round((traits.mean_s + traits.deviation_s) * 1e9), LONGEST_NS))
 
 
 def budget_left(charged_ns: int, budget_ns: int) -> int:
@@ -92,10 +95,13 @@ def budget_left(charged_ns: int, budget_ns: int) -> int:
     return (budget_ns << number) - budget_ns - charged_ns
 
 
-def _expected_remaining(group: GroupView, requests: Sequence[Tracked]) -> list[float]:
+def _budgets_left(charged_ns: IntArray, budget_ns: int) -> IntArray:
+    """``budget_left`` of many requests."""
+    numbers = POWERS.searchsorted(charged_ns // budget_ns + 1, side="right")
+    return POWERS.take(numbers) * budget_ns - budget_ns - charged_ns
+
+
+def _expected_remaining(group: GroupView, columns: Columns) -> FloatArray:
     """Output tokens still to come, on average over past requests that got as far."""
-    generated = np.array([one.generated for one in requests], dtype=np.int64)
-    ceilings = np.array([one.ceiling for one in requests], dtype=np.int64)
-    expected = group.crowd().lengths.mean_beyond(generated, ceilings)
-    remaining: list[float] = (expected - generated).tolist()
-    return remaining
+    generated = columns.generated
+    return group.crowd().lengths.mean_beyond(generated, columns.ceilings) - generated

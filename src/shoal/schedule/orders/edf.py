@@ -1,11 +1,13 @@
 """Earliest deadline first."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shoal.core import NO_GOALS
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import GroupView
-from shoal.schedule.orders.by_priority import ByPriority, require
+from shoal.schedule.orders.by_priority import ByPriority, FloatArray, require
 from shoal.schedule.tracked import Tracked
 
 
@@ -44,9 +46,10 @@ class EarliestDeadline(ByPriority):
         """The deadline of its next token."""
         return one.request.arrival_ns + self.allowed_s(one) * 1e9
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
         """Deadlines in nanoseconds on the clock of arrivals."""
-        return [
+        deadlines_ns = [
             one.request.arrival_ns + (self.default_s if one.slo is NO_GOALS else self.allowed_s(one)) * 1e9
-            for one in requests
+            for one in columns.requests
         ]
+        return np.array(deadlines_ns, dtype=np.float64)

@@ -1,10 +1,11 @@
 """Skip-join multi-level feedback queue (FastServe, as a baseline)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import GroupView
-from shoal.schedule.orders.by_priority import ByPriority, require
+from shoal.schedule.members import IntArray
+from shoal.schedule.orders.by_priority import LONGEST_NS, POWERS, ByPriority, FloatArray, require
 from shoal.schedule.tracked import Tracked
 
 _REQUESTS = 2.0**40
@@ -36,28 +37,21 @@ class Mlfq(ByPriority):
         rate = self.prefill_tokens_per_s
         require(rate > 0, "mlfq", "prefill_tokens_per_s", "must be above 0", rate)
 
-    def levels_of(self, requests: Sequence[Tracked]) -> list[int]:
-        """Where each is now, from 0."""
-        last = self.levels - 1
-        quantum_ns = round(self.quantum_s * 1e9)
+    def levels_of(self, columns: Columns) -> IntArray:
+        """Where each is now, from 0 [n]."""
+        powers = POWERS[: self.levels]
+        quantum_ns = min(round(self.quantum_s * 1e9), LONGEST_NS)
         # Prompt tokens that the quantum of level 0 covers.
-        covered = max(1, round(self.quantum_s * self.prefill_tokens_per_s))
-        levels = []
-        for one in requests:
-            # All the way from level 0 it would have used 2^joined - 1 quanta of level 0 before it got here.
-            uncovered = (one.prompt_tokens - 1) // covered
-            power = 1 << min(uncovered.bit_length(), last) if uncovered else 1
-            level = (one.charged_ns // quantum_ns + power).bit_length() - 1
-            levels.append(level if level < last else last)
-        return levels
+        covered = max(1, min(round(self.quantum_s * self.prefill_tokens_per_s), LONGEST_NS))
+        # All the way from level 0 it would have used 2^joined - 1 quanta of level 0 before it got here.
+        joined = powers.searchsorted((columns.prompt_tokens - 1) // covered, side="right")
+        used = columns.charged_ns // quantum_ns + powers.take(joined, mode="clip")
+        return powers[1:].searchsorted(used, side="right")
 
     def rank(self, one: Tracked, group: GroupView) -> float:
         """Its level."""
-        return self.levels_of([one])[0]
+        return int(self.levels_of(Columns.of([one]))[0])
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
         """By level, then by submission."""
-        return [
-            level * _REQUESTS + one.number
-            for level, one in zip(self.levels_of(requests), requests, strict=True)
-        ]
+        return self.levels_of(columns) * _REQUESTS + columns.numbers

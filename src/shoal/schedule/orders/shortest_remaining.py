@@ -1,11 +1,11 @@
 """Shortest remaining predicted time first."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import GroupView
-from shoal.schedule.orders.by_priority import ByPriority, require
+from shoal.schedule.orders.by_priority import ByPriority, FloatArray, require
 from shoal.schedule.tracked import Tracked
 
 
@@ -31,9 +31,9 @@ class ShortestRemaining(ByPriority):
         """Predicted output tokens left, which among requests of one service is as good as time."""
         return one.predicted - one.generated
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
         """Remaining seconds."""
         traits = group.traits
         tokens = traits.mean_output_tokens
         token_s = self.token_s if tokens is None else traits.mean_s / tokens
-        return [(one.predicted - one.generated) * token_s for one in requests]
+        return (columns.predicted - columns.generated) * token_s

@@ -1,10 +1,10 @@
 """Weighted turns: services step in turn, often those that many short requests ask."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.schedule.columns import Columns
 from shoal.schedule.group import GroupView
-from shoal.schedule.orders.by_priority import ByPriority, Offer, Ranked
+from shoal.schedule.orders.by_priority import ByPriority, FloatArray, Offer, Ranked
 from shoal.schedule.orders.doubling_budget import DoublingBudget
 from shoal.schedule.orders.protocol import Decision, Standing
 from shoal.schedule.tracked import Tracked
@@ -37,9 +37,9 @@ class WeightedTurns(ByPriority):
         """As doubling budget."""
         return _BUDGETS.rank(one, group)
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
         """As doubling budget."""
-        return _BUDGETS.priorities(group, requests)
+        return _BUDGETS.urgencies(group, columns)
 
     def decide(self, standing: Standing, now_ns: int) -> Decision:
         """Every service's turns, by weight and steps since its last."""
