@@ -18,7 +18,7 @@ from shoal.forecast.learned import Accuracy, LearnedLengths
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
 from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
-from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
+from shoal.forecast.peak import Demand, SharedBlocks, Timeline, blocks_in, safe_peak
 from shoal.forecast.predictors import PREDICTORS, make_predictor
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
@@ -30,6 +30,7 @@ __all__ = [
     "MODEL_SPECS",
     "PREDICTORS",
     "Accuracy",
+    "blocks_in",
     "Bend",
     "Bilinear",
     "CurveTimes",

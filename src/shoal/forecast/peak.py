@@ -78,6 +78,10 @@ class Demand:
             blocks -= self.shared.surplus
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
+    def held_after(self, remaining: IntArray, steps: IntArray) -> IntArray:
+        """Blocks held after so many ``steps`` [draws], by all with as many ``remaining`` [draws, n]."""
+        return _held_after(self, self.tokens, remaining, steps[:, None])
+
     def timeline(self, remaining: IntArray) -> "Timeline":
         """What is held when each of them ends, if all advance together by ``remaining`` tokens [draws, n]."""
         order, ends = _longest_first(remaining)
@@ -120,10 +124,16 @@ class Timeline:
 
     def most_blocks(self) -> IntArray:
         """The most blocks held at once [draws]."""
-        if self.held.shape[1] == 0:
-            return np.zeros(len(self.held), dtype=np.int64)
-        most: IntArray = self.held.max(axis=1)
-        return most
+        return self.top()[1]
+
+    def top(self) -> tuple[IntArray, IntArray]:
+        """After how many steps the most blocks are held [draws], and how many that are [draws]."""
+        draws, requests = self.held.shape
+        if not requests:
+            return np.zeros(draws, dtype=np.int64), np.zeros(draws, dtype=np.int64)
+        places = self.held.argmax(axis=1)
+        places += np.arange(0, draws * requests, requests)
+        return self.ends.ravel().take(places), self.held.ravel().take(places)
 
     def plus(self, tokens: IntArray, remaining: IntArray) -> tuple["Timeline", IntArray]:
         """The timeline with more requests at the end, who share no block, and what each of them makes of M*.
@@ -136,9 +146,10 @@ class Timeline:
         ends = np.concatenate((self.ends, remaining), axis=1)
         # By newcomer first. A moment at which somebody ends who is not there yet is as good as any other.
         last = remaining.T[:, :, None]
-        held = _blocks(ends + (tokens + (size - 1))[:, None, None], size)
+        held = blocks_in(ends + (tokens + (size - 1))[:, None, None], size)
         held *= ends <= last
-        held[0] += np.concatenate((self.held, self._held_after(last)), axis=1)
+        after = _held_after(self.demand, self.tokens, self.remaining, last).T
+        held[0] += np.concatenate((self.held, after), axis=1)
         for before, one in pairwise(held):  # many times as fast as a cumulative sum along this axis
             one += before
         longer = Timeline(
@@ -150,21 +161,25 @@ class Timeline:
         )
         return longer, held.max(axis=2)
 
-    def _held_after(self, steps: IntArray) -> IntArray:
-        """Blocks held after so many ``steps`` [k, draws, 1], by all that end then or later [draws, k]."""
-        shared, size = self.demand.shared, self.demand.block_size
-        present = self.remaining >= steps
-        blocks = _blocks((self.tokens + (size - 1)) + steps, size)
-        blocks *= present
-        held: IntArray = blocks.sum(axis=2)
-        if shared is not None and len(shared.counts):
-            holders = np.add.reduceat(present[:, :, shared.members].astype(np.int64), shared.starts, axis=2)
-            held -= (shared.counts * np.maximum(holders - 1, 0)).sum(axis=2)
-        return held.T
+
+def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: IntArray) -> IntArray:
+    """Blocks held after so many ``steps`` [..., draws, 1], by all that end then or later [..., draws]."""
+    shared, size = demand.shared, demand.block_size
+    present = remaining >= steps
+    blocks = blocks_in((tokens + (size - 1)) + steps, size)
+    blocks *= present
+    held: IntArray = blocks.sum(axis=-1)
+    if shared is not None and len(shared.counts):
+        holders = np.add.reduceat(present[..., shared.members].astype(np.int64), shared.starts, axis=-1)
+        held -= (shared.counts * np.maximum(holders - 1, 0)).sum(axis=-1)
+    return held
 
 
-def _blocks(tokens: IntArray, size: int) -> IntArray:
-    """``tokens // size``, in their place; a division takes several times as long as a shift."""
+def blocks_in(tokens: IntArray, size: int) -> IntArray:
+    """Whole blocks of ``size`` in so many tokens, put in their place.
+
+    A division takes several times as long as a shift.
+    """
     if size & (size - 1):
         tokens //= size
     else:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.core import Request, SamplingParams, SyntheticPrompt
-from shoal.forecast import FittedTimes, LatencyModel, LengthDistribution, LengthHistory
+from shoal.forecast import FittedTimes, LatencyModel, LengthHistory
 from shoal.reproduce.result import Value
 from shoal.schedule import (
     Admission,
@@ -93,9 +93,9 @@ class _Draws:
         members = crowd.members
         return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, self.samples)
 
-    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
         """Of one request [draws]."""
-        return lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
+        return crowd.lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

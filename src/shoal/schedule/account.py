@@ -35,15 +35,22 @@ def account(
     events = []
     caching, size, duration_ns = pool.prefix_caching, pool.block_size, result.duration_ns
     delivered = 0
+    begun = ledger.groups[flight.plan.service].take_begun()
     # Once for every row of every step: this loop is most of what an update takes.
-    for one, count, token, logprobs in zip(
-        flight.requests,
-        flight.plan.new_tokens,
-        _by_row(flight.plan, result.tokens),
-        _by_row(flight.plan, result.logprobs),
-        strict=True,
+    for row, (one, count, token, logprobs) in enumerate(
+        zip(
+            flight.requests,
+            flight.plan.new_tokens,
+            _by_row(flight.plan, result.tokens),
+            _by_row(flight.plan, result.logprobs),
+            strict=True,
+        )
     ):
-        one.in_flight -= 1
+        if row < begun:
+            one.scheduled = one.expected
+            one.expected += 1
+        else:
+            one.in_flight -= 1
         if one.ended:
             if not one.in_flight:
                 ledger.release(one)
@@ -81,7 +88,9 @@ def _account_anonymous(
     """The same for a simulated step: a few times as fast, because nearly no row has an event."""
     plan, size, duration_ns = flight.plan, pool.block_size, result.duration_ns
     caching, delivered = pool.prefix_caching, len(result.tokens)
-    cohort = ledger.groups[plan.service].cohort
+    group = ledger.groups[plan.service]
+    group.write_begun()
+    cohort = group.cohort
     events, ridden = [], 0
     if flight.riders and flight.riders is cohort.rows:
         ridden = len(cohort.rows)

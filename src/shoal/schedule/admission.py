@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from shoal.core import ConfigError
-from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory, safe_peak
+from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
 from shoal.schedule.belief import Belief
 from shoal.schedule.crowd import Crowd
 from shoal.schedule.lookup import lookup
@@ -137,11 +137,18 @@ class Forecasting(Admission):
         """See ``Admission``; bounds come first, since most answers need no forecast then."""
         limit = self.limit(capacity)
         # No belief takes less than what is known already, or more than what everybody could take.
-        if sum([crowd.footprint for crowd in crowds]) > limit:
+        footprint = most = 0
+        for crowd in crowds:
+            footprint += crowd.footprint
+            most += crowd.most
+        if footprint > limit:
             return False
-        if sum([crowd.most for crowd in crowds]) <= limit:
+        if most <= limit:
             return True
         belief = self.belief(crowds)
+        glimpses = [seen for crowd in crowds if (seen := crowd.glimpse(belief)) is not None]
+        if len(glimpses) == len(crowds) and self._safe(crowds, glimpses) > limit:
+            return False
         bounds = [crowd.bounds(belief) for crowd in crowds]
         if self._safe(crowds, [high for _, high in bounds]) <= limit:
             return True
@@ -165,8 +172,8 @@ class _Draws:
         members = crowd.members
         return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, self.samples)
 
-    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
-        return lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
+    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
+        return crowd.lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
 
 
 _DRAWS = [_Draws(samples) for samples in range(11)]
@@ -179,7 +186,7 @@ class _Predictions:
     def lengths(self, crowd: Crowd) -> IntArray:
         return crowd.predicted[None, :]
 
-    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
         return (one.predicted,)
 
 
@@ -193,7 +200,7 @@ class _Truths:
     def lengths(self, crowd: Crowd) -> IntArray:
         return crowd.members.truths[None, :]
 
-    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
+    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
         return (one.last_token - one.prompt_tokens,)
 
 

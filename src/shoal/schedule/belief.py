@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.forecast import LengthDistribution
+import numpy as np
+
 from shoal.schedule.members import IntArray
 from shoal.schedule.tracked import Tracked
 
@@ -22,9 +23,33 @@ class Belief(Protocol):
         """Of all requests in a crowd [draws, n]."""
         ...
 
-    def length_of(self, one: Tracked, lengths: LengthDistribution) -> Sequence[int]:
-        """Of one request alone [draws], where ``lengths`` is what is believed in its crowd."""
+    def length_of(self, one: Tracked, crowd: "Crowd") -> Sequence[int]:
+        """Of one request of a crowd alone [draws]."""
         ...
+
+
+class Peaks:
+    """When the most was held by the last forecast of one service, for each belief.
+
+    Requests change little from step to step, so that this is a moment worth looking at before others.
+    """
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._at: dict[Belief, IntArray] = {}
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._done += 1
+
+    def note(self, belief: Belief, steps: IntArray) -> None:
+        """The most is held in so many ``steps`` [draws]."""
+        self._at[belief] = steps + self._done
+
+    def steps(self, belief: Belief) -> IntArray | None:
+        """In how many steps from now [draws]; None before the first forecast."""
+        at = self._at.get(belief)
+        return None if at is None else np.maximum(at - self._done, 0)
 
 
 class Bounds(NamedTuple):

@@ -8,12 +8,12 @@ import numpy as np
 from shoal.schedule.members import MEMBER_ROWS, IntArray, member_column
 from shoal.schedule.tracked import Tracked
 
-_STATIC = MEMBER_ROWS + 1
-_NUMBER = MEMBER_ROWS
+_NUMBER, _SEQUENCE = MEMBER_ROWS, MEMBER_ROWS + 1
+_STATIC = MEMBER_ROWS + 2
 _EXPECTED, _GENERATED, _CHARGED, _PREDICTED = range(_STATIC, _STATIC + 4)
 _ROWS = _STATIC + 4
 _DYNAMIC = ("expected", "generated", "charged_ns", "predicted")
-_read: Callable[[Tracked], tuple[int, ...]] = attrgetter("number", *_DYNAMIC)
+_read: Callable[[Tracked], tuple[int, ...]] = attrgetter(*_DYNAMIC)
 _READ = {_STATIC + at: attrgetter(name) for at, name in enumerate(_DYNAMIC)}
 
 
@@ -68,6 +68,11 @@ class Columns:
     def numbers(self) -> IntArray:
         """Places in the order of submission."""
         return self._static(_NUMBER)
+
+    @property
+    def sequences(self) -> IntArray:
+        """Numbers as running requests (0: it does not run)."""
+        return self._static(_SEQUENCE)
 
     @property
     def last_tokens(self) -> IntArray:
@@ -156,4 +161,4 @@ class Columns:
 
 
 def _column(one: Tracked) -> tuple[int, ...]:
-    return (*member_column(one), *_read(one))
+    return (*member_column(one), one.number, one.sequence or 0, *_read(one))

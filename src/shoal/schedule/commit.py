@@ -33,9 +33,13 @@ class Flight:
 
 
 class Committer:
-    """Makes plans of what was chosen; from then on the scheduler's books say that they run."""
+    """Makes plans of what was chosen; from then on the scheduler's books say that they run.
 
-    def __init__(self, pool: BlockPool, ledger: Ledger) -> None:
+    one_by_one: no plan is made while another is in flight.
+    """
+
+    def __init__(self, pool: BlockPool, ledger: Ledger, *, one_by_one: bool) -> None:
+        self._one_by_one = one_by_one
         self._pool = pool
         self._ledger = ledger
         self._columns: dict[str, _Columns] = {}
@@ -61,12 +65,19 @@ class Committer:
             group.forget_columns()
         else:
             group.cohort.settle()
-            _advance_decodes(group, share.decodes)
+            _end_prefills(group, share.decodes)
+            group.begin(share.decodes)
+            if not self._one_by_one:
+                group.write_begun()
         sampled = list(range(len(share.decodes)))
         sampled += _advance_chunks(group, chunks, len(share.decodes))
-        sequences = tuple([one.sequence or 0 for one in requests[len(riders) :]])
-        if together:
-            sequences = group.cohort.sequences + sequences
+        everybody = len(requests) == len(group.rows)
+        if everybody and not share.chunks:  # rows are in the order of admission
+            sequences = group.sequences()
+        else:
+            sequences = tuple([one.sequence or 0 for one in requests[len(riders) :]])
+            if together:
+                sequences = group.cohort.sequences + sequences
         new_tokens = (1,) * len(share.decodes) + tuple([count for _, count in chunks])
         columns = self._reuse(group.service, (sequences, new_tokens, tuple(sampled)))
         ledger = self._ledger
@@ -90,7 +101,6 @@ class Committer:
         self._count_turns(number, group, prefill=bool(chunks))
         group.changed(members=bool(newcomers))
         borrowed = [copy.source for copy in plan.copies if not copy.source_host]
-        everybody = len(requests) == len(group.rows)
         group.planned(everybody=everybody and len(sampled) == len(requests))
         return Flight(plan, requests, riders, everybody, ledger.admissions, borrowed, saved)
 
@@ -113,15 +123,11 @@ class Committer:
         return columns
 
 
-def _advance_decodes(group: Group, decodes: Sequence[Tracked]) -> None:
-    """Count a token of each as scheduled, and the next as expected."""
+def _end_prefills(group: Group, decodes: Sequence[Tracked]) -> None:
+    """Some of them may compute the last token of a prompt."""
     for one in [one for one in group.prefills if one.expected - one.scheduled == 1]:
-        if one in decodes:  # it is the last token of a prompt
+        if one in decodes:
             group.prefills.remove(one)
-    for one in decodes:
-        one.scheduled += 1
-        one.expected += 1
-        one.in_flight += 1
 
 
 def _advance_chunks(group: Group, chunks: Sequence[tuple[Tracked, int]], first: int) -> list[int]:

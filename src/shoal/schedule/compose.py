@@ -76,17 +76,19 @@ def compose_all(group: Group, running: Running, budget: int, block_size: int) ->
     if any(one.expected - one.scheduled == 1 for one in begun):
         return None
     expected = columns.expected
-    unfinished = expected < columns.last_tokens  # others are to get their last token by a plan in flight
-    decodes = rows.copy() if unfinished.all() else list(compress(rows, unfinished.tolist()))
+    decodes = rows.copy()
+    if group.in_flight:  # some may get their last token by that plan
+        decodes = list(compress(rows, (expected < columns.last_tokens).tolist()))
     for one in begun:
         decodes.remove(one)
     # The remainder tells of most that they need no block; of the others the table's length is asked.
-    due = (((expected - 1) % block_size == 0) & unfinished).nonzero()[0].tolist()
-    candidates = [rows[at] for at in due]
+    (due,) = (expected % block_size == 1 % block_size).nonzero()
     growth = [
         (one, 1)
-        for one in candidates
-        if one.scheduled == len(one.blocks) * block_size and one.expected - one.scheduled == 1
+        for one in [rows[at] for at in due.tolist()]
+        if one.scheduled == len(one.blocks) * block_size
+        and one.expected - one.scheduled == 1
+        and one.expected < one.last_token
     ]
     prompts = begun if len(begun) < 2 else [one for one in running if one in begun]
     return _with_prompts(decodes, growth, prompts, budget, block_size)

@@ -6,9 +6,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shoal.forecast import Demand, LengthDistribution, LengthHistory, SharedBlocks, Timeline
+from shoal.forecast import (
+    Demand,
+    LengthDistribution,
+    LengthHistory,
+    SharedBlocks,
+    Timeline,
+    blocks_in,
+)
 from shoal.kvcache import ServiceLayout
-from shoal.schedule.belief import Belief, Bounds
+from shoal.schedule.belief import Belief, Bounds, Peaks
 from shoal.schedule.line import Line
 from shoal.schedule.members import IntArray, Members, member_column
 from shoal.schedule.tracked import Tracked
@@ -23,7 +30,8 @@ class Crowd:
     count: how many. shared: blocks that several of them hold. members, tokens: their columns, and the known
     tokens of each. predicted: the output tokens that a length predictor believes of each. lengths: what the
     service's history says about output lengths. These four are functions, so that nobody pays for them who
-    does not ask. own_blocks: as below, where that is known already.
+    does not ask. peaks: when most was held by earlier forecasts for the same service. own_blocks,
+    most_own_blocks: as below, where they are known already.
     """
 
     def __init__(
@@ -36,11 +44,15 @@ class Crowd:
         tokens: Callable[[], IntArray],
         predicted: Callable[[], IntArray],
         lengths: Callable[["Crowd"], LengthDistribution],
+        *,
+        peaks: Peaks | None = None,
         own_blocks: int | None = None,
+        most_own_blocks: int | None = None,
     ) -> None:
         self.layout = layout
         self.block_size = block_size
         self.shared = shared
+        self.peaks = Peaks() if peaks is None else peaks
         self._count = count
         self._members = members
         self._tokens = tokens
@@ -48,6 +60,9 @@ class Crowd:
         self._lengths = lengths
         if own_blocks is not None:
             self.own_blocks = own_blocks
+        if most_own_blocks is not None:
+            self.most_own_blocks = most_own_blocks
+        self._left: dict[Belief, IntArray] = {}
         self._timelines: dict[Belief, Timeline] = {}
         self._bounds: dict[Belief, Bounds] = {}
 
@@ -159,13 +174,12 @@ class Crowd:
     @cached_property
     def own_blocks(self) -> int:
         """Blocks for all known tokens if nobody shared any."""
-        return int((-(-self.tokens // self.block_size)).sum())
+        return _sum_blocks(self.tokens, self.block_size)
 
     @cached_property
     def most_own_blocks(self) -> int:
         """The same if every output is as long as it may be, and none leaves before another."""
-        ends = self.tokens + self.remaining(self.members.ceilings)
-        return int((-(-ends // self.block_size)).sum())
+        return _sum_blocks(self.tokens + self.remaining(self.members.ceilings), self.block_size)
 
     @property
     def footprint(self) -> int:
@@ -197,9 +211,36 @@ class Crowd:
 
     def peak(self, belief: Belief) -> Sequence[int]:
         """M* in blocks [draws] if outputs are as long as believed."""
-        blocks: list[int] = self.timeline(belief).most_blocks().tolist()
+        steps, most = self.timeline(belief).top()
+        self.peaks.note(belief, steps)
+        blocks: list[int] = most.tolist()
         self._bounds[belief] = Bounds(blocks, blocks)
         return blocks
+
+    def glimpse(self, belief: Belief) -> Sequence[int] | None:
+        """Blocks held [draws] when an earlier forecast saw the most: at most M*, and often hardly less.
+
+        It costs a fraction of a forecast. None where there was none, or where ``bounds`` say more already.
+        """
+        if belief in self._bounds:
+            return self._bounds[belief].low
+        steps = None if self._is_forecast(belief) else self.peaks.steps(belief)
+        return None if steps is None else self._held_after(belief, steps)
+
+    def _is_forecast(self, belief: Belief) -> bool:
+        return belief in self._timelines
+
+    def _held_after(self, belief: Belief, steps: IntArray) -> list[int]:
+        """Blocks held after so many steps [draws], by all that end then or later."""
+        blocks: list[int] = self.demand.held_after(self.left(belief), steps).tolist()
+        return blocks
+
+    def left(self, belief: Belief) -> IntArray:
+        """Tokens still to be stored, if outputs are as long as believed [draws, n]."""
+        left = self._left.get(belief)
+        if left is None:
+            left = self._left[belief] = self.remaining(belief.lengths(self))
+        return left
 
     def bounds(self, belief: Belief) -> Bounds:
         """Between which numbers of blocks M* lies [draws], if outputs are as long as believed.
@@ -218,7 +259,7 @@ class Crowd:
         return timeline
 
     def _forecast(self, belief: Belief) -> Timeline:
-        return self.demand.timeline(self.remaining(belief.lengths(self)))
+        return self.demand.timeline(self.left(belief))
 
 
 class LargerCrowd(Crowd):
@@ -241,15 +282,17 @@ class LargerCrowd(Crowd):
         self.layout = before.layout
         self.block_size = size = before.block_size
         self.shared = shared
+        self.peaks = before.peaks
         self._before = before
         self._root: Crowd = before._root if isinstance(before, LargerCrowd) else before
         self._newest = newest
         self._line, self._place = line, place
         self._count = len(before) + 1
         self._newest_tokens = tokens = newest.expected
+        self._left = {}
         self._timelines = {}
         self._bounds = {}
-        self._left: dict[Belief, list[int]] = {}
+        self._newest_lefts: dict[Belief, list[int]] = {}
         self.own_blocks = before.own_blocks - (-tokens // size)
         if shared is before.shared:
             self._surplus = before._surplus
@@ -322,21 +365,50 @@ class LargerCrowd(Crowd):
         timeline = crowd._timelines.get(belief)
         if timeline is None:
             return Crowd._forecast(self, belief)
-        left = np.array([one._newest_left(belief) for one in larger], dtype=np.int64)
         if len(larger) > FEW:
-            return self.demand.timeline(np.concatenate((timeline.remaining, left.T), axis=1))
+            return self.demand.timeline(self.left(belief))
+        left = np.array([one._newest_left(belief) for one in larger], dtype=np.int64)
         longer, _ = timeline.plus(np.array([one._newest_tokens for one in larger]), left.T)
         return longer
 
     def _newest_left(self, belief: Belief) -> list[int]:
         """Tokens that the newest still has to store [draws]."""
-        left = self._left.get(belief)
+        left = self._newest_lefts.get(belief)
         if left is None:
             one = self._newest
             stored = one.generated + 1
-            left = [max(length - stored, 0) for length in belief.length_of(one, self.lengths)]
-            self._left[belief] = left
+            left = [max(length - stored, 0) for length in belief.length_of(one, self)]
+            self._newest_lefts[belief] = left
         return left
+
+    def _is_forecast(self, belief: Belief) -> bool:
+        # Of those who are added later, what was found out about the first says more.
+        return self._before is not self._root or self._root._is_forecast(belief)
+
+    def left(self, belief: Belief) -> IntArray:
+        """Tokens still to be stored, if outputs are as long as believed [draws, n]."""
+        left = self._left.get(belief)
+        if left is None:
+            crowd, larger = self._since(lambda crowd: belief in crowd._left)
+            left = Crowd.left(crowd, belief)
+            if larger:
+                newest = np.array([one._newest_left(belief) for one in larger], dtype=np.int64)
+                left = self._left[belief] = np.concatenate((left, newest.T), axis=1)
+        return left
+
+    def _held_after(self, belief: Belief, steps: IntArray) -> list[int]:
+        if self.shared is not self._before.shared:
+            return Crowd._held_after(self, belief, steps)
+        up = self._newest_tokens + self.block_size - 1
+        return [
+            held + (up + at) // self.block_size if left >= at else held
+            for held, left, at in zip(
+                self._before._held_after(belief, steps),
+                self._newest_left(belief),
+                steps.tolist(),
+                strict=True,
+            )
+        ]
 
     def _since(self, known: Callable[[Crowd], bool]) -> tuple[Crowd, list["LargerCrowd"]]:
         """The last crowd of which something is ``known``, and those after it, this one at the end.
@@ -350,3 +422,8 @@ class LargerCrowd(Crowd):
             crowd = crowd._before
         larger.reverse()
         return crowd, larger
+
+
+def _sum_blocks(tokens: IntArray, size: int) -> int:
+    """Blocks for so many tokens of each."""
+    return int(blocks_in(tokens + (size - 1), size).sum())

@@ -10,6 +10,7 @@ import numpy as np
 from shoal.core import NO_GOALS, SLO, LengthPredictor
 from shoal.forecast import LearnedLengths, LengthHistory, ServiceMonitor, SharedBlocks
 from shoal.kvcache import ServiceLayout
+from shoal.schedule.belief import Peaks
 from shoal.schedule.cohort import Cohort
 from shoal.schedule.columns import Columns
 from shoal.schedule.crowd import Crowd
@@ -100,7 +101,7 @@ class Group:
     rows: ``running`` itself, whose books may be behind cohort: those of them whose are; all that have
     nothing left to prefill, or none. served_guard_ns: when the starvation guard last made a plan for it.
     earliest_due_ns: no running request starves before that. ending: so many running requests are to end at
-    the update of a plan in flight, whatever it brings.
+    the update of a plan in flight, whatever it brings. in_flight: plans of this service in flight.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Group:
         self._columns = Columns([])
         self.rows = self._columns.requests
         self.cohort = Cohort(block_size, publish)
-        self.running = Running(self.rows, self.cohort.settle)
+        self.running = Running(self.rows, self.settle)
         self.prefills: list[Tracked] = []
         self.ending = 0
         self.last_step = -1
@@ -137,6 +138,10 @@ class Group:
         self._due_ns = due_ns
         self._quota = quota
         self._block_size = block_size
+        self._peaks = Peaks()
+        self._most_blocks = 0
+        self.in_flight = 0
+        self._begun: Sequence[Tracked] = ()
         self._members: Members | None = None
         self._shares: SharedBlocks | None = None
         self._shares_known = False
@@ -146,15 +151,21 @@ class Group:
         """A waiting request runs."""
         self.waiting.remove(one)
         self._columns.enter(one)
+        self._most_blocks += self._most_blocks_of(one)
         self.prefills.append(one)
         self.earliest_due_ns = min(self.earliest_due_ns, self._due_ns(one))
 
     def leave(self, one: Tracked) -> None:
         """A running request runs no longer."""
         self._columns.leave(one)
+        self._most_blocks -= self._most_blocks_of(one)
         self.ending -= one.ending is not None
         if one in self.prefills:
             self.prefills.remove(one)
+
+    def _most_blocks_of(self, one: Tracked) -> int:
+        """Its blocks at the end, if its output is as long as it may be; the last token is never computed."""
+        return -(-(one.prompt_tokens + one.ceiling - 1) // self._block_size)
 
     @property
     def traits(self) -> ServiceTraits:
@@ -165,18 +176,55 @@ class Group:
     @property
     def columns(self) -> Columns:
         """The running requests' attributes as arrays; of use until the next change."""
-        self.cohort.settle()
+        self.settle()
         return self._columns
+
+    def sequences(self) -> tuple[int, ...]:
+        """The numbers of the running requests."""
+        return tuple(self._columns.sequences.tolist())
+
+    def settle(self) -> None:
+        """Write what requests' books are behind."""
+        self.cohort.settle()
+        self.write_begun()
+
+    def begin(self, decodes: Sequence[Tracked]) -> None:
+        """These take part in a step with one token each, during which no other is planned.
+
+        That is not written to them at once: mostly nobody looks at them before its end.
+        """
+        self._begun = decodes
+
+    def write_begun(self) -> None:
+        """Write to those who ``begin`` a step that they are in one; ``account`` need not."""
+        for one in self._begun:
+            one.scheduled += 1
+            one.expected += 1
+            one.in_flight += 1
+        self._begun = ()
+
+    def take_begun(self) -> int:
+        """How many of the plan in flight, its first rows, were not told of it; that is up to the caller."""
+        begun, self._begun = len(self._begun), ()
+        return begun
 
     def planned(self, *, everybody: bool) -> None:
         """A step was planned; with ``everybody``, all running requests are to get a token."""
+        self.in_flight += 1
         self._columns.planned(everybody=everybody)
 
-    def executed(self, admissions: int, duration_ns: int, *, everybody: bool) -> None:
-        """A step ended with all in it that were running after so many admissions, and still are.
+    def executed(self, duration_ns: int, admissions: int | None, *, everybody: bool) -> None:
+        """A step ended, and with it a plan in flight.
 
-        everybody: all of them got a token.
+        admissions: where all took part that were running after so many admissions, and still are; everybody:
+        all of those got a token.
         """
+        self.in_flight -= 1
+        self._peaks.stepped()
+        self.changed(members=False)
+        if admissions is None:
+            self._columns.forget()
+            return
         rows, took_part = self.rows, len(self.rows)
         if rows and (rows[-1].sequence or 0) >= admissions:
             took_part = bisect_left(rows, admissions, key=BY_SEQUENCE)
@@ -208,10 +256,12 @@ class Group:
                 len(rows),
                 self._shares,
                 self._static,
-                lambda: cohort.tokens(rows) if cohort.rows else self._columns.expected.copy(),
+                lambda: cohort.tokens(rows) if cohort.rows else self.columns.expected.copy(),
                 lambda: self._columns.predicted.copy(),
                 lambda crowd: self.history.distribution(crowd.generated),
-                cohort.own_blocks if len(cohort.rows) == len(rows) else None,
+                peaks=self._peaks,
+                own_blocks=cohort.own_blocks if len(cohort.rows) == len(rows) else None,
+                most_own_blocks=None if self.in_flight else self._most_blocks,
             )
         return self._crowd
 

@@ -15,8 +15,8 @@ from shoal.schedule.crowd import Crowd, LargerCrowd
 from shoal.schedule.group import Group
 from shoal.schedule.tracked import Tracked
 
-AHEAD = 16
-"""At most so many newcomers are forecast together."""
+AHEAD = (1, 2, 12)
+"""So many newcomers are forecast together when none, one, or more were let in."""
 
 
 class Refusal(Enum):
@@ -96,7 +96,7 @@ class Door:
         """``waiting`` one by one, to be admitted or not; some are known here before it is their turn."""
         rest = iter(waiting)
         # Most steps let in nobody; where several were let in already, more are likely to be.
-        while some := deque(islice(rest, min(AHEAD, 4 * len(self.joined)) or 1)):
+        while some := deque(islice(rest, AHEAD[min(len(self.joined), 2)])):
             self._coming = some
             while some:
                 yield some.popleft()

@@ -79,7 +79,7 @@ class Scheduler:
         self._guard = Guard(round(options.starvation_s * 1e9))
         self._groups = {name: self._new_group(name) for name in services}
         self._ledger = Ledger(pool, self._groups, self._order, host, on_end)
-        self._committer = Committer(pool, self._ledger)
+        self._committer = Committer(pool, self._ledger, one_by_one=options.depth == 1)
         self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
         self._skipper = Skipper(pool, self._ledger, self._guard, options)
         self.on_steps: Callable[[int, int], None] | None = None
@@ -171,7 +171,7 @@ class Scheduler:
         if one is None:
             return None
         group = self._groups[one.service]
-        group.cohort.settle()
+        group.settle()
         if one.in_flight:
             group.ending += one.ending is None
             one.ending = reason
@@ -430,13 +430,12 @@ class Scheduler:
 
     def _executed(self, flight: Flight, result: StepResult) -> None:
         """Tell the group of a plan that its requests took part in a step."""
-        group, plan = self._groups[flight.plan.service], flight.plan
-        group.changed(members=False)
-        if flight.everybody:
-            everybody = len(plan.sampled) == len(plan.sequences)
-            group.executed(flight.admissions, result.duration_ns, everybody=everybody)
-        else:
-            group.forget_columns()
+        plan = flight.plan
+        self._groups[plan.service].executed(
+            result.duration_ns,
+            flight.admissions if flight.everybody else None,
+            everybody=len(plan.sampled) == len(plan.sequences),
+        )
 
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
