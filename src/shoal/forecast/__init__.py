@@ -18,10 +18,11 @@ from shoal.forecast.learned import Accuracy, LearnedLengths
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
 from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
-from shoal.forecast.peak import Demand, SharedBlocks, Timeline, blocks_in, safe_peak
+from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
 from shoal.forecast.predictors import PREDICTORS, make_predictor
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
+from shoal.forecast.running_blocks import blocks_in
 from shoal.forecast.step_times import FittedTimes, StepRows, StepTimes
 
 __all__ = [

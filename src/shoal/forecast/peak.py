@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from shoal.forecast.carries import count_carries
+from shoal.forecast.running_blocks import blocks_in, running_blocks
 
 IntArray = npt.NDArray[np.int64]
 
@@ -85,17 +85,9 @@ class Demand:
     def timeline(self, remaining: IntArray) -> "Timeline":
         """What is held when each of them ends, if all advance together by ``remaining`` tokens [draws, n]."""
         order, ends = _longest_first(remaining)
-        whole, part = np.divmod(self.tokens - 1, self.block_size)
-        whole += 1
-        blocks = whole.take(order)
+        held = running_blocks(self.tokens, order, ends, self.block_size)
         if self.shared is not None and len(self.shared.counts):
-            blocks += _shared_with_longest(self.shared, order)
-        held = np.cumsum(blocks, axis=1)
-        further = ends // self.block_size
-        if self.block_size > 1:
-            held += count_carries(part, order, ends - further * self.block_size, self.block_size)
-        further *= np.arange(1, held.shape[1] + 1)
-        held += further
+            held += np.cumsum(_shared_with_longest(self.shared, order), axis=1)
         return Timeline(self, self.tokens, remaining, ends, held)
 
     def peak(self, remaining: IntArray) -> IntArray:
@@ -173,18 +165,6 @@ def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: In
         holders = np.add.reduceat(present[..., shared.members].astype(np.int64), shared.starts, axis=-1)
         held -= (shared.counts * np.maximum(holders - 1, 0)).sum(axis=-1)
     return held
-
-
-def blocks_in(tokens: IntArray, size: int) -> IntArray:
-    """Whole blocks of ``size`` in so many tokens, put in their place.
-
-    A division takes several times as long as a shift.
-    """
-    if size & (size - 1):
-        tokens //= size
-    else:
-        tokens >>= size.bit_length() - 1
-    return tokens
 
 
 def safe_peak(peaks: Sequence[IntArray]) -> IntArray:

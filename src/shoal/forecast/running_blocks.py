@@ -1,0 +1,93 @@
+"""Blocks of the first, the first two, ... of many requests that all get as many more tokens."""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int) -> IntArray:
+    """Blocks of ``size`` that the first i + 1 requests of ``order`` hold after ``steps[i]`` tokens [draws, n].
+
+    tokens: of each request now, at least 1 [n]. order: requests, line by line; steps: of each place in it
+    [draws, n].
+
+    A request of a tokens holds ceil(a / size) blocks, after k more (k // size) others, and one further block
+    if the rest of k runs over the end of its last one. How many requests those are is a running count for
+    each possible rest; as many counts as fit share a 64-bit word, each in a field of its own, so that one
+    cumulative sum runs all of them. For arrays of this size the number of calls is what takes time.
+    """
+    draws, requests = order.shape
+    bits = max(1, requests.bit_length())
+    increments, shift = _fields(size, bits)
+    whole, part = split(tokens + (size - 1), size)
+    columns = increments.take(part, axis=1)
+    columns[0] = whole
+    counts = columns.take(order, axis=1).cumsum(axis=2)
+    further, rest = split(steps, size)
+    places = _rows(size, bits, steps.size).take(rest)
+    places += _numbers(draws, requests)
+    held: IntArray = counts.ravel().take(places)
+    held >>= shift.take(rest)
+    held &= (1 << bits) - 1
+    held += counts[0]
+    further *= _numbers(1, requests + 1)[0, 1:]
+    held += further
+    return held
+
+
+def split(tokens: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """Whole blocks of ``size``, and the tokens that are left; shifts take a fraction of divisions."""
+    if size & (size - 1):
+        whole, rest = np.divmod(tokens, size)
+        return whole, rest
+    return tokens >> (size.bit_length() - 1), tokens & (size - 1)
+
+
+def blocks_in(tokens: IntArray, size: int) -> IntArray:
+    """Whole blocks of ``size`` alone, put in the place of the tokens."""
+    if size & (size - 1):
+        tokens //= size
+    else:
+        tokens >>= size.bit_length() - 1
+    return tokens
+
+
+@lru_cache(maxsize=256)
+def _numbers(rows: int, columns: int) -> IntArray:
+    """From 0, line by line."""
+    numbers = np.arange(rows * columns).reshape(rows, columns)
+    numbers.flags.writeable = False
+    return numbers
+
+
+@lru_cache(maxsize=64)
+def _fields(size: int, bits: int) -> tuple[IntArray, IntArray]:
+    """What a request adds to each word, by its part [1 + words, size]; the shift of each rest [size].
+
+    Fields have ``bits`` bits; the first line is for whole blocks. No rest, no further block: its shift leaves
+    nothing of a word.
+    """
+    per_word = 63 // bits
+    rests = np.arange(size)
+    word = _words(size, bits)
+    shift = np.where(rests > 0, (rests - 1) % per_word * bits, 63)
+    increments = np.zeros((int(word[-1]) + 1, size), dtype=np.int64)
+    for part in range(size):
+        over = rests[size - part :]
+        np.add.at(increments[:, part], word[over], np.int64(1) << shift[over])
+    return increments, shift
+
+
+def _words(size: int, bits: int) -> IntArray:
+    """The line of each rest's count [size]."""
+    words: IntArray = np.maximum(np.arange(size) - 1, 0) // (63 // bits) + 1
+    return words
+
+
+@lru_cache(maxsize=256)
+def _rows(size: int, bits: int, entries: int) -> IntArray:
+    """Where the line of each rest begins, if a line has so many ``entries`` [size]."""
+    return _words(size, bits) * entries
