@@ -1,5 +1,6 @@
 """``core.randomness`` for whole arrays: the same numbers, many at a time."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ def derive_seeds(seeds: Seeds, counters: npt.NDArray[Any]) -> Seeds:
     x *= _SECOND
     x ^= x >> np.uint64(31)
     return x
+
+
+@lru_cache(maxsize=64)
+def counters(count: int) -> npt.NDArray[np.uint64]:
+    """0, 1, ... as a column, for ``derive_seeds`` of every seed with each of them [count, 1]."""
+    column = np.arange(count, dtype=np.uint64)[:, None]
+    column.flags.writeable = False
+    return column
 
 
 def continue_seed(seed: int, counter: int) -> int:

@@ -6,13 +6,13 @@ the recent lengths greater than d.
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.core import ConfigError
-from shoal.forecast.draws import Seeds, continue_seed, derive_seeds, uniforms
+from shoal.forecast.draws import Seeds, continue_seed, counters, derive_seeds, uniforms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -20,26 +20,29 @@ FloatArray = npt.NDArray[np.float64]
 _FEW = 4
 """For more lengths than this at once, sorting anew costs less than putting in one after another."""
 
+_MANY = 1024
+"""For fewer targets than this one search costs less than the operations that would spare it."""
+
 COLD_STARTS = ("kaplan-meier", "max")
 _ENDLESS: IntArray = np.array([np.iinfo(np.int64).max])
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A distribution of output lengths; mass that ``cumulative`` leaves over lies at a request's maximum.
+    """A distribution of output lengths; mass that ``masses`` leave over lies at a request's maximum.
 
-    lengths: ascending, may repeat. cumulative: P(length <= lengths[i]) up to and including entry i.
-    equal_masses: ``cumulative`` is (i + 1) / n.
+    lengths: ascending, may repeat. masses: P(length <= what), for no length, and then up to and including
+    each. equal_masses: they are i / n.
     """
 
     lengths: IntArray
-    cumulative: FloatArray
+    masses: FloatArray
     equal_masses: bool = False
 
-    @cached_property
-    def _masses(self) -> FloatArray:
-        """P(length <= what) for no length, and then for each."""
-        return np.concatenate((np.zeros(1), self.cumulative))
+    @property
+    def cumulative(self) -> FloatArray:
+        """P(length <= lengths[i]) up to and including entry i."""
+        return self.masses[1:]
 
     @cached_property
     def _outcomes(self) -> IntArray:
@@ -49,23 +52,23 @@ class LengthDistribution:
     @cached_property
     def _weighted(self) -> FloatArray:
         """Sums of length times mass: of no length, and then up to each."""
-        mass = self.cumulative - self._masses[:-1]
+        mass = self.cumulative - self.masses[:-1]
         return np.concatenate((np.zeros(1), np.cumsum(mass * self.lengths)))
 
     def _mass_until(self, tokens: IntArray) -> FloatArray:
         """P(length <= tokens)."""
-        return self._masses.take(self.lengths.searchsorted(tokens, side="right"))
+        return self.masses.take(self.lengths.searchsorted(tokens, side="right"))
 
     def _places(self, targets: FloatArray) -> IntArray:
-        """``cumulative.searchsorted(targets, side="right")``; faster where masses are equal."""
+        """``cumulative.searchsorted(targets, side="right")``; faster for many where masses are equal."""
         size = len(self.lengths)
-        if not self.equal_masses:
+        if not self.equal_masses or targets.size < _MANY:
             return self.cumulative.searchsorted(targets, side="right")
         places: IntArray = (targets * size).astype(np.int64)
         np.minimum(places, size - 1, out=places)
         # Rounding may have put a target on the wrong side of a step.
-        places -= self._masses.take(places) > targets
-        places += self._masses.take(places + 1) <= targets
+        places -= self.masses.take(places) > targets
+        places += self.masses.take(places + 1) <= targets
         return places
 
     def draw(self, seeds: Seeds, generated: IntArray, ceilings: IntArray, samples: int) -> IntArray:
@@ -74,7 +77,7 @@ class LengthDistribution:
         Each is drawn from the lengths greater than that, capped by the request's ceiling, and is the
         ceiling where no length is greater. A draw depends on (seed, generated, sample) only.
         """
-        keys = derive_seeds(derive_seeds(seeds, generated), np.arange(samples)[:, None])
+        keys = derive_seeds(derive_seeds(seeds, generated), counters(samples))
         past = self._mass_until(generated)
         targets = uniforms(keys)
         targets *= 1.0 - past
@@ -85,7 +88,7 @@ class LengthDistribution:
     def draw_one(self, seed: int, generated: int, ceiling: int, samples: int) -> list[int]:
         """``draw`` for one request alone [samples]: the same numbers, without arrays of one."""
         key = continue_seed(seed, generated)
-        past = float(self._masses[self.lengths.searchsorted(generated, side="right")])
+        past = float(self.masses[self.lengths.searchsorted(generated, side="right")])
         left = 1.0 - past
         targets = [(continue_seed(key, sample) >> 11) * 2.0**-53 * left + past for sample in range(samples)]
         picked = self._outcomes.take(self.cumulative.searchsorted(targets, side="right")).tolist()
@@ -173,9 +176,16 @@ class LengthHistory:
                 self._ends = Ends.of(self._ascending())
             return kaplan_meier(self._ends, generated)
         if self._full is None:
-            cumulative = np.arange(1, self.window + 1) / self.window
-            self._full = LengthDistribution(self._ascending(), cumulative, equal_masses=True)
+            self._full = LengthDistribution(self._ascending(), _equal_masses(self.window), equal_masses=True)
         return self._full
+
+
+@lru_cache(maxsize=16)
+def _equal_masses(lengths: int) -> FloatArray:
+    """``LengthDistribution.masses`` of so many lengths."""
+    masses = np.arange(lengths + 1) / lengths
+    masses.flags.writeable = False
+    return masses
 
 
 def _inserted(ascending: IntArray, value: int) -> IntArray:
@@ -226,5 +236,6 @@ def kaplan_meier(ends: Ends, running: IntArray) -> LengthDistribution:
     """
     at_risk = ends.remaining + len(running)
     at_risk -= np.sort(running).searchsorted(ends.lengths, side="left")
-    survival = np.cumprod(1.0 - ends.events / at_risk, dtype=np.float64)
-    return LengthDistribution(ends.lengths, 1.0 - survival)
+    masses = np.zeros(len(ends.lengths) + 1)
+    np.subtract(1.0, np.cumprod(1.0 - ends.events / at_risk, dtype=np.float64), out=masses[1:])
+    return LengthDistribution(ends.lengths, masses)

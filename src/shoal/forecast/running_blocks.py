@@ -9,10 +9,10 @@ IntArray = npt.NDArray[np.int64]
 
 
 def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int) -> IntArray:
-    """Blocks of ``size`` that the first i + 1 requests of ``order`` hold after ``steps[i]`` tokens [draws, n].
+    """Blocks that the first i + 1 requests of ``order`` hold after ``steps[i]`` more tokens [draws, n].
 
     tokens: of each request now, at least 1 [n]. order: requests, line by line; steps: of each place in it
-    [draws, n].
+    [draws, n]. size: tokens of a block.
 
     A request of a tokens holds ceil(a / size) blocks, after k more (k // size) others, and one further block
     if the rest of k runs over the end of its last one. How many requests those are is a running count for

@@ -135,7 +135,10 @@ class Forecasting(Admission):
 
     def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
         """See ``Admission``; bounds come first, since most answers need no forecast then."""
-        limit = self.limit(capacity)
+        limit, belief = self.limit(capacity), self.belief(crowds)
+        known = [peak for crowd in crowds if (peak := crowd.known_peak(belief)) is not None]
+        if len(known) == len(crowds):
+            return self._safe(crowds, known) <= limit
         # No belief takes less than what is known already, or more than what everybody could take.
         footprint = most = 0
         for crowd in crowds:
@@ -145,7 +148,6 @@ class Forecasting(Admission):
             return False
         if most <= limit:
             return True
-        belief = self.belief(crowds)
         glimpses = [seen for crowd in crowds if (seen := crowd.glimpse(belief)) is not None]
         if len(glimpses) == len(crowds) and self._safe(crowds, glimpses) > limit:
             return False

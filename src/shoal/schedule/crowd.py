@@ -251,6 +251,11 @@ class Crowd:
             self.peak(belief)
         return self._bounds[belief]
 
+    def known_peak(self, belief: Belief) -> Sequence[int] | None:
+        """M* [draws], where it is at hand."""
+        bounds = self._bounds.get(belief)
+        return None if bounds is None or bounds.low is not bounds.high else bounds.low
+
     def timeline(self, belief: Belief) -> Timeline:
         """When these requests end, and what is held then."""
         timeline = self._timelines.get(belief)
@@ -357,6 +362,12 @@ class LargerCrowd(Crowd):
             bounds = Bounds(bounds.low, [most + more for most, more in zip(bounds.high, own, strict=True)])
             one._bounds[belief] = bounds
         return bounds
+
+    def known_peak(self, belief: Belief) -> Sequence[int] | None:
+        """M* [draws], where it is at hand."""
+        if self._line is None or not self._line.is_forecast(belief):
+            return Crowd.known_peak(self, belief)
+        return self._line.outlook(belief).peaks[self._place]
 
     def _forecast(self, belief: Belief) -> Timeline:
         if self._line is not None and self._place == len(self._line.newest) - 1:

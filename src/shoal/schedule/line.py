@@ -30,6 +30,10 @@ class Line:
         self.newest = newest
         self._outlooks: dict[Belief, Outlook] = {}
 
+    def is_forecast(self, belief: Belief) -> bool:
+        """Whether the outlook is at hand."""
+        return belief in self._outlooks
+
     def outlook(self, belief: Belief) -> Outlook:
         """What is foreseen if outputs are as long as believed; looked at once."""
         outlook = self._outlooks.get(belief)
