@@ -160,8 +160,10 @@ class Forecasting(Admission):
 
     def _safe(self, crowds: Sequence[Crowd], blocks: Sequence[Sequence[int]]) -> float:
         """One number of the peaks of each crowd."""
-        peaks = [list(map(crowd.merged, counts)) for crowd, counts in zip(crowds, blocks, strict=True)]
-        return self.combine(peaks[0] if len(peaks) == 1 else safe_peak([*map(np.array, peaks)]).tolist())
+        if len(crowds) == 1:
+            return self.combine([*map(crowds[0].merged, blocks[0])])
+        peaks = [np.array([*map(crowd.merged, some)]) for crowd, some in zip(crowds, blocks, strict=True)]
+        return self.combine(safe_peak(peaks).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +243,7 @@ class PastFuture(Forecasting):
 
     def belief(self, crowds: Sequence[Crowd]) -> Belief:
         """Several draws."""
-        requests = max(1, sum(len(crowd) for crowd in crowds))
+        requests = max(1, sum(map(len, crowds)))
         if self.draws == "mean":
             # Where many requests add up, each draw is nearer to the mean, and fewer will do.
             return _DRAWS[min(10, max(3, 640 // requests))]

@@ -209,6 +209,11 @@ class Crowd:
         np.maximum(left, 0, out=left)
         return left
 
+    def left_of(self, one: Tracked, belief: Belief) -> list[int]:
+        """Tokens that a further request would have to store [draws]."""
+        stored = one.generated + 1
+        return [max(length - stored, 0) for length in belief.length_of(one, self)]
+
     def peak(self, belief: Belief) -> Sequence[int]:
         """M* in blocks [draws] if outputs are as long as believed."""
         steps, most = self.timeline(belief).top()
@@ -386,10 +391,7 @@ class LargerCrowd(Crowd):
         """Tokens that the newest still has to store [draws]."""
         left = self._newest_lefts.get(belief)
         if left is None:
-            one = self._newest
-            stored = one.generated + 1
-            left = [max(length - stored, 0) for length in belief.length_of(one, self)]
-            self._newest_lefts[belief] = left
+            left = self._newest_lefts[belief] = self.left_of(self._newest, belief)
         return left
 
     def _is_forecast(self, belief: Belief) -> bool:

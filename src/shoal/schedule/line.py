@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from shoal.forecast import Timeline
 from shoal.schedule.belief import Belief
+from shoal.schedule.members import IntArray
 from shoal.schedule.tracked import Tracked
 
 if TYPE_CHECKING:
     from shoal.schedule.crowd import Crowd
+
+
+FEW = 2
+"""What is believed of more than so many is asked of all at once."""
 
 
 class Outlook(NamedTuple):
@@ -38,8 +45,14 @@ class Line:
         """What is foreseen if outputs are as long as believed; looked at once."""
         outlook = self._outlooks.get(belief)
         if outlook is None:
-            alone = self.before.apart(self.newest)
-            left = alone.remaining(belief.lengths(alone))
-            timeline, peaks = self.before.timeline(belief).plus(alone.tokens, left)
+            tokens = np.array([one.expected for one in self.newest], dtype=np.int64)
+            timeline, peaks = self.before.timeline(belief).plus(tokens, self._left(belief))
             outlook = self._outlooks[belief] = Outlook(peaks.tolist(), timeline)
         return outlook
+
+    def _left(self, belief: Belief) -> IntArray:
+        """Tokens that each still has to store [draws, k]."""
+        if len(self.newest) > FEW:
+            alone = self.before.apart(self.newest)
+            return alone.remaining(belief.lengths(alone))
+        return np.array([self.before.left_of(one, belief) for one in self.newest], dtype=np.int64).T
