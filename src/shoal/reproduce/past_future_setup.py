@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,8 @@ class WarmPastFuture(PastFuture):
 @dataclass(frozen=True, slots=True)
 class _Draws:
     """The belief in as many draws from the past, whatever the size of the batch."""
+
+    lasting: ClassVar[bool] = False
 
     samples: int
 

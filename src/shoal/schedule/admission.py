@@ -168,7 +168,9 @@ class Forecasting(Admission):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Draws:
-    """Lengths drawn from those of the recent past."""
+    """Lengths drawn from those of the recent past, anew after every token."""
+
+    lasting: ClassVar[bool] = False
 
     samples: int
 
@@ -187,6 +189,8 @@ _DRAWS = [_Draws(samples) for samples in range(11)]
 class _Predictions:
     """Lengths that a predictor gave each request."""
 
+    lasting: ClassVar[bool] = True
+
     def lengths(self, crowd: Crowd) -> IntArray:
         return crowd.predicted[None, :]
 
@@ -200,6 +204,8 @@ _PREDICTIONS = _Predictions()
 @dataclass(frozen=True, slots=True, eq=False)
 class _Truths:
     """Lengths known beforehand."""
+
+    lasting: ClassVar[bool] = True
 
     def lengths(self, crowd: Crowd) -> IntArray:
         return crowd.members.truths[None, :]

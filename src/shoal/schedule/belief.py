@@ -1,7 +1,7 @@
 """Which output lengths an admission believes in, and what follows for memory."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,7 +17,11 @@ class Belief(Protocol):
 
     What is believed of a request must not depend on the others in the crowd. Then one more request costs
     little where the crowd without it has been forecast already.
+
+    lasting: while a request only runs on, the same is mostly believed of it.
     """
+
+    lasting: ClassVar[bool]
 
     def lengths(self, crowd: "Crowd") -> IntArray:
         """Of all requests in a crowd [draws, n]."""
@@ -31,7 +35,7 @@ class Belief(Protocol):
 class Peaks:
     """When the most was held by the last forecast of one service, for each belief.
 
-    Requests change little from step to step, so that this is a moment worth looking at before others.
+    Where beliefs last, this is a moment worth looking at before others.
     """
 
     def __init__(self) -> None:

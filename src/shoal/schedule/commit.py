@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shoal.core import StepPlan
 from shoal.kvcache import BlockPool
@@ -69,8 +70,8 @@ class Committer:
             group.begin(share.decodes)
             if not self._one_by_one:
                 group.write_begun()
-        sampled = list(range(len(share.decodes)))
-        sampled += _advance_chunks(group, chunks, len(share.decodes))
+        alike, sampled = _alike(len(share.decodes))
+        sampled += tuple(_advance_chunks(group, chunks, len(share.decodes)))
         everybody = len(requests) == len(group.rows)
         if everybody and not share.chunks:  # rows are in the order of admission
             sequences = group.sequences()
@@ -78,8 +79,8 @@ class Committer:
             sequences = tuple([one.sequence or 0 for one in requests[len(riders) :]])
             if together:
                 sequences = group.cohort.sequences + sequences
-        new_tokens = (1,) * len(share.decodes) + tuple([count for _, count in chunks])
-        columns = self._reuse(group.service, (sequences, new_tokens, tuple(sampled)))
+        new_tokens = alike + tuple([count for _, count in chunks])
+        columns = self._reuse(group.service, (sequences, new_tokens, sampled))
         ledger = self._ledger
         plan = StepPlan(
             number=number,
@@ -121,6 +122,12 @@ class Committer:
             return last
         self._columns[service] = columns
         return columns
+
+
+@lru_cache(maxsize=64)
+def _alike(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """New tokens, and rows that sample, of so many decodes; the same tuples each time."""
+    return (1,) * decodes, tuple(range(decodes))
 
 
 def _end_prefills(group: Group, decodes: Sequence[Tracked]) -> None:

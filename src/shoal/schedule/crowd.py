@@ -217,7 +217,8 @@ class Crowd:
     def peak(self, belief: Belief) -> Sequence[int]:
         """M* in blocks [draws] if outputs are as long as believed."""
         steps, most = self.timeline(belief).top()
-        self.peaks.note(belief, steps)
+        if belief.lasting:
+            self.peaks.note(belief, steps)
         blocks: list[int] = most.tolist()
         self._bounds[belief] = Bounds(blocks, blocks)
         return blocks
@@ -225,11 +226,14 @@ class Crowd:
     def glimpse(self, belief: Belief) -> Sequence[int] | None:
         """Blocks held [draws] when an earlier forecast saw the most: at most M*, and often hardly less.
 
-        It costs a fraction of a forecast. None where there was none, or where ``bounds`` say more already.
+        It costs a fraction of a forecast. None where there was none, where what is believed does not last, or
+        where ``bounds`` say more already.
         """
         if belief in self._bounds:
             return self._bounds[belief].low
-        steps = None if self._is_forecast(belief) else self.peaks.steps(belief)
+        if not belief.lasting or self._is_forecast(belief):
+            return None
+        steps = self.peaks.steps(belief)
         return None if steps is None else self._held_after(belief, steps)
 
     def _is_forecast(self, belief: Belief) -> bool:
