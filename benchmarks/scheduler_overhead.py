@@ -4,7 +4,8 @@
 
 Blocks of 16 tokens, a pool that is full enough for the head of the queue to be examined and
 refused at most steps. Prints, for every order and admission, median and 99th percentile of ``schedule()``
-and ``update()`` in microseconds, with about ``running`` requests running and ``waiting`` requests queued.
+and ``update()`` in microseconds, with about ``running`` requests running and ``waiting`` requests queued;
+and the median of a fixed loop in between, which says how fast the machine was during that line.
 A line ends with ! where the median of ``schedule()`` is above 500 us or its 99th percentile above 2 ms.
 """
 
@@ -32,6 +33,7 @@ BLOCK_SIZE = 16
 CONTEXT = 4_096
 STEP_NS = 20_000_000
 WARMUP_STEPS = 1_000
+COUNTERS = [[0] for _ in range(256)]
 POOL_TOKENS = 250
 """Of the pool for each running request, to begin with; then it is changed until about as many run."""
 
@@ -82,8 +84,16 @@ def make_scheduler(order: Order, admission: str, load: Load, pool_tokens: float)
     )
 
 
-def measure(order: Order, admission: str, load: Load, pool_tokens: float) -> list[tuple[float, float, int]]:
-    """Microseconds of schedule() and update(), and requests running, of each measured step."""
+def fixed_loop() -> float:
+    """Microseconds of always the same work."""
+    started = time.perf_counter_ns()
+    for counter in COUNTERS:
+        counter[0] += 1
+    return (time.perf_counter_ns() - started) / 1e3
+
+
+def measure(order: Order, admission: str, load: Load, pool_tokens: float) -> list[tuple[float, ...]]:
+    """Microseconds of schedule(), update() and the fixed loop, and requests running, of each step."""
     random = Random(0)
     scheduler = make_scheduler(order, admission, load, pool_tokens)
     submitted = now = queued = 0
@@ -106,7 +116,7 @@ def measure(order: Order, admission: str, load: Load, pool_tokens: float) -> lis
         queued = sum(one.waiting for one in counts)
         if step >= WARMUP_STEPS:
             running = sum(one.running for one in counts)
-            times.append(((planned - started) / 1e3, (done - before) / 1e3, running))
+            times.append(((planned - started) / 1e3, (done - before) / 1e3, fixed_loop(), running))
     return times
 
 
@@ -122,8 +132,8 @@ def main() -> None:
     arguments = parser.parse_args()
     orders: dict[str, Order] = {name: cls() for name, cls in ORDERS.items() if name != "doubling-budget"}
     orders |= {f"doubling-budget {variant}": DoublingBudget(variant=variant) for variant in VARIANTS}
-    print(f"{'order':<24} {'admission':<13} running{'schedule us':>20}{'update us':>19}")
-    print(f"{'':<46}" + f"{'median':>9} {'p99':>8} " * 2)
+    print(f"{'order':<24} {'admission':<13} running{'schedule us':>20}{'update us':>19}{'loop us':>11}")
+    print(f"{'':<46}" + f"{'median':>9} {'p99':>8} " * 2 + f"{'median':>9}")
     load = Load(arguments.running, arguments.waiting, arguments.services, arguments.steps, arguments.preempt)
     # What is long-lived is left alone by the garbage collector, as in the engine's process.
     gc.freeze()
@@ -136,7 +146,7 @@ def main() -> None:
 def report(name: str, order: Order, admission: str, load: Load) -> None:
     pool_tokens = float(POOL_TOKENS)
     for _ in range(4):
-        schedule, update, running = zip(*measure(order, admission, load, pool_tokens), strict=True)
+        schedule, update, loop, running = zip(*measure(order, admission, load, pool_tokens), strict=True)
         share = percentile(running, 50) / load.running
         if 0.9 <= share <= 1.1:
             break
@@ -144,7 +154,7 @@ def report(name: str, order: Order, admission: str, load: Load) -> None:
     slow = percentile(schedule, 50) > 500 or percentile(schedule, 99) > 2_000
     print(
         f"{name:<24} {admission:<13}{percentile(running, 50):>8.0f} {_figures(schedule)}{_figures(update)}"
-        + (" !" if slow else ""),
+        f"{percentile(loop, 50):>11.1f}" + (" !" if slow else ""),
         flush=True,
     )
 

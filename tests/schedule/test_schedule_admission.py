@@ -12,6 +12,7 @@ from shoal.forecast import LengthHistory
 from shoal.kvcache import BlockPool
 from shoal.schedule import Aggressive, Conservative, Oracle, PastFuture
 from shoal.schedule.crowd import Crowd
+from shoal.schedule.larger_crowd import LargerCrowd
 from shoal.schedule.members import Members
 from shoal.schedule.tracked import track
 
@@ -127,7 +128,7 @@ def test_decisions_are_those_of_the_plain_formulas(state, admission):
     present = list(held)
     for one in waiting:
         present.append(one)
-        with_one = crowd.plus(one, None)
+        with_one = LargerCrowd(crowd, one, None)
         expected = plain_decision(admission, past, held, present, block_size, per_merged, capacity)
         assert admission.fits([with_one], capacity) is expected
         crowd = with_one
@@ -149,7 +150,7 @@ def test_what_was_forecast_before_does_not_change_a_forecast(state):
         if look_between:
             seen.append(admission.demand([crowd]))
         for one in waiting:
-            crowd = crowd.plus(one, None)
+            crowd = LargerCrowd(crowd, one, None)
             if look_between:
                 seen.append(admission.demand([crowd]))
         return seen, admission.demand([crowd]), crowd

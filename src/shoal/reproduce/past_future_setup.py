@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,10 @@ from shoal.schedule import (
     PastFuture,
     Scheduler,
     SchedulerOptions,
-    Tracked,
 )
-from shoal.schedule.belief import Belief
+from shoal.schedule.belief import Belief, draws
 from shoal.schedule.crowd import Crowd
+from shoal.schedule.larger_crowd import LargerCrowd
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch, token_layout
 from shoal.workload import LENGTHS
 
@@ -83,24 +82,6 @@ class WarmPastFuture(PastFuture):
         return history
 
 
-@dataclass(frozen=True, slots=True)
-class _Draws:
-    """The belief in as many draws from the past, whatever the size of the batch."""
-
-    lasting: ClassVar[bool] = False
-
-    samples: int
-
-    def lengths(self, crowd: Crowd) -> IntArray:
-        """Of all requests in a crowd [draws, n]."""
-        members = crowd.members
-        return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, self.samples)
-
-    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
-        """Of one request [draws]."""
-        return crowd.lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPastFuture(WarmPastFuture):
     """Past-Future as its table seems to have been measured.
@@ -114,7 +95,7 @@ class PublishedPastFuture(WarmPastFuture):
 
     def belief(self, crowds: Sequence[Crowd]) -> Belief:
         """As many draws as asked for."""
-        return _Draws(self.samples)
+        return draws(self.samples)
 
 
 def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions:
@@ -215,7 +196,7 @@ class _Onlooker:
         self.peaks += moments * int(self._truth.demand([crowd]))
         # Only overcommitment would let in whom there is no room for.
         if isinstance(self._admission, Conservative) and self._admission.overcommit > 1:
-            joined = crowd.plus(self._group.waiting[0], crowd.members.shared)
+            joined = LargerCrowd(crowd, self._group.waiting[0], crowd.members.shared)
             self.turned_away += moments * (
                 self._admission.demand([joined]) <= self._admission.limit(CAPACITY)
             )

@@ -18,11 +18,9 @@ import numpy as np
 
 from shoal.core import ConfigError
 from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
-from shoal.schedule.belief import Belief
+from shoal.schedule.belief import PREDICTIONS, TRUTHS, Belief, draws
 from shoal.schedule.crowd import Crowd
 from shoal.schedule.lookup import lookup
-from shoal.schedule.members import IntArray
-from shoal.schedule.tracked import Tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,57 +164,6 @@ class Forecasting(Admission):
         return self.combine(safe_peak(peaks).tolist())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Draws:
-    """Lengths drawn from those of the recent past, anew after every token."""
-
-    lasting: ClassVar[bool] = False
-
-    samples: int
-
-    def lengths(self, crowd: Crowd) -> IntArray:
-        members = crowd.members
-        return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, self.samples)
-
-    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
-        return crowd.lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
-
-
-_DRAWS = [_Draws(samples) for samples in range(11)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Predictions:
-    """Lengths that a predictor gave each request."""
-
-    lasting: ClassVar[bool] = True
-
-    def lengths(self, crowd: Crowd) -> IntArray:
-        return crowd.predicted[None, :]
-
-    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
-        return (one.predicted,)
-
-
-_PREDICTIONS = _Predictions()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Truths:
-    """Lengths known beforehand."""
-
-    lasting: ClassVar[bool] = True
-
-    def lengths(self, crowd: Crowd) -> IntArray:
-        return crowd.members.truths[None, :]
-
-    def length_of(self, one: Tracked, crowd: Crowd) -> Sequence[int]:
-        return (one.last_token - one.prompt_tokens,)
-
-
-_TRUTHS = _Truths()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastFuture(Forecasting):
     """Output lengths drawn from those of the recent past; memory as their peak, M*.
@@ -252,8 +199,8 @@ class PastFuture(Forecasting):
         requests = max(1, sum(map(len, crowds)))
         if self.draws == "mean":
             # Where many requests add up, each draw is nearer to the mean, and fewer will do.
-            return _DRAWS[min(10, max(3, 640 // requests))]
-        return _DRAWS[min(5, 200 // requests + 1)]
+            return draws(min(10, max(3, 640 // requests)))
+        return draws(min(5, 200 // requests + 1))
 
     def combine(self, peaks: Sequence[int]) -> float:
         """Mean or largest."""
@@ -274,7 +221,7 @@ class Oracle(Forecasting):
 
     def belief(self, crowds: Sequence[Crowd]) -> Belief:
         """The truth."""
-        return _TRUTHS
+        return TRUTHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +249,7 @@ class Predicted(Forecasting):
 
     def belief(self, crowds: Sequence[Crowd]) -> Belief:
         """The predictions."""
-        return _PREDICTIONS
+        return PREDICTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Which output lengths an admission believes in, and what follows for memory."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -61,3 +63,53 @@ class Bounds(NamedTuple):
 
     low: Sequence[int]
     high: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draws:
+    lasting: ClassVar[bool] = False
+
+    samples: int
+
+    def lengths(self, crowd: "Crowd") -> IntArray:
+        members = crowd.members
+        return crowd.lengths.draw(members.seeds, crowd.generated, members.ceilings, self.samples)
+
+    def length_of(self, one: Tracked, crowd: "Crowd") -> Sequence[int]:
+        return crowd.lengths.draw_one(one.seed, one.generated, one.ceiling, self.samples)
+
+
+@lru_cache(maxsize=64)
+def draws(samples: int) -> Belief:
+    """Lengths drawn from those of the recent past, anew after every token; of each so many draws."""
+    return _Draws(samples)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Predictions:
+    lasting: ClassVar[bool] = True
+
+    def lengths(self, crowd: "Crowd") -> IntArray:
+        return crowd.predicted[None, :]
+
+    def length_of(self, one: Tracked, crowd: "Crowd") -> Sequence[int]:
+        return (one.predicted,)
+
+
+PREDICTIONS: Belief = _Predictions()
+"""Lengths that a predictor gave each request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Truths:
+    lasting: ClassVar[bool] = True
+
+    def lengths(self, crowd: "Crowd") -> IntArray:
+        return crowd.members.truths[None, :]
+
+    def length_of(self, one: Tracked, crowd: "Crowd") -> Sequence[int]:
+        return (one.last_token - one.prompt_tokens,)
+
+
+TRUTHS: Belief = _Truths()
+"""Lengths known beforehand."""

@@ -14,6 +14,7 @@ from shoal.schedule.belief import Peaks
 from shoal.schedule.cohort import Cohort
 from shoal.schedule.columns import Columns
 from shoal.schedule.crowd import Crowd
+from shoal.schedule.larger_crowd import LargerCrowd
 from shoal.schedule.members import Members
 from shoal.schedule.queue import WaitingQueue
 from shoal.schedule.running import Running
@@ -297,7 +298,7 @@ class Group:
         tables = [(one.blocks, one.shareable) for one in (*self.rows, *joined)]
         shared = self.shared.sets([*tables, (hits, len(hits))])
         self.shared.drop(hits)
-        return crowd.plus(newcomer, shared)
+        return LargerCrowd(crowd, newcomer, shared)
 
     def rename(self, moved: Mapping[int, int]) -> list[Tracked]:
         """Blocks got other numbers; returns the running requests whose tables changed."""

@@ -11,8 +11,9 @@ from shoal.core import BlockCopy, Joined, SyntheticPrompt
 from shoal.kvcache import BlockPool
 from shoal.schedule.admission import Admission
 from shoal.schedule.compose import slice_blocks, slice_end
-from shoal.schedule.crowd import Crowd, LargerCrowd
+from shoal.schedule.crowd import Crowd
 from shoal.schedule.group import Group
+from shoal.schedule.larger_crowd import LargerCrowd, plus_each
 from shoal.schedule.tracked import Tracked
 
 AHEAD = (1, 2, 12)
@@ -213,7 +214,7 @@ class Door:
         if kept:
             return self._group.crowd_with(crowd, [other.request for other in self.joined], one, kept)
         if not (self._ahead and self._ahead[0].adds(one, crowd)):
-            self._ahead = deque(crowd.plus_each((one, *self._coming)))
+            self._ahead = deque(plus_each(crowd, (one, *self._coming)))
         return self._ahead.popleft()
 
 

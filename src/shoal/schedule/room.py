@@ -8,6 +8,7 @@ from shoal.schedule.admission import Admission
 from shoal.schedule.compose import slice_blocks
 from shoal.schedule.crowd import Crowd
 from shoal.schedule.group import Group
+from shoal.schedule.larger_crowd import LargerCrowd
 from shoal.schedule.ledger import Ledger
 from shoal.schedule.orders import Order
 from shoal.schedule.tracked import Tracked
@@ -94,7 +95,7 @@ class Room:
         if len(gone) == self.holders():
             return True
         crowds = {name: group.crowd_without(gone) for name, group in self._groups.items()}
-        joined = crowds[one.service].plus(one, crowds[one.service].shared)
+        joined = LargerCrowd(crowds[one.service], one, crowds[one.service].shared)
         others = [crowd for name, crowd in crowds.items() if name != one.service]
         slice_tokens = self._admission.slice_tokens
         if slice_tokens is not None:
