@@ -95,6 +95,17 @@ def test_a_decode_turn_computes_no_prompt():
     ]
 
 
+def test_a_prompt_does_not_pass_for_a_decode_that_is_never_due():
+    begun, decode, other = (
+        make_tracked("a", number=0),
+        make_tracked("a", number=5),
+        make_tracked("b", number=3),
+    )
+    groups = FakeGroup("a", running=[begun, decode], prefills=[begun]), FakeGroup("b", running=[other])
+    turns = decide(EarliestDeadline(default_s=float("inf")), *groups)
+    assert [(turn.service, turn.prefill) for turn in turns] == [("a", True), ("b", False), ("a", False)]
+
+
 # Feedback queue
 
 

@@ -6,7 +6,7 @@ import pytest
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler
 from test_schedule_random import ORDER_POINTS
 
-from shoal.core import Idle, StepResult
+from shoal.core import Idle, StepPlan, StepResult
 from shoal.schedule import (
     Aggressive,
     Conservative,
@@ -75,3 +75,14 @@ def test_the_wait_of_a_long_request_is_bounded(order, admission, eviction):
 def test_without_the_guard_it_would_starve(order):
     """The test above tests something: with a threshold that is never reached, the request never runs."""
     assert waits(order, Aggressive(), {}, threshold=10_000) == (400, 400)
+
+
+def test_who_starved_while_running_is_served_once_in_a_threshold():
+    scheduler = make_scheduler(make_pool(64), order="fcfs", starvation_s=STEP_NS / 2e9)
+    scheduler.submit(make_request(4, 20), 0)
+    for step in range(3):
+        plan = scheduler.schedule(step * STEP_NS)
+        scheduler.update(plan, StepResult([5] * len(plan.sampled), STEP_NS), (step + 1) * STEP_NS)
+    late_ns = 10 * STEP_NS
+    assert isinstance(scheduler.schedule(late_ns), StepPlan)
+    assert scheduler._groups["a"].served_guard_ns == late_ns

@@ -13,7 +13,7 @@ from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
 from shoal.schedule.tracked import Tracked
 
 OnEnd = Callable[[Tracked, FinishReason, int], None]
-"""Told of every request that ends, why, and when."""
+"""Told of every request that ends, why, and when; not to look at others, whose books are being written."""
 
 
 class Ledger:

@@ -215,7 +215,7 @@ class Scheduler:
                 turn = Turn(one.service, [one, *(other for other in group.running if other is not one)])
             plan = self._take(turn, urgent=one)
             if plan is not None:
-                if one.in_flight:
+                if one in self._flights[-1].requests:
                     self._guard.served(group, now_ns)
                 return plan
         return None

@@ -103,10 +103,6 @@ class ByPriority(ABC):
         urgencies = self.urgencies(group, asked)
         of_running = urgencies[: len(running)]
         prompts = [running.index(one) for one in group.prefills]
-        decodes = of_running
-        if prompts:
-            decodes = of_running.copy()
-            decodes[prompts] = np.inf
 
         def urgency(at: int) -> Urgency:
             return float(urgencies[at]), asked.requests[at].number
@@ -119,8 +115,16 @@ class ByPriority(ABC):
             group,
             Lineup(running, of_running),
             min(map(urgency, heads), default=None),
-            urgency(int(decodes.argmin())) if len(running) > len(prompts) else None,
+            urgency(_first_but(prompts, of_running)) if len(running) > len(prompts) else None,
         )
+
+
+def _first_but(those: Sequence[int], urgencies: FloatArray) -> int:
+    """The place of the smallest urgency that is at none of ``those`` places; of equals the first."""
+    if not those:
+        return int(urgencies.argmin())
+    others = np.delete(np.arange(len(urgencies)), those)
+    return int(others[urgencies[others].argmin()])
 
 
 def require(holds: bool, order: str, knob: str, rule: str, value: object) -> None:
