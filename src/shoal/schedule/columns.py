@@ -32,8 +32,8 @@ class Columns:
         self.requests = requests
         self._table = np.empty((_ROWS, max(64, len(requests) + 1)), dtype=np.int64)
         self._known: set[int] = set(_READ)
-        for at, one in enumerate(requests):
-            self._table[:, at] = _column(one)
+        if requests:
+            self._table[:, : len(requests)] = np.array(list(map(_column, requests)), dtype=np.int64).T
 
     @classmethod
     def of(cls, requests: Sequence[Tracked]) -> "Columns":

@@ -11,7 +11,7 @@ from shoal.schedule.group import Group
 from shoal.schedule.larger_crowd import LargerCrowd
 from shoal.schedule.ledger import Ledger
 from shoal.schedule.orders import Order
-from shoal.schedule.tracked import Tracked
+from shoal.schedule.tracked import BY_SEQUENCE, Tracked
 from shoal.schedule.victims import Shortage, Victim
 
 
@@ -116,15 +116,14 @@ class Room:
 
     def _by_admission(self) -> list[Tracked]:
         everybody = [one for group in self._groups.values() for one in group.running]
-        everybody.sort(key=lambda one: one.sequence or 0)
+        everybody.sort(key=BY_SEQUENCE)
         return everybody
 
     def _priorities(self, requests: Sequence[Tracked]) -> list[float]:
-        by_service: dict[str, list[Tracked]] = {}
-        for one in requests:
-            by_service.setdefault(one.service, []).append(one)
-        found: dict[int, float] = {}
-        for service, some in by_service.items():
-            values = self._order.priorities(self._groups[service], some)
-            found.update(zip(map(id, some), values, strict=True))
-        return [found[id(one)] for one in requests]
+        """Of some running requests; asked of all at once, whose columns are at hand."""
+        found: dict[Tracked, float] = {}
+        for service in {one.service for one in requests}:
+            group = self._groups[service]
+            values = self._order.priorities(group, group.running)
+            found.update(zip(group.running, values, strict=True))
+        return [found[one] for one in requests]

@@ -97,8 +97,13 @@ class LowestPriority:
 
     def choose(self, shortage: Shortage) -> Tracked:
         """The largest priority value."""
-        ranked = zip(shortage.priority(shortage.candidates), shortage.candidates, strict=True)
-        return max(ranked, key=lambda pair: (pair[0], pair[1].sequence or 0))[1]
+        priorities = shortage.priority(shortage.candidates)
+        last = max(priorities)
+        return next(
+            one
+            for priority, one in zip(reversed(priorities), reversed(shortage.candidates), strict=True)
+            if priority == last
+        )
 
 
 class FewestTokens:
