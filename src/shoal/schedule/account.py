@@ -46,7 +46,7 @@ def account(
             strict=True,
         )
     ):
-        if row < begun:
+        if row < begun:  # it was not told of the step, which is over now
             one.scheduled = one.expected
             one.expected += 1
         else:

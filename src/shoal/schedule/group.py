@@ -99,7 +99,7 @@ class Group:
     due_ns: when a request starves. publish: told of a running request that may have full blocks to offer to
     the prefix index, after steps that were not written to it. slo, execution_s: the service's goals, and its
     fixed execution time where known.
-    rows: ``running`` itself, whose books may be behind cohort: those of them whose are; all that have
+    rows: ``running`` itself, whose books may be behind. cohort: those of them whose are; all that have
     nothing left to prefill, or none. served_guard_ns: when the starvation guard last made a plan for it.
     earliest_due_ns: no running request starves before that. ending: so many running requests are to end at
     the update of a plan in flight, whatever it brings. in_flight: plans of this service in flight.

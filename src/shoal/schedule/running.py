@@ -10,7 +10,7 @@ from shoal.schedule.tracked import Tracked
 
 
 class Running(Sequence[Tracked]):
-    """A list of requests whose books are brought up to date when somebody looks at one.
+    """All running requests of a service, whose books are brought up to date when somebody looks at one.
 
     Counting them, or passing them on, is not looking.
     """
