@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,7 @@ from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_request
+from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2
@@ -49,6 +50,8 @@ class ByteTokenizer:
     eos_token_ids = (EOS,)
     bos_token_id = BOS
 
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
         self.threads: list[int] = []
@@ -63,10 +66,21 @@ class ByteTokenizer:
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def least_tokens(self, text: str) -> int:
+        return len(text.encode())
+
+    @property
+    def chat_template(self) -> ChatTemplate:
         if not self.has_chat_template:
             raise InvalidRequest("this model has no chat_template", param="messages")
-        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
+        return ChatTemplate(self.template, {})
+
+
+class InlineWorkers:
+    """Does at once what a server has other processes do."""
+
+    async def run(self, line: str, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 def make_tokenizers() -> dict[str, ByteTokenizer]:
@@ -220,7 +234,8 @@ class FakeEngine:
 
 
 def make_app(engine: FakeEngine | None = None, **options: Any) -> FastAPI:
-    return create_app(engine or FakeEngine(), make_tokenizers(), SERVICES, ServerOptions(**options))
+    engine = engine or FakeEngine()
+    return create_app(engine, make_tokenizers(), SERVICES, ServerOptions(**options), workers=InlineWorkers())
 
 
 def make_client(app: FastAPI) -> httpx.AsyncClient:

@@ -29,6 +29,9 @@ def run_served(builders, options, scenario):
     class Tokenizer(builders.ByteTokenizer):
         has_chat_template = True
 
+        def least_tokens(self, text):
+            return 0
+
         def token_bytes(self, token):
             return bytes([token]) if token < 256 else b""
 

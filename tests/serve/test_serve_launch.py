@@ -24,6 +24,8 @@ from shoal.serve import ServerOptions, launch
 
 class Tokenizer(engine_builders.ByteTokenizer):
     has_chat_template = True
+    def least_tokens(self, text):
+        return 0
     @classmethod
     def from_folder(cls, folder, chat_template=None):
         return cls()

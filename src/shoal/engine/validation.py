@@ -45,25 +45,39 @@ def find_service(info: EngineInfo, service: str) -> ServiceInfo:
     return limits
 
 
-def _check_length(limits: ServiceInfo, service: str, prompt: int, sampling: SamplingParams) -> None:
-    total = limits.max_total_tokens
-    room = total - prompt
-    asked = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
-    if asked <= room:
-        return
-    limit = f"{service} takes {total} tokens of prompt and output together ({_reason(limits)})"
-    if room < 1:
+def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least: bool = False) -> None:
+    """Refuse a prompt that leaves no room for output; raises InvalidRequest.
+
+    at_least: ``tokens`` is only a lower bound of the prompt's length.
+    """
+    most = limits.max_total_tokens - 1
+    if tokens > most:
         raise InvalidRequest(
-            f"the prompt has {prompt} tokens, but {limit}; shorten the prompt to at most {total - 1} tokens",
+            f"the prompt has {'at least ' if at_least else ''}{tokens} tokens, "
+            f"but {_limit(limits, service)}; shorten the prompt to at most {most} tokens",
             param="prompt",
             code="context_length_exceeded",
         )
+
+
+def _check_length(limits: ServiceInfo, service: str, prompt: int, sampling: SamplingParams) -> None:
+    check_prompt_length(limits, service, prompt)
+    room = limits.max_total_tokens - prompt
+    asked = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
+    if asked <= room:
+        return
     name = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
     raise InvalidRequest(
         f"the prompt has {prompt} tokens and {name} asks for {asked}, {prompt + asked} together, "
-        f"but {limit}; ask for at most {room} tokens or shorten the prompt",
+        f"but {_limit(limits, service)}; ask for at most {room} tokens or shorten the prompt",
         param=name,
         code="context_length_exceeded",
+    )
+
+
+def _limit(limits: ServiceInfo, service: str) -> str:
+    return (
+        f"{service} takes {limits.max_total_tokens} tokens of prompt and output together ({_reason(limits)})"
     )
 
 

@@ -5,8 +5,10 @@ The names that templates may use (``raise_exception``, ``strftime_now``, ``tojso
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -27,51 +29,77 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+@dataclass(frozen=True)
 class ChatTemplate:
-    """One template, compiled when it is first used.
+    """One template; a value that can be sent to another process."""
 
-    special_tokens: names such as ``bos_token`` and their text, as the template may write them.
-    """
+    source: str
+    """Jinja."""
+    special_tokens: Mapping[str, str]
+    """Names such as ``bos_token`` and their text, as the template may write them."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
-        self._special_tokens = dict(special_tokens)
-        self._compiled: Template | None = None
+    def check_syntax(self) -> None:
+        """Raise InvalidRequest that names ``chat_template`` where the source is not valid Jinja."""
+        self._compile()
 
-    def compile(self) -> None:
-        """Check the template's syntax; raises InvalidRequest that names ``chat_template``."""
-        if self._compiled is not None:
-            return
+    def _compile(self) -> Template:
         try:
-            self._compiled = _environment().from_string(self._source)
+            return _compiled(self.source)
         except TemplateSyntaxError as error:
             raise InvalidRequest(
                 f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
                 param="chat_template",
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int | None = None) -> str:
         """The conversation as text that ends where the assistant is to go on.
 
         messages: as OpenAI's chat API has them; content parts of type text are joined. Raises
-        InvalidRequest where they are malformed or the template refuses them.
+        InvalidRequest where they are malformed, where the template refuses them or writes more than
+        ``max_characters``.
         """
         plain = [_plain(message, number) for number, message in enumerate(messages)]
         if not plain:
             raise InvalidRequest("messages must not be empty", param="messages")
-        self.compile()
-        assert self._compiled is not None
+        names = {**self.special_tokens, "messages": plain, "add_generation_prompt": True}
+        pieces = self._compile().generate({**names, "tools": None, "documents": None})
         try:
-            return self._compiled.render(
-                {**self._special_tokens, "messages": plain, "add_generation_prompt": True}
-                | {"tools": None, "documents": None}
-            )
+            return _join(pieces, max_characters)
         except InvalidRequest:
             raise
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except _TEMPLATE_FAULTS as error:
             raise InvalidRequest(
-                f"the model's chat template cannot lay out these messages: {error}", param="messages"
+                f"the model's chat template cannot lay out these messages: {error or type(error).__name__}",
+                param="messages",
             ) from error
+
+
+# What a template can raise while it is carried out.
+_TEMPLATE_FAULTS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+
+
+def _join(pieces: Iterable[str], max_characters: int | None) -> str:
+    written: list[str] = []
+    room = max_characters
+    for piece in pieces:
+        written.append(piece)
+        if room is not None:
+            room -= len(piece)
+            if room < 0:
+                raise InvalidRequest(
+                    f"the model's chat template writes more than {max_characters} characters for them",
+                    param="messages",
+                )
+    return "".join(written)
 
 
 def _plain(message: Any, number: int) -> dict[str, Any]:
@@ -99,12 +127,18 @@ def _part_text(part: Any, where: str) -> str:
     return text
 
 
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> Template:
+    return _environment().from_string(source)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
     # Jinja's own tojson escapes for HTML, which would put \u003c where the model expects <.
     environment.filters["tojson"] = _to_json
+    del environment.globals["lipsum"]  # filler text, as much as one asks for
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment

@@ -31,6 +31,17 @@ def alphabet_of(decoder: Mapping[str, Any] | None) -> TokenAlphabet:
     return TokenAlphabet.PLAIN
 
 
+def keeps_text(normalizer: Mapping[str, Any] | None) -> bool:
+    """Whether the ``normalizer`` entry of a tokenizer.json leaves a text at least as long as it is."""
+    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
+    return all(step.get("type") == "Prepend" or _only_lengthens(step) for step in steps)
+
+
+def _only_lengthens(step: Mapping[str, Any]) -> bool:
+    pattern = step.get("pattern", {}).get("String")
+    return step.get("type") == "Replace" and bool(pattern) and len(step.get("content", "")) >= len(pattern)
+
+
 def _kinds(decoder: Mapping[str, Any]) -> list[str]:
     inner = decoder.get("decoders", [])
     return [decoder.get("type", ""), *(kind for each in inner for kind in _kinds(each))]

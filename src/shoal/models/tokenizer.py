@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from shoal.models.chat_template import ChatTemplate
 from shoal.models.conversion import tokenizer_folder
 from shoal.models.folder_config import eos_from_configs, read_json
 from shoal.models.progress import silent
-from shoal.models.token_bytes import BYTES_OF_PIECE, alphabet_of
+from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, keeps_text
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -35,9 +36,8 @@ class Tokenizer:
         template: ChatTemplate | None = None,
     ) -> None:
         self._backend = backend
-        # The pickled state is the decoder's JSON; parsing the whole file again would take a second.
-        decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else None
-        self._bytes_of = BYTES_OF_PIECE[alphabet_of(decoder)]
+        self._alphabet = alphabet_of(_state(backend.decoder))
+        self._bytes_of = BYTES_OF_PIECE[self._alphabet]
         self._template = template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids = eos_token_ids or _ids(backend, special_tokens.get("eos_token"))
@@ -82,10 +82,36 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Other than ``encode``, the batch call lets other threads run meanwhile.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
             return [self.bos_token_id, *ids]
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than these come of ``text``; cheap, and 0 where nothing can be said."""
+        return len(text.encode(errors="replace")) // self._longest_token_bytes if self._keeps_text else 0
+
+    @cached_property
+    def _longest_token_bytes(self) -> int:
+        return max((len(self._bytes_of(piece)) for piece in self._backend.get_vocab()), default=1) or 1
+
+    @cached_property
+    def _keeps_text(self) -> bool:
+        """Whether every byte of a text is in one of its tokens.
+
+        Normalizers may drop text, special tokens may swallow the blanks beside them, and a vocabulary
+        that does not know all bytes makes one unknown token of many characters.
+        """
+        added = self._backend.get_added_tokens_decoder().values()
+        knows_all_bytes = self._alphabet is TokenAlphabet.BYTE_LEVEL or (
+            self._alphabet is TokenAlphabet.PIECES and getattr(self._backend.model, "byte_fallback", False)
+        )
+        return (
+            knows_all_bytes
+            and keeps_text(_state(self._backend.normalizer))
+            and not any(token.lstrip or token.rstrip for token in added)
+        )
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``tokens``; bytes that are no UTF-8 (yet) show as U+FFFD, unknown ids as nothing."""
@@ -107,6 +133,12 @@ class Tokenizer:
         Raises InvalidRequest where the messages are malformed, the template refuses them, or there
         is no template (naming ``chat_template``).
         """
+        # The template writes every special token itself.
+        return self.encode(self.chat_template.render(messages), add_special_tokens=False)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """What lays out conversations; raises InvalidRequest where there is none."""
         if self._template is None:
             raise InvalidRequest(
                 "this model has no chat template, so it cannot chat: use completions, or set"
@@ -114,13 +146,18 @@ class Tokenizer:
                 param="chat_template",
                 code="no_chat_template",
             )
-        # The template writes every special token itself.
-        return self.encode(self._template.render(messages), add_special_tokens=False)
+        return self._template
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    """A part of a tokenizer as its JSON has it."""
+    # The pickled state is that JSON; writing or parsing the whole file would take a second.
+    return json.loads(part.__getstate__()) if part is not None else None
 
 
 def _check_at_start(template: ChatTemplate) -> None:
     try:
-        template.compile()
+        template.check_syntax()
     except InvalidRequest as error:
         raise ConfigError(f"chat_template: {error}") from error
 

@@ -1,11 +1,10 @@
 """The HTTP application: OpenAI's endpoints and those for operators."""
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from msgspec import Struct
 from starlette.responses import Response
@@ -14,6 +13,8 @@ import shoal
 from shoal.core import EngineDied, InvalidRequest, SamplingParams, Service
 from shoal.core.sampling import MAX_CHOICES
 from shoal.core.service import NO_GOALS
+from shoal.engine.info import EngineInfo
+from shoal.engine.validation import check_prompt_length
 from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.bodies import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerationBody
@@ -25,7 +26,7 @@ from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.openapi import document, fails, returns, streams, takes
 from shoal.serve.options import ServerOptions
-from shoal.serve.parse import parse_body
+from shoal.serve.parse import Body, parse_body
 from shoal.serve.responses import (
     ChatChunk,
     ChatCompletion,
@@ -36,12 +37,18 @@ from shoal.serve.responses import (
     Version,
     encode,
 )
+from shoal.serve.workers import WorkerProcesses, Workers
 
-# Text longer than this is tokenised in a thread: it would hold up every stream.
+# Text longer than this is tokenised in a thread, and so many at once: it would hold up every stream.
 _LONG_TEXT = 2048
+_LONG_TEXTS_AT_ONCE = 2
+# Text has about 4 bytes for each token, JSON may write a character with 6 or 12.
+_BODY_BYTES_PER_TOKEN = 64
+_LEAST_BODY_BYTES = 2**20
+# A template may write so many characters for each byte that a body can have.
+_TEMPLATE_GROWTH = 2
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GENERATION_ERRORS = fails(400, 404, 413, 415, 429, 500, 503)
-Result = TypeVar("Result")
 
 
 class Api:
@@ -54,10 +61,13 @@ class Api:
         services: Sequence[Service],
         options: ServerOptions,
         lifecycle: Lifecycle,
+        workers: Workers,
     ) -> None:
         self._backend = backend
         self._tokenizers = tokenizers
-        self._options = options
+        self._max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
+        self._workers = workers
+        self._long_texts = CapacityLimiter(_LONG_TEXTS_AT_ONCE)
         self._lifecycle = lifecycle
         self._metrics = ServerMetrics(services)
         created = int(time.time())
@@ -89,7 +99,7 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """Continue one or several prompts."""
         arrival_ns = time.monotonic_ns()
-        body = await parse_body(request, CompletionBody, self._options.max_body_bytes)
+        body = await self._body(request, CompletionBody)
         card = self._card(body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
@@ -106,17 +116,33 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         """Answer a chat."""
         arrival_ns = time.monotonic_ns()
-        body = await parse_body(request, ChatBody, self._options.max_body_bytes)
+        body = await self._body(request, ChatBody)
         self._card(body.model, "model")
         messages = [message.for_template() for message in body.messages]
-        tokenizer = self._tokenizers[body.model]
-        length = sum(len(message["content"]) for message in messages)
-        tokens = await _off_loop_if(length > _LONG_TEXT, lambda: tokenizer.apply_chat_template(messages))
+        text = await self._workers.run(
+            f"chats of {body.model}",
+            f"laying out these messages with the chat template of {body.model}",
+            self._tokenizers[body.model].chat_template.render,
+            messages,
+            _TEMPLATE_GROWTH * self._max_body_bytes,
+        )
+        # The template writes every special token itself.
+        tokens = await self._encode(body.model, text, add_special_tokens=False)
         return self._answer(body, "chatcmpl", [tokens], body.sampling(), arrival_ns)
 
-    async def _encode(self, model: str, text: str, add_special_tokens: bool) -> list[int]:
-        tokenizer = self._tokenizers[model]
-        return await _off_loop_if(len(text) > _LONG_TEXT, lambda: tokenizer.encode(text, add_special_tokens))
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        return await parse_body(request, kind, self._max_body_bytes, self._backend.info, self._workers)
+
+    async def _encode(self, service: str, text: str, add_special_tokens: bool) -> list[int]:
+        def work() -> list[int]:
+            tokenizer = self._tokenizers[service]
+            limits = self._backend.info.services[service]
+            check_prompt_length(limits, service, tokenizer.least_tokens(text), at_least=True)
+            return tokenizer.encode(text, add_special_tokens)
+
+        if len(text) <= _LONG_TEXT:
+            return work()
+        return await to_thread.run_sync(work, limiter=self._long_texts)
 
     def _answer(
         self,
@@ -167,14 +193,17 @@ def create_app(
     services: Sequence[Service],
     options: ServerOptions | None = None,
     lifecycle: Lifecycle | None = None,
+    workers: Workers | None = None,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: given by whoever drains the server; by default it
-    never drains.
+    never drains. workers: for work that the server must not wait for; by default other processes.
     """
     lifecycle = lifecycle or Lifecycle()
-    api = Api(backend, tokenizers, services, options or ServerOptions(), lifecycle)
+    api = Api(
+        backend, tokenizers, services, options or ServerOptions(), lifecycle, workers or WorkerProcesses()
+    )
     app = FastAPI(
         title="Shoal",
         version=shoal.__version__,
@@ -232,5 +261,7 @@ def _check_choices(prompts: int, n: int) -> None:
         )
 
 
-async def _off_loop_if(long: bool, work: Callable[[], Result]) -> Result:
-    return await asyncio.to_thread(work) if long else work()
+def _body_bytes(info: EngineInfo) -> int:
+    """The largest body to read, by the longest prompt that any service takes."""
+    longest = max(limits.max_total_tokens for limits in info.services.values())
+    return max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * longest)

@@ -4,14 +4,15 @@
 that the server can stand before anything that answers requests.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from shoal.core import SLO, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
 from shoal.engine.reader import Delta
 from shoal.engine.stats import EngineStats
+from shoal.models.chat_template import ChatTemplate
 
 
 class DeltaStream(Protocol):
@@ -63,5 +64,9 @@ class TextCodec(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for, which may be part of a character."""
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a chat, up to where the answer begins; raises InvalidRequest if there is no template."""
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than these come of ``text``; cheap, and 0 where nothing can be said."""
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """What lays out chats; raises InvalidRequest where there is none."""

@@ -8,7 +8,7 @@ A null is the same as leaving a field out.
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from shoal.core import SLO, InvalidRequest, SamplingParams
@@ -17,6 +17,10 @@ from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_FIELDS = 64
+TOO_MANY_FIELDS = "too_many_fields"
 DEFAULT_COMPLETION_TOKENS = 16
 
 
@@ -36,6 +40,7 @@ StopString = Annotated[str, Field(min_length=1)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 NotTrue = Annotated[bool, AfterValidator(_must_be_false), WithJsonSchema({"const": False})]
 EmptyList = Annotated[list[Any], Field(max_length=0)]
+Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
@@ -46,7 +51,8 @@ FORMS = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
     f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
     "stop": f"must be a string that is not empty, or a list of at most {MAX_STOP_STRINGS} such strings",
-    "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty; '
+    "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
+    f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",
     "role": "must be system, developer, user or assistant; tools are not supported",
     "response_format": 'is not supported, except {"type": "text"}',
@@ -75,6 +81,14 @@ class _Strict(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, sent: Any) -> Any:
+        # Each unknown field would become an error of its own, and only one is ever told.
+        if isinstance(sent, dict) and len(sent) > MAX_FIELDS:
+            raise PydanticCustomError(TOO_MANY_FIELDS, f"{len(sent)} fields, at most {MAX_FIELDS} are read")
+        return sent
 
 
 class StreamOptions(_Strict):
@@ -134,7 +148,7 @@ class GenerationBody(_Strict):
     """Do not stop at the model's end-of-sequence token."""
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     """Neither stop strings nor stop tokens end the output before so many tokens."""
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     """Let the tokenizer add its special tokens to a text. Default true for completions."""
     slo: Goals | None = None
@@ -144,6 +158,10 @@ class GenerationBody(_Strict):
     """Ignored."""
     logit_bias: EmptyDict | None = None
     """Not supported, must be empty."""
+
+    def token_prompts(self) -> list[list[int]]:
+        """The prompts that were sent as token ids."""
+        return []
 
     def output_limit(self) -> int | None:
         """The most output tokens asked for; None: as many as fit."""
@@ -193,6 +211,10 @@ class CompletionBody(GenerationBody):
         """As asked."""
         return self.logprobs
 
+    def token_prompts(self) -> list[list[int]]:
+        """The prompts that were sent as token ids."""
+        return [prompt for prompt in self.prompts() if not isinstance(prompt, str)]
+
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts, one or several."""
         if isinstance(self.prompt, str):
@@ -214,7 +236,7 @@ class Message(_Strict):
     """One message of a chat; fields that OpenAI returns with messages may be sent back empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     name: str | None = None
     """Ignored."""
     refusal: Literal[""] | None = None
@@ -240,7 +262,7 @@ class TextFormat(_Strict):
 class ChatBody(GenerationBody):
     """Answer a chat."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Count | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
@@ -250,7 +272,7 @@ class ChatBody(GenerationBody):
     add_special_tokens: NotTrue | None = None
     """The chat template already has them."""
 
-    metadata: dict[str, Any] | None = None
+    metadata: Ignored | None = None
     """Ignored."""
     store: bool | None = None
     """Ignored."""
@@ -264,7 +286,7 @@ class ChatBody(GenerationBody):
     """Ignored."""
     parallel_tool_calls: bool | None = None
     """Ignored."""
-    prediction: dict[str, Any] | None = None
+    prediction: Ignored | None = None
     """Ignored: it may speed up an answer, but does not change it."""
 
     response_format: TextFormat | None = None

@@ -15,6 +15,7 @@ MODEL_NOT_FOUND = "model_not_found"
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
 )
+_LONGEST_MESSAGE = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -34,12 +35,19 @@ class GenerationFailed(ShoalError):
     """The engine gave up on one request (HTTP 500)."""
 
 
+def shorten(text: str, longest: int) -> str:
+    """``text``, cut where it is longer than ``longest`` characters."""
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
     """HTTP status, body and headers for an error; anything unexpected is logged and becomes a 500."""
     match error:
         case InvalidRequest():
             status = 404 if error.code == MODEL_NOT_FOUND else 400
-            return status, ErrorBody(str(error), "invalid_request_error", error.param, error.code), {}
+            # It may repeat what a client sent, which may be megabytes.
+            message = shorten(str(error), _LONGEST_MESSAGE)
+            return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
         case QueueFull():
             body = ErrorBody(str(error), "rate_limit_error", None, "queue_full")
             return 429, body, {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

@@ -10,6 +10,7 @@ from shoal.models import Progress, Tokenizer, resolve_model
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
 from shoal.serve.server import check_address, serve_until_stopped
+from shoal.serve.workers import WorkerProcesses
 
 
 def run_server(
@@ -44,7 +45,9 @@ async def _run(
     ready: Callable[[str, EngineInfo], None] | None,
 ) -> None:
     stop = StopSignal()
+    workers = WorkerProcesses()
     with stop.on_signals():
+        warming = asyncio.create_task(workers.start())
         starting = asyncio.create_task(EngineHandle.start(engine, folders, tokenizers, loading))
         asked = asyncio.create_task(stop.drain.wait())
         await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -53,11 +56,13 @@ async def _run(
             starting.cancel()
             await asyncio.wait((starting,))
         if starting.cancelled():
+            warming.cancel()
             return
         handle = starting.result()
         try:
+            await warming
             tell = None if ready is None else partial(_tell, ready, handle.info)
-            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, tell)
+            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, tell, workers)
         finally:
             await handle.close()
 

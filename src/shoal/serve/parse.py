@@ -9,24 +9,50 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from shoal.core import InvalidRequest
-from shoal.serve.bodies import FORMS, UNSUPPORTED
-from shoal.serve.errors import BodyTooLarge, WrongContentType
+from shoal.engine.info import EngineInfo
+from shoal.engine.validation import check_prompt_length
+from shoal.serve.bodies import FORMS, TOO_MANY_FIELDS, UNSUPPORTED, GenerationBody
+from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
+from shoal.serve.workers import Workers
 
 # A body that is too large is read to the end and thrown away, so that the client gets to read the
 # answer; but not if it is larger than the limit by this factor.
 _PATIENCE = 8
 
-Body = TypeVar("Body", bound=BaseModel)
+# Names of fields are repeated in errors up to so many characters.
+_LONGEST_NAME = 80
+# Larger bodies are parsed in another process: it takes longer than streams should wait.
+_SMALL_BYTES = 256 * 2**10
+
+Body = TypeVar("Body", bound=GenerationBody)
 
 
-async def parse_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
+async def parse_body(
+    request: Request, kind: type[Body], max_bytes: int, info: EngineInfo, workers: Workers
+) -> Body:
     """The body of ``request``; raises InvalidRequest, BodyTooLarge or WrongContentType."""
     _check_content_type(request.headers.get("content-type"))
     raw = await _read(request, max_bytes)
+    if len(raw) <= _SMALL_BYTES:
+        return read_body(raw, kind, info)
+    return await workers.run("bodies", f"a body of {len(raw)} bytes", read_body, raw, kind, info)
+
+
+def read_body(raw: bytes, kind: type[Body], info: EngineInfo) -> Body:
+    """What ``raw`` says; raises InvalidRequest for the first thing that is wrong with it.
+
+    Lists of token ids that are too long for the service are refused here too, so that they need not be
+    carried on.
+    """
     try:
-        return kind.model_validate_json(raw)
+        body = kind.model_validate_json(raw)
     except ValidationError as error:
         raise _explain(error, raw, kind) from None
+    limits = info.services.get(body.model)
+    if limits is not None:
+        for tokens in body.token_prompts():
+            check_prompt_length(limits, body.model, len(tokens))
+    return body
 
 
 def _check_content_type(header: str | None) -> None:
@@ -68,6 +94,8 @@ def _explain(error: ValidationError, raw: bytes, kind: type[BaseModel]) -> Inval
             f"the body is not valid JSON: {details[0]['ctx']['error']}", code="invalid_json"
         )
     if not details[0]["loc"]:
+        if details[0]["type"] == TOO_MANY_FIELDS:
+            return InvalidRequest(f"the body has {details[0]['msg']}")
         return InvalidRequest("the body must be a JSON object")
     # Several branches of a union may complain about one field: the deepest knows best.
     sent = from_json(raw)
@@ -94,6 +122,7 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
 
 
 def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> InvalidRequest:
+    path = [shorten(step, _LONGEST_NAME) if isinstance(step, str) else step for step in path]
     names = [step for step in path if isinstance(step, str)]
     for depth, step in enumerate(path):
         if step in FORMS and detail["type"] != "missing":

@@ -13,6 +13,7 @@ from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.lifecycle import Lifecycle, StopSignal
 from shoal.serve.options import ServerOptions
+from shoal.serve.workers import Workers
 
 # Once told to end, requests do within moments; a client that does not read is cut off after this.
 _LAST_WORDS_S = 2
@@ -36,16 +37,17 @@ async def serve_until_stopped(
     options: ServerOptions,
     stop: StopSignal,
     ready: Callable[[str], None] | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Serve HTTP until ``stop`` is asked for, then drain.
 
     Draining turns new requests away with a 503 and lets those under way go on for
     ``options.drain_s``, or until ``stop`` is asked for again; what remains ends with an error. ready
-    is called with the base URL when requests are taken. Raises ConfigError if the address is taken.
+    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises ConfigError if the address is taken.
     """
     listener = _listen(options)
     lifecycle = Lifecycle()
-    app = create_app(backend, tokenizers, services, options, lifecycle)
+    app = create_app(backend, tokenizers, services, options, lifecycle, workers)
     config = uvicorn.Config(
         app,
         lifespan="off",

@@ -1,0 +1,246 @@
+"""What clients send, and what a model's chat template does with it, cannot hold up or harm the server."""
+
+import asyncio
+import json
+import os
+
+import pytest
+from pydantic import ValidationError
+from serve_builders import (
+    SERVICES,
+    ByteTokenizer,
+    FakeEngine,
+    InlineWorkers,
+    chat,
+    completion,
+    make_client,
+    make_tokenizers,
+    post,
+)
+
+from shoal.core import InvalidRequest
+from shoal.models.chat_template import ChatTemplate
+from shoal.serve import create_app
+from shoal.serve.bodies import MAX_FIELDS, MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
+from shoal.serve.workers import WorkerProcesses, WorkLimits
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MANY = 20_000
+WRONG_MANY_TIMES = {
+    "messages": (ChatBody, chat(messages=[0] * MANY)),
+    "unknown fields of a message": (
+        ChatBody,
+        chat(messages=[{f"f{i}": 1 for i in range(MANY)}]),
+    ),
+    "parts": (ChatBody, chat(messages=[{"role": "user", "content": [{}] * MANY}])),
+    "tool calls": (ChatBody, chat(messages=[{"role": "user", "content": "x", "tool_calls": [{}] * MANY}])),
+    "unknown fields": (ChatBody, chat(**{f"f{i}": 1 for i in range(MANY)})),
+    "options": (ChatBody, chat(stream_options={f"f{i}": 1 for i in range(MANY)})),
+    "modalities": (ChatBody, chat(modalities=[1] * MANY)),
+    "token ids": (CompletionBody, completion(prompt=[-1] * MANY)),
+    "texts": (CompletionBody, completion(prompt=["a", *[1] * MANY])),
+    "lists of ids": (CompletionBody, completion(prompt=[[-1]] * MANY)),
+    "stop strings": (CompletionBody, completion(stop=[1] * MANY)),
+    "stop tokens": (CompletionBody, completion(stop_token_ids=[-1] * MANY)),
+    "biases": (CompletionBody, completion(logit_bias={str(i): 1 for i in range(MANY)})),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_MANY_TIMES)
+def test_a_body_that_is_wrong_many_times_has_few_errors(what):
+    kind, body = WRONG_MANY_TIMES[what]
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() < 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(**{"x" * 10**6: 1})),
+        (CHAT, chat(**{"x" * 100: 1})),
+        (CHAT, chat(model="x" * 10**6)),
+        (CHAT, chat(messages=[{"role": "x" * 10**6, "content": ""}])),
+        (CHAT, chat(stream_options={"x" * 10**5: True}, stream=True)),
+        (COMPLETIONS, completion(stream="x" * 10**6)),
+        (COMPLETIONS, b'{"model": "base", "prompt": ' + b"[" * 10**5),
+        (COMPLETIONS, b'{"model": "base", "prompt": ' + b"[" * 10**4 + b"]" * 10**4 + b"}"),
+        (COMPLETIONS, b'{"model": "base", "user": ' + b'{"a":' * 10**4 + b"1" + b"}" * 10**4 + b"}"),
+    ],
+)
+def test_errors_repeat_no_more_than_a_line_of_what_was_sent(path, body):
+    answer = asyncio.run(post(path, body, max_body_bytes=2**21))
+    assert answer.status_code in (400, 404)
+    error = answer.json()["error"]
+    assert len(error["message"]) <= 1000
+    assert len(error["param"] or "") <= 200
+
+
+def test_limits_of_lists_and_objects_are_told_and_what_is_within_is_served():
+    messages = [{"role": "user", "content": ""}] * MAX_MESSAGES
+    parts = [{"type": "text", "text": ""}] * MAX_PARTS
+    for fields, limit in (
+        ({"messages": [*messages, messages[0]]}, MAX_MESSAGES),
+        ({"messages": [{"role": "user", "content": [*parts, parts[0]]}]}, MAX_PARTS),
+        ({f"f{i}": 1 for i in range(MAX_FIELDS)}, MAX_FIELDS),
+        ({"metadata": {f"f{i}": 1 for i in range(MAX_FIELDS + 1)}}, MAX_FIELDS),
+    ):
+        answer = asyncio.run(post(CHAT, chat(**fields)))
+        assert answer.status_code == 400
+        assert f"at most {limit}" in answer.json()["error"]["message"]
+    engine = FakeEngine(context=10**6)
+    for fine in (messages, [{"role": "user", "content": parts}]):
+        assert asyncio.run(post(CHAT, chat(messages=fine, max_tokens=1), engine)).status_code == 200
+
+
+class NotedWorkers(InlineWorkers):
+    """Notes the lines in which work was asked for."""
+
+    def __init__(self):
+        self.lines = []
+
+    async def run(self, line, what, function, *arguments):
+        self.lines.append(line)
+        return await super().run(line, what, function, *arguments)
+
+
+def test_large_bodies_and_templates_are_not_handled_in_the_servers_process():
+    workers = NotedWorkers()
+    app = create_app(FakeEngine(context=10**6), make_tokenizers(), SERVICES, workers=workers)
+
+    async def main():
+        async with make_client(app) as client:
+            for path, body, lines in (
+                (COMPLETIONS, completion(), []),
+                (COMPLETIONS, completion(user="x" * 2**18), ["bodies"]),
+                (CHAT, chat(), ["chats of chat"]),
+            ):
+                workers.lines.clear()
+                assert (await client.post(path, json=body)).status_code == 200
+                assert workers.lines == lines
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(path):
+    tokenizers = make_tokenizers()
+    app = create_app(FakeEngine(context=50), tokenizers, SERVICES, workers=InlineWorkers())
+    body = (
+        completion(prompt="x" * 60)
+        if path == COMPLETIONS
+        else chat(messages=[{"role": "user", "content": "x" * 60}])
+    )
+
+    async def main():
+        async with make_client(app) as client:
+            return await client.post(path, json=body)
+
+    error = asyncio.run(main()).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "at least 6" in error["message"]
+    assert not any(tokenizer.threads for tokenizer in tokenizers.values())
+
+
+def test_token_ids_that_cannot_fit_are_refused_where_the_body_is_parsed():
+    answer = asyncio.run(post(COMPLETIONS, completion(prompt=[[1], [1] * 300])))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "300 tokens" in error["message"]
+
+
+def run_forever():
+    while True:
+        pass
+
+
+def fill_memory():
+    return len("x" * 10**10)
+
+
+def go_deep(levels=10**6):
+    return go_deep(levels - 1) if levels else 0
+
+
+def refuse():
+    raise InvalidRequest("no", param="field", code="a_code")
+
+
+@pytest.fixture
+def worker_functions(monkeypatch):
+    """Lets other processes find the functions of this file."""
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    import test_serve_hostile
+
+    return test_serve_hostile
+
+
+def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions):
+    async def main():
+        workers = WorkerProcesses(WorkLimits(time_s=1.0, memory_bytes=2**26))
+        await workers.start()
+        for function, says in (
+            (worker_functions.run_forever, "more than 1 seconds or 64 MiB"),
+            (worker_functions.fill_memory, "more than 1 seconds or 64 MiB"),
+            (worker_functions.go_deep, "too deep"),
+        ):
+            with pytest.raises(InvalidRequest, match=says):
+                await workers.run("line", "this work", function)
+            assert await workers.run("line", "this work", sum, [1, 2]) == 3
+        with pytest.raises(InvalidRequest, match="^no$") as caught:
+            await workers.run("line", "this work", worker_functions.refuse)
+        assert (caught.value.param, caught.value.code) == ("field", "a_code")
+
+    asyncio.run(main())
+
+
+def test_lines_of_work_do_not_wait_for_each_other(worker_functions):
+    async def main():
+        workers = WorkerProcesses(WorkLimits(time_s=30.0))
+        stuck = asyncio.create_task(workers.run("a", "this work", worker_functions.run_forever))
+        await asyncio.sleep(0)
+        assert await workers.run("b", "this work", sum, [1, 2]) == 3
+        assert not stuck.done()
+        stuck.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stuck
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10000000000 }}",
+        "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(template):
+    class Wild(ByteTokenizer):
+        pass
+
+    Wild.template = template
+    workers = WorkerProcesses(WorkLimits(time_s=1.0, memory_bytes=2**26))
+    app = create_app(FakeEngine(), {**make_tokenizers(), "chat": Wild()}, SERVICES, workers=workers)
+
+    async def main():
+        await workers.start()
+        async with make_client(app) as client:
+            asked = asyncio.create_task(client.post(CHAT, json=chat()))
+            answered = 0
+            while not asked.done():
+                assert (await client.get("/health")).status_code == 200
+                answered += 1
+            answer = await asked
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["message"]
+            assert answered > 1
+
+    asyncio.run(main())
+
+
+def test_templates_have_no_filler_text():
+    with pytest.raises(InvalidRequest, match="lipsum"):
+        ChatTemplate("{{ lipsum(n=3) }}", {}).render([{"role": "user", "content": ""}])
