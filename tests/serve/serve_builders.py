@@ -31,6 +31,7 @@ from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_request
+from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
 
@@ -205,9 +206,11 @@ class FakeEngine:
             return prompt[position]
         return FIRST_BYTE + ord("z") if request.sampling.ignore_eos else EOS
 
-    async def stats(self) -> EngineStats:
-        if not self.alive:
-            raise EngineDied("the engine process ended (exit code 1)")
+    @property
+    def vitals(self) -> Vitals:
+        return Vitals(stats=self._stats())
+
+    def _stats(self) -> EngineStats:
         service = ServiceStats(
             waiting=self.waiting,
             running=2,

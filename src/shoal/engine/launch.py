@@ -5,6 +5,7 @@ import contextlib
 import os
 import pickle
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ _MAX_IPC_PATH = 100
 _EXIT_PATIENCE_S = 5.0
 # How long to look for the last words of a process that has ended.
 _LAST_WORDS_S = 0.1
+# More signs of life than a process gives before they are read.
+_BEATS = 4096
 
 
 class _Channel:
@@ -53,20 +56,39 @@ class _Channel:
 
 
 class EngineProcess:
-    """A running engine process and its socket; knows nothing of what the messages mean."""
+    """A running engine process and its socket; knows nothing of what the messages mean.
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: _Channel) -> None:
+    lifeline: our end of the process's standard input, over which it gives signs of life. on_beat: told of
+    each of them.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        channel: _Channel,
+        lifeline: socket.socket,
+        on_beat: Callable[[], None],
+    ) -> None:
         self._process = process
         self._channel = channel
+        self._lifeline = lifeline
+        self._on_beat = on_beat
         self._ending = asyncio.ensure_future(process.wait())
         self._receiving: asyncio.Future[bytes] | None = None
+        asyncio.get_running_loop().add_reader(lifeline, self._hear)
 
     @classmethod
     async def start(
-        cls, options: EngineOptions, folders: Mapping[str, Path], builder: str
+        cls,
+        options: EngineOptions,
+        folders: Mapping[str, Path],
+        builder: str,
+        on_beat: Callable[[], None] = lambda: None,
     ) -> "EngineProcess":
         """Start the process; it then sends Loading messages and at last Ready or Failed."""
         channel = _Channel()
+        lifeline, its_end = socket.socketpair()
+        lifeline.setblocking(False)
         try:
             config = ProcessConfig(
                 endpoint=channel.endpoint, options=options, folders=dict(folders), builder=builder
@@ -75,15 +97,18 @@ class EngineProcess:
                 sys.executable,
                 "-m",
                 "shoal.engine",
-                stdin=asyncio.subprocess.PIPE,
+                stdin=its_end,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-            assert process.stdin is not None
-            process.stdin.write(pickle.dumps(config))
+            its_end.close()
+            with contextlib.suppress(ConnectionError):  # how it ended is told to whoever waits for it
+                await asyncio.get_running_loop().sock_sendall(lifeline, pickle.dumps(config))
         except BaseException:
             channel.close()
+            lifeline.close()
+            its_end.close()
             raise
-        return cls(process, channel)
+        return cls(process, channel, lifeline, on_beat)
 
     @property
     def pid(self) -> int:
@@ -104,6 +129,18 @@ class EngineProcess:
                     raise wire.failure_to_error(failed, "loading")
                 case None:
                     raise EngineDied(f"the engine process ended while loading ({self.describe_end()})")
+
+    def _hear(self) -> None:
+        try:
+            heard = self._lifeline.recv(_BEATS)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            heard = b""
+        if heard:
+            self._on_beat()
+        else:
+            asyncio.get_running_loop().remove_reader(self._lifeline)
 
     async def receive(self) -> wire.FromEngine | None:
         """The next message; None when the process has ended and nothing is left to read."""
@@ -145,8 +182,8 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         await self._ending
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        asyncio.get_running_loop().remove_reader(self._lifeline)
+        self._lifeline.close()
         if self._receiving is not None:
             self._receiving.cancel()
         self._channel.close()

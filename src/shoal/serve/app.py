@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
@@ -18,7 +19,7 @@ from shoal.engine.validation import check_prompt_length
 from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.bodies import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerationBody
-from shoal.serve.errors import MODEL_NOT_FOUND, ShuttingDown, install_error_handlers
+from shoal.serve.errors import MODEL_NOT_FOUND, EngineSilent, ShuttingDown, install_error_handlers
 from shoal.serve.formats import ChatFormat, CompletionFormat
 from shoal.serve.generation import Call
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
@@ -172,15 +173,16 @@ class Api:
             raise ShuttingDown("the server is shutting down and takes no new requests")
         if not self._backend.alive:
             raise EngineDied("the engine has ended; restart the server")
+        if silence := self._backend.vitals.silence():
+            since = datetime.now(UTC) - timedelta(seconds=silence.duration_s)
+            raise EngineSilent(f"degraded since {since:%Y-%m-%dT%H:%M:%SZ}: {silence.what}")
         return _json(Health())
 
     async def metrics(self) -> Response:
         """Prometheus metrics; without those of the engine where it has ended."""
-        try:
-            stats = await self._backend.stats()
-        except EngineDied:
-            stats = None
-        return Response(self._metrics.render(stats), media_type=_METRICS_TYPE)
+        vitals = self._backend.vitals
+        stats = vitals.stats if self._backend.alive else None
+        return Response(self._metrics.render(stats, vitals.age_s), media_type=_METRICS_TYPE)
 
     async def version(self) -> Response:
         """The version of Shoal."""

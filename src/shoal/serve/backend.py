@@ -11,7 +11,7 @@ from shoal.core import SLO, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
 from shoal.engine.reader import Delta
-from shoal.engine.stats import EngineStats
+from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 
 
@@ -47,8 +47,9 @@ class Backend(Protocol):
         slo: goals that go before those of the service.
         """
 
-    async def stats(self) -> EngineStats:
-        """Counters and gauges of now; raises EngineDied."""
+    @property
+    def vitals(self) -> Vitals:
+        """Signs of life, and the latest counters and gauges."""
 
 
 class TextCodec(Protocol):

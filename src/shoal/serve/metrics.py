@@ -94,18 +94,19 @@ class ServerMetrics:
         if reason is FinishReason.ERROR and has_goal(goals):
             self._goals.labels(name, _OUTCOMES[False]).inc()
 
-    def render(self, stats: EngineStats | None) -> bytes:
-        """The Prometheus text; ``stats`` is None when the engine is gone."""
+    def render(self, stats: EngineStats | None, age_s: float = 0.0) -> bytes:
+        """The Prometheus text; ``stats``, ``age_s`` seconds old, is None when the engine is gone."""
         engine = CollectorRegistry()
-        engine.register(_EngineCollector(stats))
+        engine.register(_EngineCollector(stats, age_s))
         return generate_latest(self.registry) + generate_latest(engine)
 
 
 class _EngineCollector(Collector):
     """One snapshot of the engine's counters as metric families."""
 
-    def __init__(self, stats: EngineStats | None) -> None:
+    def __init__(self, stats: EngineStats | None, age_s: float) -> None:
         self._stats = stats
+        self._age_s = age_s
 
     def describe(self) -> list[Metric]:
         return []
@@ -114,6 +115,11 @@ class _EngineCollector(Collector):
         up = 0 if self._stats is None else 1
         yield GaugeMetricFamily("shoal_engine_up", "Whether the engine runs.", value=up)
         if self._stats is not None:
+            yield GaugeMetricFamily(
+                "shoal_engine_state_age_seconds",
+                "How old what this page says of the engine is.",
+                value=self._age_s,
+            )
             yield from _service_metrics(self._stats)
             yield from _observed_metrics(self._stats)
             yield from _kv_metrics(self._stats)
