@@ -24,6 +24,7 @@ class FakeApi:
     """What the server answers, and what it was asked.
 
     words: the streamed pieces. refuse: service -> (status, message). cut: end streams without a finish.
+    pages: of metrics, before METRICS.
     """
 
     words: list[str] = field(default_factory=lambda: ["Hello", " there", "!"])
@@ -31,6 +32,7 @@ class FakeApi:
     cut: bool = False
     break_off: str | None = None
     bodies: list[dict] = field(default_factory=list)
+    pages: list[str] = field(default_factory=list)
 
     def events(self, body, chat):
         for word in self.words:
@@ -55,7 +57,7 @@ def fake_server(api):
                 cards = [{"id": name, "max_model_len": 2048} for name in ("chat", "complete")]
                 self._send(200, json.dumps({"object": "list", "data": cards}))
             elif self.path == "/metrics":
-                self._send(200, METRICS)
+                self._send(200, api.pages.pop(0) if api.pages else METRICS)
             else:
                 self._send(200 if self.path == "/health" else 404, "{}")
 

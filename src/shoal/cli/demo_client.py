@@ -112,8 +112,13 @@ async def run_burst(
         finally:
             poller.cancel()
             await asyncio.gather(poller, return_exceptions=True)
-        burst.duration_s = (time.monotonic_ns() - start) / 1e9
-        burst.metrics.add((await client.get("/metrics")).raise_for_status().text)
+        end = time.monotonic_ns()
+        burst.duration_s = (end - start) / 1e9
+        while True:
+            burst.metrics.add((await client.get("/metrics")).raise_for_status().text)
+            if burst.metrics.age_s < (time.monotonic_ns() - end) / 1e9:
+                break
+            await asyncio.sleep(_POLL_S)
     return burst
 
 
