@@ -135,7 +135,12 @@ class FakeEngine:
         )
 
     async def submit(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
     ) -> Stream:
         if not self.alive:
             raise EngineDied("the engine process ended (exit code 1)")
@@ -143,7 +148,9 @@ class FakeEngine:
         if self.waiting and self.waiting + sampling.n > self.max_queue:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
         self.waiting += sampling.n
-        requests = expand_choices(f"call-{len(self.submitted)}", service, list(prompt), sampling, 0, slo)
+        requests = expand_choices(
+            f"call-{len(self.submitted)}", service, list(prompt), sampling, arrival_ns or 0, slo
+        )
         self.submitted += requests
         stream = Stream(f"call-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
         task = asyncio.create_task(self._run(stream, requests, sampling))

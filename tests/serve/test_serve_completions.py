@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from serve_builders import (
@@ -329,3 +330,21 @@ def test_goals_are_in_the_document():
     assert schemas["Goals"]["additionalProperties"] is False
     for body in ("ChatBody", "CompletionBody"):
         assert {"$ref": "#/components/schemas/Goals"} in schemas[body]["properties"]["slo"]["anyOf"]
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, completion()), (CHAT, chat())])
+def test_a_request_has_arrived_before_its_body(path, body):
+    engine, begun_ns = FakeEngine(), []
+
+    async def slowly():
+        begun_ns.append(time.monotonic_ns())
+        yield json.dumps(body).encode()
+
+    async def main():
+        async with make_client(make_app(engine)) as client:
+            headers = {"Content-Type": "application/json"}
+            assert (await client.post(path, content=slowly(), headers=headers)).status_code == 200
+
+    before_ns = time.monotonic_ns()
+    asyncio.run(main())
+    assert before_ns <= engine.submitted[0].arrival_ns <= begun_ns[0]

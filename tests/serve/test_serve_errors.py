@@ -299,7 +299,7 @@ def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
 
 def test_unexpected_errors_tell_nothing_of_the_inside():
     class Broken(FakeEngine):
-        async def submit(self, service, prompt, sampling):
+        async def submit(self, *call):
             raise ZeroDivisionError("secret")
 
     for stream in (False, True):

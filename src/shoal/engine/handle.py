@@ -132,9 +132,17 @@ class EngineHandle:
         return self._waiting
 
     async def submit(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
     ) -> Stream:
-        """Send a call to the engine and return its stream; ``slo``: goals that go before the service's.
+        """Send a call to the engine and return its stream.
+
+        slo: goals that go before the service's. arrival_ns: when the call came, on the monotonic clock,
+        which all processes of a machine share; None: now.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
@@ -148,7 +156,8 @@ class EngineHandle:
                 self._retry_after_s(self._waiting + sampling.n - self._max_queue),
             )
         call_id = f"call-{next(self._ids)}"
-        requests = expand_choices(call_id, service, list(prompt), sampling, time.monotonic_ns(), slo)
+        arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
+        requests = expand_choices(call_id, service, list(prompt), sampling, arrival_ns, slo)
         return self._open(requests, sampling)
 
     async def generate(

@@ -40,11 +40,17 @@ class Backend(Protocol):
         """Whether requests can be answered."""
 
     async def submit(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
     ) -> DeltaStream:
         """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied.
 
-        slo: goals that go before those of the service.
+        slo: goals that go before those of the service. arrival_ns: when the request came, on the monotonic
+        clock; None: now.
         """
 
     @property

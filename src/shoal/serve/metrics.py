@@ -9,7 +9,9 @@ from prometheus_client.registry import Collector
 
 from shoal.core import (
     SLO,
+    EngineDied,
     FinishReason,
+    QueueFull,
     RequestRecord,
     Service,
     has_goal,
@@ -26,6 +28,7 @@ _TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
 _OUTCOMES = {True: "met", False: "missed"}
+_TURNED_AWAY = {QueueFull: "queue_full", EngineDied: "engine_died"}
 
 
 class ServerMetrics:
@@ -50,6 +53,12 @@ class ServerMetrics:
             ("service", "reason"),
             registry=self.registry,
         )
+        self._refused = Counter(
+            "shoal_requests_refused",
+            "Requests that were turned away, by reason: queue_full or engine_died.",
+            ("service", "reason"),
+            registry=self.registry,
+        )
         self._goals = Counter(
             "shoal_slo_requests",
             "Requests with latency goals that ended, by outcome: met or missed.",
@@ -63,6 +72,8 @@ class ServerMetrics:
         """Show the metrics of a service before its first request; nobody can tell a rate from a first 1."""
         for histogram in (self._ttft, self._tpot, self._e2e):
             histogram.labels(service.name)
+        for reason in _TURNED_AWAY.values():
+            self._refused.labels(service.name, reason)
         if service.execution_s is not None:
             self._normalised.labels(service.name)
         if has_goal(service.slo):
@@ -85,6 +96,10 @@ class ServerMetrics:
         outcome = met(record, resolve_slo(own, service.slo, service.execution_s))
         if outcome is not None:
             self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
+
+    def refused(self, name: str, error: QueueFull | EngineDied, requests: int) -> None:
+        """Count requests that were turned away with ``error``, although nothing was wrong with them."""
+        self._refused.labels(name, _TURNED_AWAY[type(error)]).inc(requests)
 
     def ended(self, name: str, reason: FinishReason, own: SLO) -> None:
         """Count a request that was cancelled or failed; one that failed has missed its goals, if any."""
