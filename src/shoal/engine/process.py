@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from shoal.engine.options import EngineOptions
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _LINGER_MS = 2000
+_PARENT_CHECK_S = 1.0
 _BEAT_S = 1.0
 # What is taken between two steps, beyond which running requests would wait for newcomers: a request takes
 # about as long to take in as 2 KiB of prompt do, a tenth of a millisecond or more.
@@ -145,19 +147,25 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _beat_for_parent() -> None:
-    """Give signs of life; exit at once when the parent is gone, whose end of the sockets closes with it."""
+def _end_with_parent() -> None:
+    """Exit at once when the parent is gone: its end of standard input closes with it."""
     parent = os.getppid()
     stdin = sys.stdin.fileno()
-    os.set_blocking(stdin, False)
-    with suppress(ConnectionError):
-        while os.getppid() == parent:
-            with suppress(BlockingIOError):  # a parent that does not read has enough of them
-                os.write(stdin, b".")
-            readable, _, _ = select.select([stdin], [], [], _BEAT_S)
-            if readable and not os.read(stdin, 1):
-                break
+    while os.getppid() == parent:
+        readable, _, _ = select.select([stdin], [], [], _PARENT_CHECK_S)
+        if readable and not os.read(stdin, 1):
+            break
     os._exit(1)
+
+
+def _beat() -> None:
+    """Give a sign of life every second, whatever the engine does, until the parent is gone."""
+    parent = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    with suppress(ConnectionError):
+        while True:
+            with suppress(BlockingIOError):  # a parent that does not read has enough of them
+                parent.send(b".", socket.MSG_DONTWAIT)
+            time.sleep(_BEAT_S)
 
 
 def main() -> int:
@@ -166,12 +174,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config: ProcessConfig = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_beat_for_parent, name="heartbeat", daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)
-    socket.connect(config.endpoint)
-    ended = serve(config, socket)
-    socket.close(linger=_LINGER_MS)
+    channel = context.socket(zmq.PAIR)
+    channel.set_hwm(0)
+    channel.connect(config.endpoint)
+    ended = serve(config, channel)
+    channel.close(linger=_LINGER_MS)
     context.term()
     return 0 if ended else 1
