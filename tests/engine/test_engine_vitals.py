@@ -15,7 +15,7 @@ def test_a_silent_process_is_told_from_a_step_that_does_not_end():
         if second == 75:
             vitals.tell(None)
         silence = vitals.silence()
-        found.append((second, silence and (silence.duration_s, "process" in silence.what)))
+        found.append((second, silence and (silence.duration_s, "sign" in silence.what)))
     assert [pair for pair in found if pair[1]] == [
         (50, (15, True)),
         (55, (20, True)),

@@ -202,6 +202,46 @@ def test_fields_that_change_nothing_are_ignored():
     assert ask(CHAT, chat(**ignored)).status_code == 200
 
 
+# The defaults of vLLM, and what changes nothing.
+NEUTRAL = {
+    "use_beam_search": False,
+    "length_penalty": 0.5,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": False,
+    "echo": False,
+    "priority": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "bad_words": [],
+    "logits_processors": [],
+    "allowed_token_ids": None,
+    "prompt_logprobs": None,
+    "guided_json": None,
+    "cache_salt": None,
+    "vllm_xargs": {},
+    "include_reasoning": True,
+    "response_format": {"type": "text"},
+}
+NEUTRAL_IN_CHATS = NEUTRAL | {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "chat_template": None,
+    "chat_template_kwargs": {},
+    "documents": [],
+}
+
+
+def test_fields_of_vllm_may_be_neutral():
+    for path, body, neutral in (
+        (COMPLETIONS, completion(), NEUTRAL),
+        (CHAT, chat(), NEUTRAL_IN_CHATS),
+    ):
+        plain, answer = ask(path, body).json(), ask(path, body | neutral).json()
+        assert answer["choices"] == plain["choices"]
+
+
 def test_completion_logprobs():
     logprobs = ask(COMPLETIONS, completion(prompt="aé", logprobs=2)).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9", ""]  # the last ends the text
@@ -250,6 +290,28 @@ def test_completion_stream_with_usage():
     assert all(chunk["usage"] is None for chunk in chunks)
     assert usage["choices"] == []
     assert usage["usage"]["total_tokens"] == 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(COMPLETIONS, completion(prompt=["ab", "abcd"], n=2)), (CHAT, chat(n=2))]
+)
+def test_stream_with_continuous_usage(path, body):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = events(ask(path, body | {"stream": True, "stream_options": options}).text)
+    counts = {}
+    for chunk in chunks:
+        counts.setdefault(chunk["choices"][0]["index"], []).append(chunk["usage"])
+    for usages in counts.values():
+        completed = [usage["completion_tokens"] for usage in usages]
+        assert completed == sorted(completed)
+        assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in usages)
+    sent = {index: usages[-1] for index, usages in counts.items()}
+    assert sum(usage["completion_tokens"] for usage in sent.values()) == last["usage"]["completion_tokens"]
+    prompts = {index // 2: usage["prompt_tokens"] for index, usage in sent.items()}
+    assert sum(prompts.values()) == last["usage"]["prompt_tokens"]
+    # Alone it asks for nothing, as in vLLM.
+    options = {"continuous_usage_stats": True}
+    assert '"usage"' not in ask(path, body | {"stream": True, "stream_options": options}).text
 
 
 def test_streamed_pieces_add_up_to_the_whole_answer():

@@ -21,7 +21,8 @@ from serve_builders import (
 from shoal.core import InvalidRequest
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import create_app
-from shoal.serve.bodies import MAX_FIELDS, MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
+from shoal.serve.bodies import MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
+from shoal.serve.neutral import MAX_FIELDS
 from shoal.serve.workers import WorkerProcesses, WorkLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -93,8 +93,10 @@ class EngineHandle:
         """Start an engine process and wait until its models are loaded.
 
         folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
-        process. vitals: how long the engine may be silent. Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if
-        the process ends.
+        process. vitals: says how long the engine may be silent.
+
+        Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if the
+        process ends.
         """
         vitals = vitals or Vitals()
         process = await EngineProcess.start(options, folders, builder, vitals.beat)

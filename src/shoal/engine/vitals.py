@@ -58,7 +58,7 @@ class Vitals:
         """What has been silent for too long, if anything; None again as soon as it is heard."""
         process_s = (self.clock() - self._beat_ns) / 1e9
         if process_s > self.process_limit_s:
-            return Silence(process_s, "the engine process gives no sign of life; it is stopped or gets no CPU")
+            return Silence(process_s, "the engine process gives no sign of life")
         if self.age_s > self.step_limit_s:
-            return Silence(self.age_s, "the engine does not come to the end of its step")
+            return Silence(self.age_s, "the engine process does not come to the end of its step")
         return None

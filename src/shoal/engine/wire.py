@@ -22,7 +22,7 @@ from shoal.engine.stats import EngineStats
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: run the choices of one call, given by id and seed; otherwise all are like ``request``."""
+    """To the engine: run the choices of one call: all are as ``request``, but for their id and seed."""
 
     request: Request
     choices: list[tuple[str, int]]

@@ -18,9 +18,15 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.validation import check_prompt_length
 from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
-from shoal.serve.bodies import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerationBody
+from shoal.serve.bodies import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    StreamOptions,
+)
 from shoal.serve.errors import MODEL_NOT_FOUND, EngineSilent, ShuttingDown, install_error_handlers
-from shoal.serve.formats import ChatFormat, CompletionFormat
+from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
 from shoal.serve.generation import Call
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.logprobs import LogprobFormatter
@@ -164,7 +170,9 @@ class Api:
         top = sampling.logprobs
         logprobs = None if top is None else LogprobFormatter(self._tokenizers[body.model], top)
         kind = ChatFormat if prefix == "chatcmpl" else CompletionFormat
-        format = kind(call.id, body.model, logprobs, body.wants_usage)
+        asked = body.stream_options or StreamOptions()
+        usage = StreamUsage(bool(asked.include_usage), bool(asked.continuous_usage_stats))
+        format = kind(call.id, body.model, logprobs, usage)
         return Answer(call, format, bool(body.stream), self._backend, self._metrics, self._lifecycle)
 
     async def health(self) -> Response:
