@@ -97,7 +97,7 @@ class EngineProcess:
                 sys.executable,
                 "-m",
                 "shoal.engine",
-                stdin=its_end,
+                stdin=its_end.fileno(),
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
             its_end.close()
