@@ -40,7 +40,7 @@ StopString = Annotated[str, Field(min_length=1)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 NotTrue = Annotated[bool, AfterValidator(_must_be_false), WithJsonSchema({"const": False})]
 EmptyList = Annotated[list[Any], Field(max_length=0)]
-Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
 EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
@@ -232,11 +232,19 @@ class TextPart(_Strict):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+
+
+def _join(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
 class Message(_Strict):
     """One message of a chat; fields that OpenAI returns with messages may be sent back empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    content: Annotated[str | TextParts, AfterValidator(_join)]
+    """Parts become paragraphs of one text."""
     name: str | None = None
     """Ignored."""
     refusal: Literal[""] | None = None
@@ -246,11 +254,8 @@ class Message(_Strict):
     annotations: EmptyList | None = None
 
     def for_template(self) -> dict[str, str]:
-        """As chat templates expect it: text parts become paragraphs, "developer" is "system"."""
-        role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return {"role": role, "content": self.content}
-        return {"role": role, "content": "\n".join(part.text for part in self.content)}
+        """As chat templates expect it: "developer" is "system"."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
 
 
 class TextFormat(_Strict):
