@@ -7,11 +7,11 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers import __version__ as transformers_version
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.checkpoint import load_module, read_model_config
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
@@ -102,7 +102,8 @@ def load_models(
     progress: called with a line for each model.
 
     Raises:
-        ModelUnsupported: a model would not be computed correctly here.
+        ModelUnsupported: a model would not be computed correctly here, or lacks weights.
+        ModelUnavailable: a model's files are damaged.
         ConfigError: the device, the attention backend or a dtype does not exist here.
     """
     target = resolve_device(device)
@@ -153,19 +154,6 @@ def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
     return DTYPES[service.dtype]
 
 
-def read_model_config(name: str, folder: Path) -> Any:
-    """The folder's configuration as `transformers` reads it; raises ModelUnsupported if it cannot.
-
-    name: of the model, for the error.
-    """
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelUnsupported(
-            f"{name}: transformers {transformers_version} cannot read it: {error}"
-        ) from None
-
-
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     config = read_model_config(name, folder)
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
@@ -175,7 +163,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         )
     text_config = config.get_text_config()
     refuse_by_config(model_class, text_config, name)
-    module = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
     probed = probe(module, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteri
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ModelUnsupported, Service
+from shoal.execute.checkpoint import load_module, read_model_config
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.loading import (
     CUDA_MEMORY_SHARE,
     DEFAULT_CPU_KV_BYTES,
-    read_model_config,
     resolve_device,
     resolve_dtype,
 )
@@ -88,7 +88,8 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
             f"{name}: {type(config).__name__} is no decoder-only language model of transformers"
         )
     dtype = resolve_dtype(service, folder)
-    module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    module = load_module(model_class, folder, config, name, dtype)
     module.eval().requires_grad_(False).to(target)
     # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
     module.generation_config = GenerationConfig()
