@@ -167,7 +167,7 @@ def make_weights(file: Path, *names: str) -> None:
 
 
 def whole_folder(folder: Path, **files: object) -> Path:
-    """A folder that looks like a model's: tokenizer, config.json (``files`` as in make_folder) and weights."""
+    """What a model's folder has: a tokenizer, config.json (``files`` as in make_folder) and weights."""
     make_folder(folder, byte_level_backend(), **{"config": {"model_type": "llama"}, **files})
     make_weights(folder / "model.safetensors", "model.norm.weight", "lm_head.weight")
     return folder

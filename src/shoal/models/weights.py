@@ -109,7 +109,9 @@ def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 tensor = opened.get_slice(name)
                 yield name, StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype())
     except (SafetensorError, OSError) as error:
-        raise ModelUnavailable(f"{file} is damaged or was not copied whole ({error}); {_repair(file)}") from error
+        raise ModelUnavailable(
+            f"{file} is damaged or was not copied whole ({error}); {_repair(file)}"
+        ) from error
 
 
 def _repair(file: Path) -> str:
