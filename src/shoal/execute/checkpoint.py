@@ -84,6 +84,5 @@ def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str
 
 def _cannot(do: str, name: str, error: Exception) -> ModelUnsupported:
     first_line = (str(error).strip().splitlines() or [""])[0]
-    return ModelUnsupported(
-        f"{name}: transformers {transformers_version} cannot {do} it: {type(error).__name__}: {first_line:.300}"
-    )
+    problem = f"{type(error).__name__}: {first_line:.300}"
+    return ModelUnsupported(f"{name}: transformers {transformers_version} cannot {do} it: {problem}")

@@ -1,4 +1,4 @@
-"""What is refused about a model folder before anything heavy starts: foreign code, odd sizes, lost weights."""
+"""What is refused for a model folder's files alone, before anything heavy starts."""
 
 import importlib.util
 import re
@@ -11,11 +11,11 @@ from shoal.models.folder_config import read_json
 from shoal.models.weights import StoredTensor, read_weight_headers
 
 _COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
-"""Names of config.json for how often a module is built, which goes before any look at the weights."""
+"""Names of config.json for how often a module is built, before any look at the weights."""
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelUnsupported or ModelUnavailable where the model in ``folder`` cannot be served, by its files.
+    """Raise ModelUnsupported or ModelUnavailable where the files in ``folder`` show that it cannot be served.
 
     Neither torch nor transformers is imported, so this takes milliseconds.
     """
@@ -24,20 +24,20 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_config(folder: Path) -> None:
-    """Raise ModelUnsupported where config.json asks for code of the folder or for weights of another kind."""
+    """Raise ModelUnsupported where the model is code in its folder, or stored in a way that is not read."""
     config = read_json(folder / "config.json")
     if config.get("auto_map") and not _known_to_transformers(config.get("model_type")):
         raise ModelUnsupported(
-            f"{folder} brings its own code (auto_map in config.json), which is never run here, and transformers"
-            f" has no model_type {config.get('model_type')!r:.80} of its own"
+            f"{folder} brings its own code (auto_map in config.json), which is never run here, and"
+            f" transformers has no model_type {config.get('model_type')!r:.80} of its own"
         )
     for part in _sections(config):
         quantisation = part.get("quantization_config") or part.get("compression_config")
         if quantisation:
-            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
             raise ModelUnsupported(
-                f"{folder} is quantised ({method or 'method unknown'!s:.40}), which is not read here; possible are"
-                " weights in float32, bfloat16 or float16, and GGUF files"
+                f"{folder} is quantised ({method!s:.40}), which is not read here; possible are weights"
+                " in float32, bfloat16 or float16, and GGUF files"
             )
     if (folder / "adapter_config.json").exists():
         raise ModelUnsupported(
@@ -53,7 +53,7 @@ def check_weights(folder: Path) -> None:
         for name, value in section.items():
             if _COUNTS.fullmatch(name) and isinstance(value, int) and value > most:
                 raise ModelUnsupported(
-                    f"{folder / 'config.json'} says {name}: {value:.4g}, but its weights are for at most {most}"
+                    f"{folder / 'config.json'} says {name}: {value:.4g}, but the weights are for {most}"
                 )
 
 
@@ -73,7 +73,7 @@ def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _known_to_transformers(model_type: Any) -> bool:
-    """Whether transformers has code for ``model_type``; read off its source, as importing it takes seconds."""
+    """Whether transformers has code for ``model_type``; read off its source, as its import takes seconds."""
     found = importlib.util.find_spec("transformers")
     if found is None or not found.submodule_search_locations or not isinstance(model_type, str):
         return False

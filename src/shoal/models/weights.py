@@ -35,7 +35,7 @@ def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
     for name, tensor in tensors.items():
         if name.endswith(".weight") and tensor.dtype not in _DENSE:
             raise ModelUnsupported(
-                f"{folder} stores {name} as {tensor.dtype}, so it is quantised in a way that is not read here;"
+                f"{folder} stores {name} as {tensor.dtype}, so it is quantised in a way that is not read;"
                 " possible are float32, bfloat16, float16 and GGUF files"
             )
     return tensors
@@ -75,7 +75,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if not first.exists():
         raise ModelUnavailable(
             f"{folder} holds no *.safetensors weights that could be loaded ({_SINGLE}, or several with"
-            f" {_INDEX}); other formats are not read: save the model with save_pretrained, or name a .gguf file"
+            f" {_INDEX}); other formats are not read: save it with save_pretrained, or name a .gguf file"
         )
     return (first,) if first.suffix == ".safetensors" else _indexed(folder, first)
 
@@ -93,11 +93,11 @@ def _indexed(folder: Path, index: Path) -> tuple[Path, ...]:
 
 
 def _inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """The file of that plain name; transformers would follow any path, and unpickle what is no safetensors."""
+    """The file of that plain name; transformers would follow any path, and unpickle other formats."""
     plain = isinstance(name, str) and "/" not in name and "\\" not in name and "\0" not in name
     if not plain or not name.endswith((".safetensors", ".safetensors.index.json")):
         raise ModelUnavailable(
-            f"{named_by} names the weight file {name!r:.80}; possible are names of safetensors files in {folder}"
+            f"{named_by} names the weight file {name!r:.80}; possible are safetensors files in {folder}"
         )
     return folder / name
 
