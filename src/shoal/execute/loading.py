@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -15,6 +14,7 @@ from shoal.execute.checkpoint import load_module, read_model_config
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.memory import free_memory_bytes
 from shoal.execute.paged import BACKENDS
 from shoal.execute.prepack import can_prepack, prepack
 from shoal.execute.probe import Probed, probe, refuse_by_config
@@ -66,6 +66,16 @@ class ModelSet:
         self.eos_token_ids = {name: model.eos_token_ids for name, model in models.items()}
         self.weight_bytes = sum({id(m): m.weight_bytes for m in models.values()}.values())
 
+    def check_kv_bytes(self, kv_bytes: int) -> None:
+        """Raise ConfigError where the device has no memory for a KV pool of that size."""
+        cuda = self.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.device)[0] if cuda else free_memory_bytes()
+        if kv_bytes > free:
+            raise ConfigError(
+                f"kv_cache.memory: {kv_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB are"
+                f" free on {self.device} beside the weights"
+            )
+
     def default_kv_bytes(self, max_batched_tokens: int = 2048) -> int:
         """Memory for the KV pool where the user names none.
 
@@ -74,7 +84,7 @@ class ModelSet:
         copies of one layer's KV that a decode gathers.
         """
         if self.device.type != "cuda":
-            return min(DEFAULT_CPU_KV_BYTES, int(psutil.virtual_memory().available * 0.4))
+            return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
         free, total = torch.cuda.mem_get_info(self.device)
         left = free - peak - int(total * (1 - CUDA_MEMORY_SHARE))
@@ -132,11 +142,17 @@ def load_models(
 
 def resolve_device(device: str) -> torch.device:
     """The device of that name; raises ConfigError if it does not exist here or is not supported."""
-    target = torch.device(device)
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r}: this torch sees no CUDA device; possible is cpu")
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        target = torch.device("meta")  # its own error lists devices that are not for us
     if target.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
+    if target.type == "cuda":
+        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (target.index or 0) >= present:
+            possible = ", ".join(["cpu", *(f"cuda:{number}" for number in range(present))])
+            raise ConfigError(f"device {device!r}: this torch sees no such CUDA device; possible: {possible}")
     return target
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
@@ -25,6 +24,7 @@ from shoal.execute.loading import (
     resolve_device,
     resolve_dtype,
 )
+from shoal.execute.memory import free_memory_bytes
 from shoal.execute.probe import TOLERANCE
 from shoal.execute.static_interface import StaticResult
 from shoal.models import read_facts
@@ -63,7 +63,7 @@ class StaticModel:
         90% of the device.
         """
         if self.device.type != "cuda":
-            return min(DEFAULT_CPU_KV_BYTES, int(psutil.virtual_memory().available * 0.4))
+            return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
         free, total = torch.cuda.mem_get_info(self.device)
         return max(1, free - int(total * (1 - CUDA_MEMORY_SHARE)))
 
