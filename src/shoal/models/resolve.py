@@ -7,10 +7,11 @@ from pathlib import Path
 
 from shoal.core import ModelUnavailable
 from shoal.models import hub
-from shoal.models.cache import cache_dir
+from shoal.models.cache import ELSEWHERE, cache_dir
 from shoal.models.catalog import BUNDLED
 from shoal.models.checks import check_model_folder
 from shoal.models.conversion import converted_gguf, tokenizer_folder
+from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress, silent
 from shoal.models.pull import pull_bundled
 
@@ -64,6 +65,8 @@ def _file_errors(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(f"storing the files of {name} failed", cache_dir(), ELSEWHERE) from error
         raise ModelUnavailable(
             f"reading or storing the files of {name} failed: {error}. Models are kept in {cache_dir()}; "
             "set SHOAL_CACHE to keep them elsewhere"
