@@ -6,7 +6,7 @@ Fields that change nothing here are those of ``neutral``.
 
 from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shoal.core import SLO, InvalidRequest, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS
@@ -172,18 +172,23 @@ class TextPart(Strict):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+
+
+def _join(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
 class Message(NeutralMessageFields):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    content: Annotated[str | TextParts, AfterValidator(_join)]
+    """Parts become paragraphs of one text."""
 
     def for_template(self) -> dict[str, str]:
-        """As chat templates expect it: text parts become paragraphs, "developer" is "system"."""
-        role = "system" if self.role == "developer" else self.role
-        if isinstance(self.content, str):
-            return {"role": role, "content": self.content}
-        return {"role": role, "content": "\n".join(part.text for part in self.content)}
+        """As chat templates expect it: "developer" is "system"."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
 
 
 class ChatBody(NeutralChatFields, GenerationBody):

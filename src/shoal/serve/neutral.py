@@ -54,7 +54,7 @@ NotFalse = Annotated[bool, AfterValidator(_must_be_true), WithJsonSchema({"const
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
 Zero = Annotated[int, Field(ge=0, le=0)]
-Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
 
 
 class TextFormat(Strict):

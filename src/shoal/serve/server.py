@@ -43,7 +43,8 @@ async def serve_until_stopped(
 
     Draining turns new requests away with a 503 and lets those under way go on for
     ``options.drain_s``, or until ``stop`` is asked for again; what remains ends with an error. ready
-    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises ConfigError if the address is taken.
+    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises
+    ConfigError if the address is taken.
     """
     listener = _listen(options)
     lifecycle = Lifecycle()
