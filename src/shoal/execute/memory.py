@@ -16,7 +16,8 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
     Control groups (of containers, batch systems and systemd) limit it on Linux, both versions of them. root:
     where their files and ``/proc`` are.
     """
-    return max(0, min((psutil.virtual_memory().available, *_left_in_groups(root))))
+    available: int = psutil.virtual_memory().available
+    return max(0, min((available, *_left_in_groups(root))))
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

@@ -181,9 +181,12 @@ def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
 def _own_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ModelUnavailable(f"{file} is no text in UTF-8: {error}") from error
     template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
-        by_name = {entry.get("name"): entry.get("template") for entry in template}
-        template = by_name.get("default")
+        named = [entry for entry in template if isinstance(entry, Mapping)]
+        template = next((one.get("template") for one in named if one.get("name") == "default"), None)
     return template if isinstance(template, str) else None

@@ -94,12 +94,12 @@ def _indexed(folder: Path, index: Path) -> tuple[Path, ...]:
 
 def _inside(folder: Path, name: Any, named_by: Path) -> Path:
     """The file of that plain name; transformers would follow any path, and unpickle other formats."""
-    plain = isinstance(name, str) and "/" not in name and "\\" not in name and "\0" not in name
-    if not plain or not name.endswith((".safetensors", ".safetensors.index.json")):
-        raise ModelUnavailable(
-            f"{named_by} names the weight file {name!r:.80}; possible are safetensors files in {folder}"
-        )
-    return folder / name
+    known = (".safetensors", ".safetensors.index.json")
+    if isinstance(name, str) and name.endswith(known) and not set(name) & set("/\\\0"):
+        return folder / name
+    raise ModelUnavailable(
+        f"{named_by} names the weight file {name!r:.80}; possible are safetensors files in {folder}"
+    )
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
