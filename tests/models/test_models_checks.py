@@ -8,7 +8,9 @@ from models_builders import byte_level_backend, make_folder, make_weights, whole
 from safetensors.numpy import save_file
 
 from shoal.core import ModelUnavailable, ModelUnsupported
-from shoal.models import cache_dir, read_facts, resolve_model
+from shoal.models import pull_model, read_facts, resolve_model
+from shoal.models.catalog import BUNDLED
+from shoal.models.pull import bundled_folder
 
 CODE = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.Mine"}
 GPTQ = {"quant_method": "gptq", "bits": 4}
@@ -85,12 +87,12 @@ def test_weights_in_bytes_are_quantised_whatever_the_config_says(tmp_path: Path)
 
 @pytest.mark.parametrize("in_cache", [False, True])
 def test_a_file_cut_short_says_how_to_repair_it(tmp_path: Path, empty_cache: Path, in_cache: bool) -> None:
-    folder = whole_folder((cache_dir() if in_cache else tmp_path) / "m")
+    folder = whole_folder(bundled_folder(BUNDLED["smollm2"]) if in_cache else tmp_path / "m")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     hint = rf"remove the folder {folder}.*shoal models pull" if in_cache else "copy or download it again"
     with pytest.raises(ModelUnavailable, match=rf"model\.safetensors is damaged .*{hint}"):
-        resolve_model(str(folder))
+        pull_model("smollm2") if in_cache else resolve_model(str(folder))
 
 
 def test_a_deeply_nested_config_is_no_traceback(tmp_path: Path) -> None:

@@ -128,6 +128,20 @@ def test_a_tokenizer_without_tokenizer_json_is_converted_once_into_the_cache(
     assert len(reports) == 2
 
 
+@pytest.mark.slow
+def test_a_tokenizer_that_is_code_is_not_run(empty_cache: Path, tmp_path: Path) -> None:
+    folder = whole_folder(
+        tmp_path / "coded", tokenizer_config={"auto_map": {"AutoTokenizer": ["mine.T", None]}}
+    )
+    (folder / "tokenizer.json").unlink()
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(
+        ModelUnsupported, match=r"the tokenizer of .*coded: .*is code in the folder \(auto_map\)"
+    ):
+        resolve_model(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_folder_without_any_tokenizer_is_explained(empty_cache: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "bare", None, config={"model_type": "llama"})
     make_weights(folder / "model.safetensors", "wte.weight")

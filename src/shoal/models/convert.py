@@ -110,7 +110,13 @@ def _convert_tokenizer(source: Path, folder: Path) -> None:
     _step("converting the tokenizer", 1)
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(source, **_LOCAL).save_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **_LOCAL)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError("it is code in the folder (auto_map), which is never run here") from error
+    tokenizer.save_pretrained(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError("transformers has no fast tokenizer for this model")
     _step("converted", _STEPS)

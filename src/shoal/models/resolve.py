@@ -55,7 +55,8 @@ def pull_model(name: str, progress: Progress | None = None) -> Path:
     """
     if name in BUNDLED:
         with _file_errors(name):
-            return pull_bundled(BUNDLED[name], progress or silent)
+            report = progress or silent
+            return _checked(pull_bundled(BUNDLED[name], report), report)
     return resolve_model(name, progress)
 
 
