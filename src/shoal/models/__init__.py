@@ -9,6 +9,7 @@ needed (a conversion), a subprocess uses them.
 
 from shoal.models.cache import cache_dir
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
+from shoal.models.generation_config import read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
 from shoal.models.resolve import pull_model, resolve_model
@@ -24,5 +25,6 @@ __all__ = [
     "list_models",
     "pull_model",
     "read_facts",
+    "read_sampling_defaults",
     "resolve_model",
 ]
