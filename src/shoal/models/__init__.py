@@ -9,7 +9,7 @@ needed (a conversion), a subprocess uses them.
 
 from shoal.models.cache import cache_dir
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
-from shoal.models.generation_config import read_sampling_defaults
+from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
 from shoal.models.resolve import pull_model, resolve_model
@@ -21,6 +21,7 @@ __all__ = [
     "ModelInfo",
     "Progress",
     "Tokenizer",
+    "advised_sampling",
     "cache_dir",
     "list_models",
     "pull_model",

