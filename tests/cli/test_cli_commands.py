@@ -16,7 +16,7 @@ import shoal.models
 from shoal.cli import app as app_module
 from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
-from shoal.core import EngineDied, FinishReason, SamplingParams, Service
+from shoal.core import EngineDied, FinishReason, Service
 from shoal.engine import offline
 from shoal.engine.batch import Completion, RequestOutput
 from shoal.schedule import FcfsStrict

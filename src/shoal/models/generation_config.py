@@ -12,7 +12,7 @@ _SAMPLING = (*_CHOICE, "repetition_penalty")  # what SamplingParams has under th
 
 
 def advised_sampling(name: str, folder: Path) -> Mapping[str, float | int]:
-    """How the tokens of the model ``name`` in ``folder`` are best chosen, as its folder or the catalog says."""
+    """How the tokens of the model ``name`` in ``folder`` are best chosen: its folder or the catalog says."""
     bundled = BUNDLED.get(name)
     return read_sampling_defaults(folder) or (bundled.sampling if bundled else {})
 
