@@ -99,8 +99,8 @@ _GEMMA3_270M = BundledModel(
     licence="Gemma Terms of Use",
     description="Gemma 3 270M base model, from 4-bit weights (Q4_K_M); no chat template",
     chat=False,
-    # Its makers advise temperature 1, top_k 64 and top_p 0.95 for all sizes. This one then rambles; colder
-    # it loops without a penalty, and without min_p it goes on with marks of images.
+    # Its makers advise temperature 1, top_k 64, top_p 0.95 for all sizes. This one then rambles; colder,
+    # it loops without a penalty, and without min_p goes on with marks of images.
     sampling={"temperature": 0.5, "top_k": 64, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1},
 )
 
