@@ -16,12 +16,14 @@ import shoal.models
 from shoal.cli import app as app_module
 from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
-from shoal.core import EngineDied, FinishReason, SamplingParams, Service
+from shoal.core import EngineDied, FinishReason, Service
 from shoal.engine import offline
 from shoal.engine.batch import Completion, RequestOutput
 from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
+GIVEN = {"max_tokens": 128, "stop": (), "n": 1, "ignore_eos": False}
+"""What generate asks for without flags; all else is the service's."""
 
 
 def run_cli(*arguments, **options):
@@ -70,7 +72,7 @@ class FakeShoal:
                 tokens=(1, 2),
                 finish_reason=FinishReason.STOP,
             )
-            for choice in range(sampling.n)
+            for choice in range(sampling["n"])
         )
         return RequestOutput(prompt=prompt, prompt_token_ids=(1, 2, 3), outputs=completions)
 
@@ -97,7 +99,7 @@ def test_generate_prints_only_the_text_of_a_single_prompt(fake_shoal):
     assert made.services == (Service(name="smollm2", model="smollm2"),)
     assert made.options["kv_cache"].memory_bytes == 2**20
     assert made.options["scheduler"].order == FcfsStrict()
-    assert made.calls == [("generate", ["hello"], [SamplingParams(max_tokens=128, seed=1)])]
+    assert made.calls == [("generate", ["hello"], [GIVEN | {"seed": 1}])]
 
 
 def test_generate_numbers_many_outputs_and_writes_json(fake_shoal, tmp_path):
@@ -115,9 +117,9 @@ def test_generate_reads_json_lines_with_their_own_sampling(fake_shoal, tmp_path)
     file.write_text('"one"\n\n[1, 2, 3]\n{"prompt": "two", "max_tokens": 3, "stop": "x"}\n')
     generate("-m", "smollm2", "zero", "--file", str(file), "--temperature", "0")
     [(_, prompts, sampling)] = fake_shoal.made[0].calls
-    base = SamplingParams(max_tokens=128, temperature=0)
+    base = GIVEN | {"temperature": 0}
     assert prompts == ["zero", "one", [1, 2, 3], "two"]
-    assert sampling == [base, base, base, SamplingParams(max_tokens=3, temperature=0, stop=("x",))]
+    assert sampling == [base, base, base, base | {"max_tokens": 3, "stop": ("x",)}]
 
 
 def test_generate_reads_lines_from_standard_input(fake_shoal):

@@ -11,7 +11,7 @@ from shoal.cli.app import app, run
 from shoal.cli.chat import converse
 from shoal.cli.demo_server import free_port
 from shoal.cli.serve import curl_example, print_summary
-from shoal.core import InvalidRequest, SamplingParams
+from shoal.core import InvalidRequest
 from shoal.engine import EngineInfo, ServiceInfo
 
 
@@ -45,7 +45,7 @@ def talk_with(talk, *lines, start=()):
             raise EOFError from None
 
     with asyncio.Runner() as runner:
-        converse(runner, talk, list(start), SamplingParams(), read_line)
+        converse(runner, talk, list(start), {}, read_line)
     return talk.seen
 
 
@@ -95,6 +95,7 @@ def test_chat_with_a_running_server():
     assert result.stdout == "Hello there!\nHello there!\n"
     first, second = api.bodies
     assert (first["model"], first["seed"], first["max_tokens"], first["stream"]) == ("chat", 3, 9, True)
+    assert not {"temperature", "top_p"} & first.keys(), "the service's defaults hold"
     assert [message["content"] for message in second["messages"]] == [
         "be kind",
         "hi",

@@ -4,7 +4,8 @@ import pytest
 from models_builders import make_folder
 
 from shoal.core import ModelUnavailable
-from shoal.models import read_sampling_defaults
+from shoal.models import advised_sampling, read_sampling_defaults
+from shoal.models.catalog import BUNDLED
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,10 @@ def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
 def test_values_without_meaning_are_named(tmp_path: Path, config: object) -> None:
     with pytest.raises(ModelUnavailable, match=r"generation_config\.json: temperature must"):
         read_sampling_defaults(make_folder(tmp_path, None, generation_config=config))
+
+
+def test_the_catalog_speaks_for_bundled_models_whose_files_do_not(tmp_path: Path) -> None:
+    assert advised_sampling("smollm2", tmp_path) == BUNDLED["smollm2"].sampling != {}
+    assert advised_sampling("other", tmp_path) == {}
+    folder = make_folder(tmp_path / "own", None, generation_config={"temperature": 0.6})
+    assert advised_sampling("smollm2", folder) == {"temperature": 0.6}

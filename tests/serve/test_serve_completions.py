@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from serve_builders import (
     SERVICES,
     FakeEngine,
+    InlineWorkers,
     chat,
     completion,
     events,
@@ -20,7 +22,7 @@ from serve_builders import (
     post,
 )
 
-from shoal.core import SLO
+from shoal.core import SLO, SamplingDefaults
 from shoal.serve import create_app
 
 
@@ -340,6 +342,31 @@ def test_models_are_listed_and_found():
             assert version.count(".") == 2
 
     asyncio.run(main())
+
+
+def test_what_a_request_leaves_out_is_the_services():
+    sampling = SamplingDefaults(temperature=0.5, top_k=40)
+    services = [replace(service, sampling=sampling) for service in SERVICES]
+    engine = FakeEngine()
+    app = create_app(engine, make_tokenizers(), services, workers=InlineWorkers())
+
+    async def main():
+        async with make_client(app) as client:
+            shown = (await client.get("/v1/models")).json()["data"][0]["sampling_defaults"]
+            assert shown == {
+                "temperature": 0.5,
+                "top_p": 1.0,
+                "top_k": 40,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+            }
+            for path, body in ((COMPLETIONS, completion()), (CHAT, chat())):
+                for own in ({"temperature": None}, {"temperature": 0, "top_k": 3}):
+                    assert (await client.post(path, json=body | own)).status_code == 200
+
+    asyncio.run(main())
+    taken = [(request.sampling.temperature, request.sampling.top_k) for request in engine.submitted]
+    assert taken == [(0.5, 40), (0, 3)] * 2
 
 
 def test_long_text_is_tokenised_off_the_event_loop():

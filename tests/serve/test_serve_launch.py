@@ -16,7 +16,7 @@ from shoal.serve import ServerOptions, run_server
 TESTS = Path(__file__).parents[1]
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, pathlib, sys
 sys.path[:0] = sys.argv[1:3]
 import engine_builders, serve_builders
 from shoal.core import ConfigError
@@ -42,16 +42,16 @@ class Handle(launch.EngineHandle):
         return await super().start(options, folders, tokenizers, progress, builder=engine_builders.BUILDER)
 
 launch.Tokenizer, launch.EngineHandle = Tokenizer, Handle
-launch.resolve_model = lambda name, progress=None: None
+launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 options = engine_builders.make_options(sys.argv[3])
 launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
 print("ended", flush=True)
 """
 
 
-async def launch(model):
+async def launch(model, folder="none"):
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, str(TESTS / "serve"), str(TESTS / "engine"), model),
+        *(sys.executable, "-c", PROGRAM, str(TESTS / "serve"), str(TESTS / "engine"), model, str(folder)),
         stdout=asyncio.subprocess.PIPE,
     )
     first = await asyncio.wait_for(process.stdout.readline(), 60)
@@ -66,13 +66,17 @@ async def end(process, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_server_answers_until_it_is_told_to_stop(number):
+def test_server_answers_until_it_is_told_to_stop(number, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
+
     async def main():
-        process, url = await launch("fake")
+        process, url = await launch("fake", tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
             body = {"model": "a", "prompt": "hi", "max_tokens": 3, "temperature": 0}
             answer = await client.post("/v1/completions", json=body)
             assert answer.json()["usage"]["completion_tokens"] == 3
+            listed = (await client.get("/v1/models")).json()
+            assert listed["data"][0]["sampling_defaults"]["temperature"] == 0.25
         assert await end(process, number) == ["ended"]
 
     asyncio.run(main())

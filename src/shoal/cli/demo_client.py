@@ -150,8 +150,6 @@ def _request(prompt: DemoPrompt, slo: SLO) -> tuple[str, dict[str, Any]]:
     body: dict[str, Any] = {
         "model": prompt.service,
         "max_tokens": prompt.max_tokens,
-        "temperature": 0.8,
-        "top_p": 0.95,
         "seed": 1,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -20,10 +20,11 @@ from shoal.cli.sampling import (
     Temperature,
     TopK,
     TopP,
+    given,
 )
 from shoal.config import ENGINE_FLAGS
 from shoal.config.nodes import Table
-from shoal.core import ConfigError, SamplingParams
+from shoal.core import ConfigError
 
 if TYPE_CHECKING:
     from shoal.engine.batch import RequestOutput
@@ -47,11 +48,11 @@ def generate(
     ] = None,
     config: ConfigFile = None,
     max_tokens: MaxTokens = 128,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
     n: Choices = 1,
@@ -71,7 +72,7 @@ def generate(
     """
     from shoal.cli.selection import select_service
 
-    sampling = SamplingParams(
+    sampling = given(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.prompts import PromptLine, collect_prompts
-from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop
+from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop, given
 from shoal.config import ENGINE_FLAGS, parse_duration, parse_size
 from shoal.config.nodes import Table
 from shoal.core import ConfigError, SamplingParams
@@ -135,9 +135,7 @@ def static(
     from shoal.cli.static_report import report_table
     from shoal.engine.static_offline import StaticSetup, StaticShoal
 
-    sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=0.0, stop=tuple(stop or ()), ignore_eos=ignore_eos
-    )
+    sampling = given(max_tokens=max_tokens, temperature=0.0, stop=tuple(stop or ()), ignore_eos=ignore_eos)
     lines = collect_prompts(prompts or (), file, sampling)
     if chat and any(not isinstance(line.prompt, str) for line in lines):
         raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
@@ -159,7 +157,7 @@ def static(
     shoal = StaticShoal(options.services[0], setup)
     outcome = shoal.generate(
         [line.prompt for line in lines],
-        [line.sampling for line in lines],
+        [SamplingParams(**line.sampling) for line in lines],
         chat=chat,
         arrivals_s=None if arrivals is None else [number / arrivals for number in range(len(lines))],
     )

@@ -10,7 +10,7 @@ torch nor transformers; where these are needed (a conversion), a subprocess uses
 from shoal.models.cache import cache_dir
 from shoal.models.checks import check_config, check_weights
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
-from shoal.models.generation_config import read_sampling_defaults
+from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
 from shoal.models.resolve import pull_model, resolve_model
@@ -23,6 +23,7 @@ __all__ = [
     "ModelInfo",
     "Progress",
     "Tokenizer",
+    "advised_sampling",
     "cache_dir",
     "check_config",
     "check_weights",

@@ -1,12 +1,20 @@
 """How a model's makers would have its tokens chosen: the sampling part of generation_config.json."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.core import InvalidRequest, ModelUnavailable, SamplingParams
+from shoal.models.catalog import BUNDLED
 from shoal.models.folder_config import read_json
 
 _CHOICE = ("temperature", "top_p", "top_k", "min_p")
 _SAMPLING = (*_CHOICE, "repetition_penalty")  # what SamplingParams has under the same name
+
+
+def advised_sampling(name: str, folder: Path) -> Mapping[str, float | int]:
+    """How the tokens of the model ``name`` in ``folder`` are best chosen: its folder or the catalog says."""
+    bundled = BUNDLED.get(name)
+    return read_sampling_defaults(folder) or (bundled.sampling if bundled else {})
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, float | int]:

@@ -80,7 +80,10 @@ class Api:
         created = int(time.time())
         self._cards = {
             service.name: ModelCard(
-                service.name, created, backend.info.services[service.name].max_total_tokens
+                service.name,
+                created,
+                backend.info.services[service.name].max_total_tokens,
+                service.sampling.over({}),
             )
             for service in services
         }
@@ -118,13 +121,14 @@ class Api:
         ]
         room = card.max_model_len - max(map(len, tokens))
         default = max(1, min(room, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
-        return self._answer(body, "cmpl", tokens, body.sampling(default), arrival_ns)
+        sampling = body.sampling(card.sampling_defaults, default)
+        return self._answer(body, "cmpl", tokens, sampling, arrival_ns)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a chat."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, ChatBody)
-        self._card(body.model, "model")
+        card = self._card(body.model, "model")
         messages = [message.for_template() for message in body.messages]
         text = await self._workers.run(
             f"chats of {body.model}",
@@ -135,7 +139,7 @@ class Api:
         )
         # The template writes every special token itself.
         tokens = await self._encode(body.model, text, add_special_tokens=False)
-        return self._answer(body, "chatcmpl", [tokens], body.sampling(), arrival_ns)
+        return self._answer(body, "chatcmpl", [tokens], body.sampling(card.sampling_defaults), arrival_ns)
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         return await parse_body(request, kind, self._max_body_bytes, self._backend.info, self._workers)

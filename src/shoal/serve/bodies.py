@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, Field
 
-from shoal.core import SLO, InvalidRequest, SamplingParams
+from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, Strict
@@ -82,7 +82,8 @@ class GenerationBody(Strict):
     max_tokens: Count | None = None
     """At most so many output tokens."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 always takes the likeliest token. Default 1."""
+    """0 always takes the likeliest token. The defaults of this and of top_p, top_k, min_p and
+    repetition_penalty are the service's sampling_defaults, which /v1/models shows."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     """How many outputs of each prompt. Default 1."""
@@ -122,8 +123,11 @@ class GenerationBody(Strict):
         """How many of the likeliest tokens to report; None: report nothing."""
         raise NotImplementedError
 
-    def sampling(self, default_max_tokens: int | None = None) -> SamplingParams:
-        """The engine's view; raises InvalidRequest where fields contradict each other."""
+    def sampling(self, defaults: SamplingDefaults, default_max_tokens: int | None = None) -> SamplingParams:
+        """The engine's view, with ``defaults`` for what was left out.
+
+        Raises InvalidRequest where fields contradict each other.
+        """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
         given = {
@@ -136,7 +140,7 @@ class GenerationBody(Strict):
         given["logprobs"] = self.reported_logprobs()
         given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return SamplingParams(**given)
+        return defaults.params(given)
 
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):

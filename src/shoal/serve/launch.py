@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
+from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, resolve_model
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
@@ -29,6 +31,7 @@ def run_server(
     """
     check_address(options)
     folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
+    engine = replace(engine, services=with_sampling_defaults(engine.services, folders))
     tokenizers = {
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
         for service in engine.services
