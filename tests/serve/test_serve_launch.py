@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shoal.core import ConfigError, Service
+from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine import EngineOptions
 from shoal.serve import ServerOptions, run_server
 
@@ -43,6 +43,7 @@ class Handle(launch.EngineHandle):
 
 launch.Tokenizer, launch.EngineHandle = Tokenizer, Handle
 launch.resolve_model = lambda name, progress=None: None
+launch.check_model = lambda name: None
 options = engine_builders.make_options(sys.argv[3])
 launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
 print("ended", flush=True)
@@ -87,13 +88,23 @@ def test_stop_while_loading_cleans_up():
     asyncio.run(main())
 
 
-def test_an_address_in_use_is_noticed_before_anything_is_loaded(monkeypatch):
+@pytest.fixture
+def nothing_is_fetched(monkeypatch):
     import shoal.serve.launch as launch_module
 
     def never(name, progress=None):
         pytest.fail("a model was resolved")
 
     monkeypatch.setattr(launch_module, "resolve_model", never)
+
+
+def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):
+    options = EngineOptions(services=(Service(name="a", model="smollm2"), Service(name="b", model="nosuch")))
+    with pytest.raises(ModelUnavailable, match="nosuch"):
+        run_server(options, ServerOptions(port=0))
+
+
+def test_an_address_in_use_is_noticed_before_anything_is_loaded(nothing_is_fetched):
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
         run_server(options, ServerOptions(port=taken.getsockname()[1]))

@@ -11,16 +11,18 @@ from shoal.models.cache import cache_dir
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
-from shoal.models.resolve import pull_model, resolve_model
-from shoal.models.tokenizer import Tokenizer
+from shoal.models.resolve import check_model, pull_model, resolve_model
+from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
 
 __all__ = [
+    "NO_CHAT_TEMPLATE",
     "LayerFacts",
     "ModelFacts",
     "ModelInfo",
     "Progress",
     "Tokenizer",
     "cache_dir",
+    "check_model",
     "list_models",
     "pull_model",
     "read_facts",

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
-from shoal.models import Progress, Tokenizer, resolve_model
+from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
 from shoal.serve.server import check_address, serve_until_stopped
@@ -25,9 +25,11 @@ def run_server(
 
     fetching and loading are told how the start goes, ready gets the base URL and what the
     engine tells about itself. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if
-    the start fails; an address in use is noticed before anything is loaded.
+    the start fails; an address in use and a model that cannot be are noticed before anything is fetched.
     """
     check_address(options)
+    for service in engine.services:
+        check_model(service.model)
     folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
     tokenizers = {
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
