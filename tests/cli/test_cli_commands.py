@@ -275,6 +275,41 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback(tmp_path):
     assert "Traceback" not in errors
 
 
+def test_ctrl_c_while_importing_is_exit_code_130_without_a_traceback():
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'shoal.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from shoal.cli import main\n"
+        "main(['version'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 130
+    assert result.stderr == ""
+
+
+def test_sigterm_lets_a_command_clear_up():
+    program = (
+        "import os, signal, sys, tempfile, time\n"
+        "import shoal.cli.prompts as prompts\n"
+        "import shoal.cli.generate as generate\n"
+        "def terminated(*_):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(600)\n"
+        "    finally:\n"
+        "        print('cleared up')\n"
+        "generate.collect_prompts = terminated\n"
+        "from shoal.cli import main\n"
+        "main(['generate', '-m', 'smollm2', 'x'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (143, "cleared up\n", "")
+
+
 @dataclass(frozen=True)
 class FakeModel:
     name: str

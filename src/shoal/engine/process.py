@@ -7,12 +7,9 @@ waiting; idle, it waits for one.
 
 import gc
 import importlib
-import os
 import pickle
-import select
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -24,6 +21,7 @@ import zmq
 
 from shoal.core import InvalidRequest, TokenEvent
 from shoal.engine import wire
+from shoal.engine.children import end_with_parent
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
@@ -31,7 +29,6 @@ from shoal.engine.options import EngineOptions
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _LINGER_MS = 2000
-_PARENT_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,24 +132,13 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _end_with_parent() -> None:
-    """Exit at once when the parent is gone: its end of standard input closes with it."""
-    parent = os.getppid()
-    stdin = sys.stdin.fileno()
-    while os.getppid() == parent:
-        readable, _, _ = select.select([stdin], [], [], _PARENT_CHECK_S)
-        if readable and not os.read(stdin, 1):
-            break
-    os._exit(1)
-
-
 def main() -> int:
     """Run one engine until its parent shuts it down or is gone; returns the exit status."""
     # A terminal and some supervisors signal the whole group; the parent decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config: ProcessConfig = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    end_with_parent(sys.stdin.fileno())
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from shoal.core import EngineDied
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.lifecycle import StopSignal
@@ -22,6 +23,8 @@ def run_server(
     ready: Callable[[str, EngineInfo], None] | None = None,
 ) -> None:
     """Fetch what is missing, start the engine and serve until SIGTERM or SIGINT; main thread only.
+
+    Ends too when the engine does, with EngineDied.
 
     fetching and loading are told how the start goes, ready gets the base URL and what the
     engine tells about itself. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if
@@ -61,11 +64,16 @@ async def _run(
             warming.cancel()
             return
         handle = starting.result()
+        dying = asyncio.create_task(handle.wait_died())
+        dying.add_done_callback(lambda _: stop.ask())
         try:
             await warming
             tell = None if ready is None else partial(_tell, ready, handle.info)
             await serve_until_stopped(handle, tokenizers, engine.services, options, stop, tell, workers)
+            if dying.done():
+                raise EngineDied(f"{dying.result()}, so the server ended too")
         finally:
+            dying.cancel()
             await handle.close()
 
 
