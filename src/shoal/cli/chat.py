@@ -12,6 +12,7 @@ from shoal.cli.sampling import MaxTokens, Seed, Temperature, TopP, given
 from shoal.config import ENGINE_FLAGS
 from shoal.config.nodes import Table
 from shoal.core import ConfigError, InvalidRequest, QueueFull
+from shoal.models import NO_CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from shoal.cli.talk import Message, Talk
@@ -119,6 +120,8 @@ def _answer(
     except KeyboardInterrupt:
         typer.secho(" (stopped)", dim=True, err=True)
     except (InvalidRequest, QueueFull) as error:
+        if isinstance(error, InvalidRequest) and error.code == NO_CHAT_TEMPLATE:
+            raise
         typer.secho(str(error), fg="red", err=True)
         return None
     typer.echo()

@@ -186,6 +186,14 @@ def error_message(response: httpx.Response) -> str:
         return response.text[:200]
 
 
+def error_code(response: httpx.Response) -> str | None:
+    """The code in an OpenAI-shaped error."""
+    try:
+        return response.json()["error"].get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def chunk_text(chunk: dict[str, Any]) -> str:
     """The new text in one streamed chunk of either endpoint."""
     pieces = []

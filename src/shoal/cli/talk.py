@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.demo_client import chunk_text, error_message, stream_chunks
+from shoal.cli.demo_client import chunk_text, error_code, error_message, stream_chunks
 from shoal.core import EngineDied, InvalidRequest, QueueFull, Service
 from shoal.engine import EngineHandle, EngineOptions
 from shoal.engine.sampling import with_sampling_defaults
@@ -100,11 +100,12 @@ class EngineTalk:
     async def open(
         cls, options: EngineOptions, fetching: Progress, loading: Callable[[str], None]
     ) -> "EngineTalk":
-        """Start an engine for the only service of ``options``."""
+        """Start an engine for the only service of ``options``; InvalidRequest if its model cannot chat."""
         [service] = options.services
         folder = resolve_model(service.model, fetching)
         [service] = with_sampling_defaults([service], {service.name: folder})
         tokenizer = Tokenizer.from_folder(folder, service.chat_template)
+        _ = tokenizer.chat_template  # before the weights are loaded: raises where there is none
         handle = await EngineHandle.start(options, {service.name: folder}, {service.name: tokenizer}, loading)
         return cls(handle, service, tokenizer)
 
@@ -133,5 +134,5 @@ def _refusal(response: httpx.Response) -> Exception:
     if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
         return QueueFull(message, float(response.headers.get("Retry-After", 1)))
     if response.status_code < 500:
-        return InvalidRequest(message)
+        return InvalidRequest(message, code=error_code(response))
     return EngineDied(message)

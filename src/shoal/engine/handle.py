@@ -133,6 +133,11 @@ class EngineHandle:
         """Choices that wait for their first token."""
         return self._waiting
 
+    async def wait_died(self) -> str:
+        """Return why the engine ended, when it does so without being told to."""
+        await asyncio.shield(self._receiver)
+        return self._refusal or ""
+
     async def submit(
         self,
         service: str,
@@ -230,10 +235,11 @@ class EngineHandle:
                     reason = str(wire.failure_to_error(message, "running"))
                 else:
                     self._take(message)
-            reason = f"{reason} ({self._process.describe_end()})"
+            reason = f"{reason} ({self._process.describe_end()}, process {self.pid})"
         except Exception as error:
             _log.exception("the engine's messages can no longer be read")
             reason = f"the engine's messages can no longer be read: {error}"
+        _log.error("%s; requests under way end with an error, and new ones are refused", reason)
         self._refusal = reason
         self._fail_all(EngineDied(reason))
 

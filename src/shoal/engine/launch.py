@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 import os
 import pickle
-import shutil
+import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,12 +15,13 @@ import zmq.asyncio
 
 from shoal.core import EngineDied
 from shoal.engine import wire
+from shoal.engine.children import interrupts_held_back
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
+from shoal.engine.private_folder import PrivateFolder
 from shoal.engine.process import ProcessConfig
 
-# Socket paths are limited to 107 bytes on Linux and 103 on macOS.
-_MAX_IPC_PATH = 100
+_SOCKET_NAME = "engine"
 _EXIT_PATIENCE_S = 5.0
 # How long to look for the last words of a process that has ended.
 _LAST_WORDS_S = 0.1
@@ -33,21 +33,16 @@ class _Channel:
     """One end of a pair of sockets that only this user can reach."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self._folder = PrivateFolder(_SOCKET_NAME)
         self._context = zmq.asyncio.Context()
         self.socket = self._context.socket(zmq.PAIR)
         self.socket.set_hwm(0)
-        path = self._folder / "engine"
-        if zmq.has("ipc") and len(os.fsencode(path)) <= _MAX_IPC_PATH:
-            self.endpoint = f"ipc://{path}"
-            self.socket.bind(self.endpoint)
-        else:
-            port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-            self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.endpoint = f"ipc://{self._folder.path / _SOCKET_NAME}"
+        self.socket.bind(self.endpoint)
 
     def forget_path(self) -> None:
         """Remove the socket's folder; a connection that stands does not need it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def close(self) -> None:
         self.socket.close(linger=0)
@@ -93,13 +88,14 @@ class EngineProcess:
             config = ProcessConfig(
                 endpoint=channel.endpoint, options=options, folders=dict(folders), builder=builder
             )
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shoal.engine",
-                stdin=its_end.fileno(),
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
+            with interrupts_held_back():
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "shoal.engine",
+                    stdin=its_end.fileno(),
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
             its_end.close()
             with contextlib.suppress(ConnectionError):  # how it ended is told to whoever waits for it
                 await asyncio.get_running_loop().sock_sendall(lifeline, pickle.dumps(config))
@@ -166,7 +162,10 @@ class EngineProcess:
         code = self._process.returncode
         if code is None:
             return "it still runs"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {number.value: f" ({number.name})" for number in signal.Signals}
+        return f"killed by signal {-code}{known.get(-code, '')}"
 
     async def stop(self) -> None:
         """End the process, kindly if it listens, and release the socket."""

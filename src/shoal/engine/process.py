@@ -9,7 +9,6 @@ import gc
 import importlib
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ import zmq
 
 from shoal.core import InvalidRequest, TokenEvent
 from shoal.engine import wire
+from shoal.engine.children import end_with_parent
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
@@ -33,7 +33,6 @@ from shoal.engine.options import EngineOptions
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _LINGER_MS = 2000
-_PARENT_CHECK_S = 1.0
 _BEAT_S = 1.0
 # What is taken between two steps, beyond which running requests would wait for newcomers: a request takes
 # about as long to take in as 2 KiB of prompt do, a tenth of a millisecond or more.
@@ -147,17 +146,6 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _end_with_parent() -> None:
-    """Exit at once when the parent is gone: its end of standard input closes with it."""
-    parent = os.getppid()
-    stdin = sys.stdin.fileno()
-    while os.getppid() == parent:
-        readable, _, _ = select.select([stdin], [], [], _PARENT_CHECK_S)
-        if readable and not os.read(stdin, 1):
-            break
-    os._exit(1)
-
-
 def _beat() -> None:
     """Give a sign of life every second, whatever the engine does, until the parent is gone."""
     parent = socket.socket(fileno=os.dup(sys.stdin.fileno()))
@@ -174,7 +162,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config: ProcessConfig = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    end_with_parent(sys.stdin.fileno())
     threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     context = zmq.Context()
     channel = context.socket(zmq.PAIR)

@@ -13,11 +13,12 @@ from shoal.models.facts import LayerFacts, ModelFacts, read_facts
 from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
-from shoal.models.resolve import pull_model, resolve_model
-from shoal.models.tokenizer import Tokenizer
+from shoal.models.resolve import check_model, pull_model, resolve_model
+from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
 from shoal.models.weights import read_weight_headers, refuse_incomplete, some_of
 
 __all__ = [
+    "NO_CHAT_TEMPLATE",
     "LayerFacts",
     "ModelFacts",
     "ModelInfo",
@@ -27,6 +28,7 @@ __all__ = [
     "cache_dir",
     "check_config",
     "check_weights",
+    "check_model",
     "list_models",
     "pull_model",
     "read_facts",

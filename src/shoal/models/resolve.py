@@ -16,6 +16,19 @@ from shoal.models.progress import Progress, silent
 from shoal.models.pull import pull_bundled
 
 
+def check_model(name: str) -> None:
+    """Raise ModelUnavailable where ``name`` cannot be a model's; never asks the network, so it is quick."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix.lower() != ".gguf":
+        raise ModelUnavailable(f"{name} is a file, but neither a folder nor a .gguf file: name its folder")
+    if path.is_file() or (path / "config.json").is_file() or name in BUNDLED:
+        return
+    if path.is_dir():
+        raise ModelUnavailable(f"the folder {name} has no config.json, so it is no model{_gguf_inside(path)}")
+    if not _looks_like_hub_id(name):
+        raise ModelUnavailable(f"there is no model {name!r}. {_hint(name)}")
+
+
 def resolve_model(name: str, progress: Progress | None = None) -> Path:
     """Folder with config.json and safetensors of the model ``name``; pulls or converts on first use.
 
@@ -30,22 +43,15 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
 
 
 def _resolve(name: str, report: Progress) -> Path:
+    check_model(name)
     path = Path(name).expanduser()
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ModelUnavailable(
-                f"{name} is a file, but neither a folder nor a .gguf file: name its folder"
-            )
         return _checked(converted_gguf(path, report), report)
     if (path / "config.json").is_file():
         return _checked(path, report)
     if name in BUNDLED:
         return _checked(pull_bundled(BUNDLED[name], report), report)
-    if path.is_dir():
-        raise ModelUnavailable(f"the folder {name} has no config.json, so it is no model{_gguf_inside(path)}")
-    if _looks_like_hub_id(name):
-        return _checked(hub.snapshot(name, report, hint=_hint(name)), report)
-    raise ModelUnavailable(f"there is no model {name!r}. {_hint(name)}")
+    return _checked(hub.snapshot(name, report, hint=_hint(name)), report)
 
 
 def pull_model(name: str, progress: Progress | None = None) -> Path:

@@ -15,6 +15,9 @@ from shoal.models.folder_config import eos_from_configs, read_json
 from shoal.models.progress import silent
 from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, keeps_text
 
+NO_CHAT_TEMPLATE = "no_chat_template"
+"""Code of the InvalidRequest that a conversation with a model without chat template raises."""
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -144,7 +147,7 @@ class Tokenizer:
                 "this model has no chat template, so it cannot chat: use completions, or set"
                 " chat_template on its service",
                 param="chat_template",
-                code="no_chat_template",
+                code=NO_CHAT_TEMPLATE,
             )
         return self._template
 
