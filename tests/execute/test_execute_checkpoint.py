@@ -117,5 +117,12 @@ def test_odd_configs_are_no_tracebacks(tmp_path: Path, odd: dict[str, object]) -
         load(folder)
 
 
+def test_numbers_that_only_a_forward_pass_sees_are_no_tracebacks(tmp_path: Path) -> None:
+    config = tiny_config("mistral")
+    config.sliding_window = 2**70
+    with pytest.raises(ModelUnsupported, match="tiny: transformers .* cannot run it: OverflowError"):
+        load(make_model(tmp_path / "m", config))
+
+
 def test_a_kernel_from_a_hub_is_not_fetched_for_a_config(tmp_path: Path) -> None:
     load_static(alter_config(altered(tmp_path / "m", len), attn_implementation="somebody/kernel"))

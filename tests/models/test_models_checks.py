@@ -27,8 +27,10 @@ def with_config(folder: Path, **config: object) -> Path:
         ({"model_type": "mine", "auto_map": CODE}, "brings its own code .*auto_map.* no model_type 'mine'"),
         ({"quantization_config": GPTQ}, r"quantised \(gptq\)"),
         ({"text_config": {"quantization_config": GPTQ}}, r"quantised \(gptq\)"),
-        ({"num_hidden_layers": 10**9}, r"num_hidden_layers: 1e\+09, but the weights are for 2"),
-        ({"text_config": {"num_local_experts": 10**9}}, r"num_local_experts: 1e\+09"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers: 1000000000, but no more than 100000"),
+        ({"num_hidden_layers": 3}, r"num_hidden_layers: 3, but no more than 2 could be in its weight files"),
+        ({"num_labels": 10**400}, r"num_labels: 10{19}, but no more than 100000"),
+        ({"text_config": {"num_local_experts": 10**9}}, r"num_local_experts: 1000000000"),
     ],
 )
 def test_a_config_that_cannot_be_served_is_refused_at_once(

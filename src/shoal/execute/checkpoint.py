@@ -26,7 +26,7 @@ def read_model_config(name: str, folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever its code stumbles over in a file that somebody else wrote
-        raise _cannot("read", name, error) from None
+        raise cannot("read", name, error) from None
     # How attention and experts are computed is for us to say; a folder may name code on a hub here.
     config._attn_implementation = None
     config._experts_implementation = None
@@ -61,7 +61,7 @@ def load_module(
     except ModelUnsupported:
         raise
     except Exception as error:  # as above
-        raise _cannot("load", name, error) from None
+        raise cannot("load", name, error) from None
     refuse_incomplete(info, name)
     if info["unexpected_keys"]:
         _log.warning("%s: not used of its files: %s", name, some_of(info["unexpected_keys"]))
@@ -82,7 +82,8 @@ def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str
         )
 
 
-def _cannot(do: str, name: str, error: Exception) -> ModelUnsupported:
+def cannot(do: str, name: str, error: Exception) -> ModelUnsupported:
+    """The refusal of a model that transformers' own code stumbles over; do: what it was to do."""
     first_line = (str(error).strip().splitlines() or [""])[0]
     problem = f"{type(error).__name__}: {first_line:.300}"
     return ModelUnsupported(f"{name}: transformers {transformers_version} cannot {do} it: {problem}")

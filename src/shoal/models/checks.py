@@ -10,8 +10,13 @@ from shoal.core import ModelUnsupported
 from shoal.models.folder_config import read_json
 from shoal.models.weights import StoredTensor, read_weight_headers
 
-_COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
+_BUILT = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
 """Names of config.json for how often a module is built, before any look at the weights."""
+
+_LISTED = re.compile(rf"{_BUILT.pattern}|num_labels")
+"""Names for the length of a list that reading config.json makes."""
+
+_LONGEST_LIST = 100_000
 
 
 def check_model_folder(folder: Path) -> None:
@@ -32,6 +37,7 @@ def check_config(folder: Path) -> None:
             f" transformers has no model_type {config.get('model_type')!r:.80} of its own"
         )
     for part in _sections(config):
+        _refuse_counts(folder, part, _LISTED, _LONGEST_LIST, "are read here")
         quantisation = part.get("quantization_config") or part.get("compression_config")
         if quantisation:
             method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
@@ -50,11 +56,17 @@ def check_weights(folder: Path) -> None:
     """Raise ModelUnavailable or ModelUnsupported where the weight files cannot be those of config.json."""
     most = _most_modules(read_weight_headers(folder))
     for section in _sections(read_json(folder / "config.json")):
-        for name, value in section.items():
-            if _COUNTS.fullmatch(name) and isinstance(value, int) and value > most:
-                raise ModelUnsupported(
-                    f"{folder / 'config.json'} says {name}: {value:.4g}, but the weights are for {most}"
-                )
+        _refuse_counts(folder, section, _BUILT, most, "could be in its weight files")
+
+
+def _refuse_counts(
+    folder: Path, section: Mapping[str, Any], names: re.Pattern[str], most: int, what: str
+) -> None:
+    for name, value in section.items():
+        if names.fullmatch(name) and isinstance(value, int) and value > most:
+            raise ModelUnsupported(
+                f"{folder / 'config.json'} says {name}: {value!s:.20}, but no more than {most} {what}"
+            )
 
 
 def _most_modules(tensors: Mapping[str, StoredTensor]) -> int:
