@@ -117,11 +117,14 @@ def test_odd_configs_are_no_tracebacks(tmp_path: Path, odd: dict[str, object]) -
         load(folder)
 
 
-def test_numbers_that_only_a_forward_pass_sees_are_no_tracebacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loader", "window"), [(load, 2**70), (load_static, -1)])
+def test_numbers_that_only_a_forward_pass_sees_are_no_tracebacks(
+    tmp_path: Path, loader: Callable[[Path], object], window: int
+) -> None:
     config = tiny_config("mistral")
-    config.sliding_window = 2**70
-    with pytest.raises(ModelUnsupported, match="tiny: transformers .* cannot run it: OverflowError"):
-        load(make_model(tmp_path / "m", config))
+    config.sliding_window = window
+    with pytest.raises(ModelUnsupported, match=r"tiny: transformers .* cannot run it: "):
+        loader(make_model(tmp_path / "m", config))
 
 
 def test_a_kernel_from_a_hub_is_not_fetched_for_a_config(tmp_path: Path) -> None:

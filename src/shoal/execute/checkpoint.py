@@ -1,6 +1,8 @@
 """From a model folder to a `transformers` module that has all its weights from there, or a refusal."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from math import prod
 from pathlib import Path
@@ -10,10 +12,28 @@ import torch
 from transformers import AutoConfig
 from transformers import __version__ as transformers_version
 
-from shoal.core import ModelUnsupported
+from shoal.core import ModelUnsupported, ShoalError
 from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, some_of
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def refused_if_it_fails(do: str, name: str) -> Iterator[None]:
+    """Whatever the code of transformers stumbles over in files that somebody else wrote is ModelUnsupported.
+
+    do: what it is to do, as a verb. name: of the model.
+    """
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        problem = f"{type(error).__name__}: {first_line:.300}"
+        raise ModelUnsupported(
+            f"{name}: transformers {transformers_version} cannot {do} it: {problem}"
+        ) from error
 
 
 def read_model_config(name: str, folder: Path) -> Any:
@@ -23,10 +43,8 @@ def read_model_config(name: str, folder: Path) -> Any:
     would take code from the folder; ModelUnavailable if the file is broken.
     """
     check_config(folder)
-    try:
+    with refused_if_it_fails("read", name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # whatever its code stumbles over in a file that somebody else wrote
-        raise cannot("read", name, error) from None
     # How attention and experts are computed is for us to say; a folder may name code on a hub here.
     config._attn_implementation = None
     config._experts_implementation = None
@@ -45,7 +63,7 @@ def load_module(
     check_weights(folder)
     if not isinstance(config, model_class.config_class):  # a multimodal one, of which only the text is read
         config = config.get_text_config()
-    try:
+    with refused_if_it_fails("load", name):
         _refuse_if_far_larger(model_class, folder, config, name)
         module, info = model_class.from_pretrained(
             folder,
@@ -58,10 +76,6 @@ def load_module(
             output_loading_info=True,
             **options,
         )
-    except ModelUnsupported:
-        raise
-    except Exception as error:  # as above
-        raise cannot("load", name, error) from None
     refuse_incomplete(info, name)
     if info["unexpected_keys"]:
         _log.warning("%s: not used of its files: %s", name, some_of(info["unexpected_keys"]))
@@ -80,10 +94,3 @@ def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str
         raise ModelUnsupported(
             f"{name}: config.json describes {wanted:.3g} parameters, but the weight files hold {stored:.3g}"
         )
-
-
-def cannot(do: str, name: str, error: Exception) -> ModelUnsupported:
-    """The refusal of a model that transformers' own code stumbles over; do: what it was to do."""
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    problem = f"{type(error).__name__}: {first_line:.300}"
-    return ModelUnsupported(f"{name}: transformers {transformers_version} cannot {do} it: {problem}")

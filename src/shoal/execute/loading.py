@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from shoal.core import ConfigError, ModelUnsupported, Service, ShoalError
-from shoal.execute.checkpoint import cannot, load_module, read_model_config
+from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
@@ -181,7 +181,8 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     refuse_by_config(model_class, text_config, name)
     module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
-    probed = _probed(module, name)
+    with refused_if_it_fails("run", name):  # numbers of config.json that only a forward pass looks at
+        probed = probe(module, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     _speed_up(module, probed, device)
     facts = read_facts(folder)
@@ -194,15 +195,6 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         eos_token_ids=facts.eos_token_ids,
         weight_bytes=sum(weights.values()),
     )
-
-
-def _probed(module: Any, name: str) -> Probed:
-    try:
-        return probe(module, name)
-    except ShoalError:
-        raise
-    except Exception as error:  # numbers of config.json that only a forward pass looks at
-        raise cannot("run", name, error) from error
 
 
 def _speed_up(module: Any, probed: Probed, device: torch.device) -> None:

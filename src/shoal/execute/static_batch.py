@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteri
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ModelUnsupported, Service
-from shoal.execute.checkpoint import load_module, read_model_config
+from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.loading import (
     CUDA_MEMORY_SHARE,
@@ -93,7 +93,8 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
     module.eval().requires_grad_(False).to(target)
     # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
     module.generation_config = GenerationConfig()
-    _refuse_if_padding_shows(module, name)
+    with refused_if_it_fails("run", name):
+        _refuse_if_padding_shows(module, name)
     if target.type == "cpu":
         keep_freed_memory()
     facts = read_facts(folder)
