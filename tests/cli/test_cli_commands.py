@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -152,6 +153,7 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
     [
         (["generate", "hi"], "no model: name one with --model"),
         (["generate", "-m", "smolm2"], "there is no model 'smolm2'. Did you mean the alias 'smollm2'?"),
+        (["generate", "-m", "[/red]"], "there is no model '[/red]'"),
         (["generate", "-m", "smollm2", "hi", "--json", "none/a.json"], "there is no folder none"),
         (["static", "-m", "smollm2", "hi", "-o", "-", "--json", "-"], "only one result can go to standard"),
         (["reproduce", "all", "--plot", "-"], "pictures and folders cannot go to standard output"),
@@ -203,6 +205,15 @@ def test_a_failure_while_running_is_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(app_module, "app", lambda **_: fail())
     assert run(["serve", "x"]) == 1
     assert capsys.readouterr().err == "error: the engine process ended\n"
+
+
+def test_too_few_open_files_are_told_without_a_traceback(monkeypatch, capsys):
+    def fail(**_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(app_module, "app", fail)
+    assert run(["generate"]) == 1
+    assert capsys.readouterr().err == "error: Too many open files: allow more, as with `ulimit -n 1024`\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import asyncio
+import io
 import json
 import shlex
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from shoal.cli.app import app, run
 from shoal.cli.chat import converse
 from shoal.cli.demo_server import free_port
+from shoal.cli.progress import Waiting
 from shoal.cli.serve import curl_example, print_summary
 from shoal.core import InvalidRequest
 from shoal.engine import EngineInfo, ServiceInfo
@@ -150,7 +152,7 @@ def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
 def test_the_summary_is_what_the_engine_says():
     services = {
         "chat": ServiceInfo(
-            model="tiny", context_tokens=8192, max_total_tokens=2048, kv_tokens=6144, vocab_size=9
+            model="x[/red]/tiny", context_tokens=8192, max_total_tokens=2048, kv_tokens=6144, vocab_size=9
         )
     }
     info = EngineInfo(
@@ -167,7 +169,7 @@ def test_the_summary_is_what_the_engine_says():
     text = console.export_text()
     for part in (
         "chat",
-        "tiny",
+        "x[/red]/tiny",
         "2,048 tokens a request",
         "KV for 6,144 tokens",
         "24.0 MiB",
@@ -175,6 +177,14 @@ def test_the_summary_is_what_the_engine_says():
         "curl",
     ):
         assert part in text
+
+
+def test_what_is_waited_for_may_look_like_markup():
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with Waiting(console) as waiting:
+        waiting.say("loading x[/red]/tiny")
+        waiting._bar.refresh()
+    assert "x[/red]/tiny" in console.file.getvalue()
 
 
 def test_the_curl_example_is_shell_and_json():

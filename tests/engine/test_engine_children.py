@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 import tempfile
@@ -27,6 +28,12 @@ def test_ctrl_c_does_not_reach_an_engine_that_starts():
             await process.stop()
 
     asyncio.run(main())
+
+
+def test_too_few_open_files_are_told_before_an_engine_starts(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    with pytest.raises(ConfigError, match="only 16 files may be open"):
+        asyncio.run(EngineProcess.start(make_options("fake"), {}, BUILDER))
 
 
 def test_interrupts_come_through_again_afterwards():

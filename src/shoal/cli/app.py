@@ -1,5 +1,6 @@
 """The commands put together, and the way every command ends."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -76,6 +77,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return MISUSE if isinstance(error, _MISUSES) else FAILURE
     except BrokenPipeError:
         sys.stderr.close()
+        return FAILURE
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        _print_error(ShoalError(f"{error.strerror}: allow more, as with `ulimit -n 1024`"))
         return FAILURE
     return code if isinstance(code, int) else FAILURE if code else 0
 

@@ -12,7 +12,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As the base does; raises BadParameter."""
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
-        for parameter in set(given):
+        for parameter in set[Any](given):
             count = given.count(parameter)
             if count > 1 and not (parameter.multiple or parameter.is_flag):
                 raise typer.BadParameter(f"given {count} times, but takes one value", ctx, parameter)

@@ -189,8 +189,8 @@ def error_message(response: httpx.Response) -> str:
 def error_code(response: httpx.Response) -> str | None:
     """The code in an OpenAI-shaped error."""
     try:
-        return response.json()["error"].get("code")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return str(response.json()["error"]["code"])
+    except (ValueError, KeyError, TypeError):
         return None
 
 

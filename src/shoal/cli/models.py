@@ -37,7 +37,7 @@ def list_models() -> None:
         )
     console = Console()
     console.print(table)
-    console.print(f"cache: {cache_dir()}", soft_wrap=True, highlight=False)
+    console.print(f"cache: {cache_dir()}", soft_wrap=True, highlight=False, markup=False)
 
 
 @models.command()

@@ -88,7 +88,7 @@ def profile(
     for service in options.services:
         check_model(service.model)
     report = _measure(options, GRIDS[grid], prompt_tokens, output_tokens)
-    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
+    console = Console(markup=False, stderr=STANDARD_OUTPUT in (out, json_path))
     for table in report_tables(report):
         console.print(table)
     if out is not None:

@@ -29,7 +29,12 @@ class Waiting:
         self._said: str | None = None
         self._bar: Progress | None = None
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Amount())
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                _Amount(),
+            )
             self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
             self._task = self._bar.add_task("starting", total=None)
 

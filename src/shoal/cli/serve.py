@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import Waiting
@@ -53,14 +54,14 @@ def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
     grid = Grid.grid(padding=(0, 2))
     for name, service in info.services.items():
         grid.add_row(
-            f"  [bold]{name}[/]",
-            service.model,
+            Text(f"  {name}", style="bold"),
+            Text(service.model),
             f"{service.max_total_tokens:,} tokens a request",
             f"KV for {service.kv_tokens:,} tokens",
         )
     console.print("[bold]services[/]", grid, sep="\n")
     console.print(f"[bold]KV pool[/]  {info.kv_bytes / 2**20:,.1f} MiB, shared by all services")
-    console.print(f"[bold]ready[/]    {url}   (Ctrl-C to stop)")
+    console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
     example = curl_example(url, next(iter(info.services)))
     console.print(example, soft_wrap=True, highlight=False, markup=False)
 

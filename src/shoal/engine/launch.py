@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from shoal.core import EngineDied
+from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
 from shoal.engine.children import interrupts_held_back
 from shoal.engine.info import EngineInfo
@@ -22,11 +23,23 @@ from shoal.engine.private_folder import PrivateFolder
 from shoal.engine.process import ProcessConfig
 
 _SOCKET_NAME = "engine"
+# Of the engine and of the process that starts it, before there is a client.
+_LEAST_OPEN_FILES = 64
 _EXIT_PATIENCE_S = 5.0
 # How long to look for the last words of a process that has ended.
 _LAST_WORDS_S = 0.1
 # More signs of life than a process gives before they are read.
 _BEATS = 4096
+
+
+def _check_open_files() -> None:
+    """Where files run out, libraries end the process or tell of something else."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and allowed < _LEAST_OPEN_FILES:
+        raise ConfigError(
+            f"only {allowed} files may be open at once, and an engine needs {_LEAST_OPEN_FILES}: "
+            "allow more, as with `ulimit -n 1024`"
+        )
 
 
 class _Channel:
@@ -80,7 +93,11 @@ class EngineProcess:
         builder: str,
         on_beat: Callable[[], None] = lambda: None,
     ) -> "EngineProcess":
-        """Start the process; it then sends Loading messages and at last Ready or Failed."""
+        """Start the process; it then sends Loading messages and at last Ready or Failed.
+
+        Raises ConfigError where too few files may be open.
+        """
+        _check_open_files()
         channel = _Channel()
         lifeline, its_end = socket.socketpair()
         lifeline.setblocking(False)

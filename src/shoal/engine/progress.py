@@ -45,7 +45,7 @@ class LoadProgress(_Display):
         super().__init__(
             Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 TimeElapsedColumn(),
                 console=Console(stderr=True),
                 transient=True,
@@ -69,7 +69,7 @@ class TokenProgress(_Display):
     def __init__(self, outputs: int, *, shown: bool) -> None:
         super().__init__(
             Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[tokens]} tokens"),

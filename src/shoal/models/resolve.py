@@ -1,6 +1,7 @@
 """From what a user calls a model to the folder with its files."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,8 +88,7 @@ def _checked(folder: Path, progress: Progress) -> Path:
 
 
 def _looks_like_hub_id(name: str) -> bool:
-    owner, slash, model = name.partition("/")
-    return bool(owner and slash and model) and "/" not in model and owner not in {".", "..", "~"}
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
 
 
 def _gguf_inside(folder: Path) -> str:
