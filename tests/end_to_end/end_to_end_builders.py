@@ -66,7 +66,7 @@ def run_engine(
     rounds: Sequence[Sequence[Request]],
     *,
     preset: str = "shoal",
-    memory_bytes: int = 32 << 20,
+    memory_bytes: int = 4 << 20,
     swap_bytes: int | None = None,
     block_size: int = 16,
     layout: str | None = None,

@@ -81,7 +81,7 @@ def crowded() -> list[list[Request]]:
     return [requests("-short", 3), requests(), requests("-again")]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dict[str, Path]) -> None:
     outcome = run(folders, preset, crowded(), depth=depth)
