@@ -6,9 +6,8 @@ HTTP one. Importing this package is cheap: torch is loaded only when an engine i
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.core import SLO, SamplingParams, Service
-
 if TYPE_CHECKING:
+    from shoal.core import SLO, SamplingParams, Service
     from shoal.engine.offline import Shoal
 
 __all__ = ["SLO", "SamplingParams", "Service", "Shoal"]
@@ -20,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from shoal.engine.offline import Shoal
 
         return Shoal
+    if name in __all__:
+        import shoal.core
+
+        return getattr(shoal.core, name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

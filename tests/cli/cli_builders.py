@@ -23,14 +23,17 @@ shoal_kv_bytes{use="external"} 1.572864e+06
 class FakeApi:
     """What the server answers, and what it was asked.
 
-    words: the streamed pieces. refuse: service -> (status, message). cut: end streams without a finish.
+    words: the streamed pieces. refuse: service -> (status, message), with ``code``. cut: end streams
+    without a finish. pages: of metrics, before METRICS.
     """
 
     words: list[str] = field(default_factory=lambda: ["Hello", " there", "!"])
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
+    code: str | None = None
     cut: bool = False
     break_off: str | None = None
     bodies: list[dict] = field(default_factory=list)
+    pages: list[str] = field(default_factory=list)
 
     def events(self, body, chat):
         for word in self.words:
@@ -55,7 +58,7 @@ def fake_server(api):
                 cards = [{"id": name, "max_model_len": 2048} for name in ("chat", "complete")]
                 self._send(200, json.dumps({"object": "list", "data": cards}))
             elif self.path == "/metrics":
-                self._send(200, METRICS)
+                self._send(200, api.pages.pop(0) if api.pages else METRICS)
             else:
                 self._send(200 if self.path == "/health" else 404, "{}")
 
@@ -64,7 +67,7 @@ def fake_server(api):
             api.bodies.append(body)
             if body["model"] in api.refuse:
                 status, message = api.refuse[body["model"]]
-                self._send(status, json.dumps({"error": {"message": message}}))
+                self._send(status, json.dumps({"error": {"message": message, "code": api.code}}))
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")

@@ -16,12 +16,14 @@ import shoal.models
 from shoal.cli import app as app_module
 from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
-from shoal.core import EngineDied, FinishReason, SamplingParams, Service
+from shoal.core import EngineDied, FinishReason, Service
 from shoal.engine import offline
 from shoal.engine.batch import Completion, RequestOutput
 from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
+GIVEN = {"max_tokens": 128, "stop": (), "n": 1, "ignore_eos": False}
+"""What generate asks for without flags; all else is the service's."""
 
 
 def run_cli(*arguments, **options):
@@ -70,7 +72,7 @@ class FakeShoal:
                 tokens=(1, 2),
                 finish_reason=FinishReason.STOP,
             )
-            for choice in range(sampling.n)
+            for choice in range(sampling["n"])
         )
         return RequestOutput(prompt=prompt, prompt_token_ids=(1, 2, 3), outputs=completions)
 
@@ -97,7 +99,7 @@ def test_generate_prints_only_the_text_of_a_single_prompt(fake_shoal):
     assert made.services == (Service(name="smollm2", model="smollm2"),)
     assert made.options["kv_cache"].memory_bytes == 2**20
     assert made.options["scheduler"].order == FcfsStrict()
-    assert made.calls == [("generate", ["hello"], [SamplingParams(max_tokens=128, seed=1)])]
+    assert made.calls == [("generate", ["hello"], [GIVEN | {"seed": 1}])]
 
 
 def test_generate_numbers_many_outputs_and_writes_json(fake_shoal, tmp_path):
@@ -110,14 +112,22 @@ def test_generate_numbers_many_outputs_and_writes_json(fake_shoal, tmp_path):
     assert written[1]["outputs"][1] | {"text": "B", "finish_reason": "stop"} == written[1]["outputs"][1]
 
 
+def test_json_on_standard_output_is_alone_there(fake_shoal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = generate("-m", "smollm2", "a", "--json", "-")
+    assert [entry["prompt"] for entry in json.loads(result.stdout)] == ["a"]
+    assert result.stderr == "A\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_generate_reads_json_lines_with_their_own_sampling(fake_shoal, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('"one"\n\n[1, 2, 3]\n{"prompt": "two", "max_tokens": 3, "stop": "x"}\n')
     generate("-m", "smollm2", "zero", "--file", str(file), "--temperature", "0")
     [(_, prompts, sampling)] = fake_shoal.made[0].calls
-    base = SamplingParams(max_tokens=128, temperature=0)
+    base = GIVEN | {"temperature": 0}
     assert prompts == ["zero", "one", [1, 2, 3], "two"]
-    assert sampling == [base, base, base, SamplingParams(max_tokens=3, temperature=0, stop=("x",))]
+    assert sampling == [base, base, base, base | {"max_tokens": 3, "stop": ("x",)}]
 
 
 def test_generate_reads_lines_from_standard_input(fake_shoal):
@@ -141,6 +151,10 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
     ("arguments", "expected"),
     [
         (["generate", "hi"], "no model: name one with --model"),
+        (["generate", "-m", "smolm2"], "there is no model 'smolm2'. Did you mean the alias 'smollm2'?"),
+        (["generate", "-m", "smollm2", "hi", "--json", "none/a.json"], "there is no folder none"),
+        (["static", "-m", "smollm2", "hi", "-o", "-", "--json", "-"], "only one result can go to standard"),
+        (["reproduce", "all", "--plot", "-"], "pictures and folders cannot go to standard output"),
         (["generate", "-m", "smollm2", "--file", "none.txt"], "cannot read the prompts in none.txt"),
         (["generate", "-m", "smollm2", "--file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),
         (["generate", "-m", "smollm2", "--file", "empty.jsonl"], "no prompt: give one as an argument"),
@@ -174,6 +188,12 @@ def test_mistakes_are_one_red_line_and_exit_code_2(arguments, expected, tmp_path
     assert expected in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     assert captured.err.startswith("error: ")
+
+
+def test_an_option_given_twice_is_refused(capsys):
+    assert run(["simulate", "--model", "llama-3.1-8b", "--model", "llama-2-7b"]) == 2
+    assert "'--model': given 2 times" in capsys.readouterr().err
+    assert runner.invoke(app, ["generate", "--stop", "a", "--stop", "b", "--help"]).exit_code == 0
 
 
 def test_a_failure_while_running_is_exit_code_1(monkeypatch, capsys):
@@ -213,7 +233,13 @@ def test_an_unknown_command_is_exit_code_2():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["serve", "--help"], ["serve", "--port", "none", "smollm2"]]
+    "arguments",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["serve", "--port", "none", "smollm2"],
+        ["static", "--model", "no-such-model", "hi"],
+    ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(arguments):
     program = (
@@ -249,6 +275,41 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_ctrl_c_while_importing_is_exit_code_130_without_a_traceback():
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'shoal.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from shoal.cli import main\n"
+        "main(['version'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 130
+    assert result.stderr == ""
+
+
+def test_sigterm_lets_a_command_clear_up():
+    program = (
+        "import os, signal, sys, tempfile, time\n"
+        "import shoal.cli.prompts as prompts\n"
+        "import shoal.cli.generate as generate\n"
+        "def terminated(*_):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(600)\n"
+        "    finally:\n"
+        "        print('cleared up')\n"
+        "generate.collect_prompts = terminated\n"
+        "from shoal.cli import main\n"
+        "main(['generate', '-m', 'smollm2', 'x'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (143, "cleared up\n", "")
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,13 @@ def test_a_burst_is_sent_to_both_endpoints_and_timed():
     assert burst.metrics == MetricsSummary({"chat": 3, "complete": 0}, 0.75, 0.125)
 
 
+def test_the_counts_are_those_after_the_last_answer():
+    old = 'shoal_evictions_total{service="chat"} 1.0\nshoal_engine_state_age_seconds 1000.0\n'
+    new = 'shoal_evictions_total{service="chat"} 2.0\nshoal_engine_state_age_seconds 0.0\n'
+    with fake_server(FakeApi(pages=[old] * 3 + [new] * 50)) as url:
+        assert asyncio.run(run_burst(url, demo_prompts(2))).metrics.evictions == {"chat": 2}
+
+
 @pytest.mark.parametrize(
     ("api", "expected"),
     [

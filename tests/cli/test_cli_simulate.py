@@ -88,6 +88,12 @@ def test_single_files_are_written_where_they_are_wanted(scenario, tmp_path):
     assert '"cat":"step"' in wanted[1].read_text()
 
 
+def test_a_summary_on_standard_output_is_alone_there(scenario):
+    result = runner.invoke(app, ["simulate", "--config", str(scenario), "--json", "-"])
+    assert json.loads(result.stdout)["title"] == "tiny"
+    assert "times real time" in result.stderr
+
+
 def test_flags_alone_are_enough(tmp_path):
     flags = "--model llama-3.1-8b --device h100 --workload sharegpt --rate 4 --requests 30 --engines 2"
     output = simulate(*flags.split())
@@ -157,6 +163,7 @@ def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
     ("arguments", "expected"),
     [
         ([], "workload: missing; say what arrives"),
+        (["--model", "lama"], "--model: latency.roofline.model: model 'lama' has no shape on record"),
         (["--config", "none.yaml"], "cannot read the configuration file none.yaml"),
         (
             ["--config", "tiny.yaml", "--trace", "none.csv"],

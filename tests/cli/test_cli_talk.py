@@ -3,16 +3,19 @@ import json
 import shlex
 
 import pytest
+import tokenizers
 from cli_builders import FakeApi, fake_server
 from rich.console import Console
+from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
 from shoal.cli.chat import converse
 from shoal.cli.demo_server import free_port
 from shoal.cli.serve import curl_example, print_summary
-from shoal.core import InvalidRequest, SamplingParams
+from shoal.core import InvalidRequest
 from shoal.engine import EngineInfo, ServiceInfo
+from shoal.models import Tokenizer
 
 
 class FakeTalk:
@@ -45,7 +48,7 @@ def talk_with(talk, *lines, start=()):
             raise EOFError from None
 
     with asyncio.Runner() as runner:
-        converse(runner, talk, list(start), SamplingParams(), read_line)
+        converse(runner, talk, list(start), {}, read_line)
     return talk.seen
 
 
@@ -95,6 +98,7 @@ def test_chat_with_a_running_server():
     assert result.stdout == "Hello there!\nHello there!\n"
     first, second = api.bodies
     assert (first["model"], first["seed"], first["max_tokens"], first["stream"]) == ("chat", 3, 9, True)
+    assert not {"temperature", "top_p"} & first.keys(), "the service's defaults hold"
     assert [message["content"] for message in second["messages"]] == [
         "be kind",
         "hi",
@@ -104,11 +108,28 @@ def test_chat_with_a_running_server():
 
 
 def test_chat_names_the_service_of_a_server():
-    api = FakeApi(refuse={"complete": (400, "complete has no chat_template")})
+    api = FakeApi(refuse={"complete": (400, "too long for complete")})
     with fake_server(api) as url:
         result = CliRunner().invoke(app, ["chat", "complete", "--url", url], input="hi\n")
     assert result.exit_code == 0
-    assert "complete has no chat_template" in result.stderr
+    assert "too long for complete" in result.stderr
+
+
+def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", lambda _: "hi")
+    api = FakeApi(refuse={"complete": (400, "this model cannot chat")}, code="no_chat_template")
+    with fake_server(api) as url:
+        assert run(["chat", "complete", "--url", url]) == 2
+    assert "error: this model cannot chat" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path, monkeypatch, capsys):
+    tokenizer = Tokenizer(tokenizers.Tokenizer(WordLevel({"a": 0})), special_tokens={}, eos_token_ids=())
+    monkeypatch.setattr("shoal.cli.talk.resolve_model", lambda *_: tmp_path)
+    monkeypatch.setattr("shoal.cli.talk.Tokenizer.from_folder", lambda *_: tokenizer)
+    monkeypatch.setattr("shoal.cli.talk.EngineHandle.start", lambda *_: pytest.fail("it was loaded"))
+    assert run(["chat", "smollm2"]) == 2
+    assert "this model has no chat template" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there(capsys):

@@ -2,7 +2,7 @@ import pytest
 from config_builders import HttpOptions, from_flags, from_yaml
 
 from shoal.config import load_config
-from shoal.core import SLO, ConfigError, Service
+from shoal.core import SLO, ConfigError, SamplingDefaults, Service
 from shoal.engine.options import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import ADMISSIONS, FcfsStrict, SchedulerOptions
@@ -31,6 +31,7 @@ services:
     slo: {e2e: 1.5m, e2e_scale: 5}
     execution: 1200ms
     quota: 3
+    sampling: {temperature: 0.7, top_p: 90%, top_k: 40, min_p: 0.05, repetition_penalty: 1.1}
 server: {host: 0.0.0.0, port: 9000, max_queue: 7, drain: 500ms}
 """
 
@@ -76,6 +77,9 @@ def test_the_plan_loads(tmp_path):
             slo=SLO(e2e_s=90, e2e_scale=5),
             execution_s=1.2,
             quota=3,
+            sampling=SamplingDefaults(
+                temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1
+            ),
         ),
     )
     assert config.server == HttpOptions(host="0.0.0.0", port=9000, drain_s=0.5)
@@ -235,6 +239,27 @@ def test_mistakes_are_told_with_their_place(tmp_path, text, expected):
 )
 def test_mistakes_in_services(tmp_path, services, expected):
     assert expected in error_of(tmp_path, f"services: {services}")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            "temperature: hot",
+            "temperature: expected a number such as 0.05 or a percentage such as 5%, got 'hot'",
+        ),
+        ("temperature: 101", "temperature: must be at most 100, got 101"),
+        ("top_p: 0", "top_p: must be more than 0, got 0"),
+        ("top_k: 2.5", "top_k: expected a whole number, got '2.5'"),
+        ("top_k: 3000000000", "top_k: must be at most 2147483647, got 3000000000"),
+        ("min_p: 2", "min_p: must be at most 1, got 2"),
+        ("repetition_penalty: 0", "repetition_penalty: must be at least 0.01, got 0"),
+        ("temprature: 0", "temprature: unknown key, did you mean 'temperature'?"),
+    ],
+)
+def test_mistakes_in_sampling_are_told_with_their_line(tmp_path, written, expected):
+    text = f"services:\n  - model: a\n    sampling:\n      {written}\n"
+    assert error_of(tmp_path, text) == f"shoal.yaml, line 4: services[0].sampling.{expected}"
 
 
 def test_no_services_at_all(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
 from shoal.config import ENGINE_FLAGS, SERVER_FLAGS, config_section
-from shoal.core import SLO, ConfigError, Service
+from shoal.core import SLO, ConfigError, SamplingDefaults, Service
 from shoal.schedule import ADMISSIONS, FcfsStrict
 from shoal.serve.options import ServerOptions
 
@@ -75,7 +75,10 @@ def test_an_admission_flag_replaces_the_whole_policy(tmp_path):
 def test_services_as_flags():
     config = from_flags(
         "gemma3-270m",
-        services=("chat=smollm2,dtype=float32,max_model_len=512,slo.ttft=2s,slo.tpot=200ms", "smollm2"),
+        services=(
+            "chat=smollm2,dtype=float32,max_model_len=512,slo.ttft=2s,slo.tpot=200ms",
+            "smollm2,sampling.temperature=0",
+        ),
     )
     assert config.services == (
         Service(name="gemma3-270m", model="gemma3-270m"),
@@ -86,7 +89,7 @@ def test_services_as_flags():
             max_model_len=512,
             slo=SLO(ttft_s=2, tpot_s=0.2),
         ),
-        Service(name="smollm2", model="smollm2"),
+        Service(name="smollm2", model="smollm2", sampling=SamplingDefaults(temperature=0)),
     )
 
 

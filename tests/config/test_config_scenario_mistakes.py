@@ -98,6 +98,7 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
             "latency.roofline.model: cannot read nothing.json",
         ),
         ("{roofline: {device: h100, model: broken.json}}", "broken.json: not valid JSON"),
+        ("{roofline: {device: h100, model: deep.json}}", "deep.json: nests its values too deeply"),
         ("{roofline: {device: h100, model: list.json}}", "expected an object with keys such as"),
         ("{roofline: {device: h100, model: latency.json}}", "has none of hidden_size"),
         ("{roofline: {device: h100}}", "nothing says which model service default runs"),
@@ -116,6 +117,7 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
 )
 def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "list.json").write_text("[]")
     text = WORK + (f"latency: {rest}\n" if rest else "")
     assert expected in mistake(tmp_path, text).replace(str(tmp_path), ".")

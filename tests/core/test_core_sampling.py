@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shoal.core import InvalidRequest, SamplingParams
+from shoal.core import InvalidRequest, SamplingDefaults, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from shoal.core import InvalidRequest, SamplingParams
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -2),
+        ("top_k", 2**31),
         ("min_p", 1.5),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", 1e-40),
@@ -55,3 +56,21 @@ def test_greedy_and_penalised_say_what_they_mean() -> None:
     assert not SamplingParams().penalised
     for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         assert SamplingParams(**{penalty: 0.5}).penalised
+
+
+def test_a_request_goes_over_its_service_and_that_over_its_model() -> None:
+    service = SamplingDefaults(temperature=0.7, top_k=20)
+    effective = service.over({"temperature": 0.2, "top_p": 0.9})
+    assert effective == SamplingDefaults(temperature=0.7, top_p=0.9, top_k=20, min_p=0, repetition_penalty=1)
+    asked = {"top_k": 0, "max_tokens": 5}
+    assert effective.params(asked) == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5)
+    assert SamplingDefaults().params({}) == SamplingParams()
+
+
+def test_defaults_and_parameters_by_name_are_checked_too() -> None:
+    with pytest.raises(InvalidRequest, match="top_p must be"):
+        SamplingDefaults(top_p=2)
+    with pytest.raises(InvalidRequest, match="maxtokens: unknown key, did you mean 'max_tokens'"):
+        SamplingDefaults().params({"maxtokens": 3})
+    with pytest.raises(InvalidRequest, match="wrong type"):
+        SamplingDefaults().params({"temperature": "hot"})

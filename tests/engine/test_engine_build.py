@@ -1,13 +1,12 @@
 """A real engine around a tiny model with random weights."""
 
 import os
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from engine_builders import make_request, run_all
 
 from shoal.core import ConfigError, ModelUnavailable, Service
+from shoal.engine import build
 from shoal.engine.build import build_engine, default_swap_bytes, default_threads
 from shoal.engine.options import EngineOptions
 from shoal.kvcache import KVCacheOptions
@@ -84,6 +83,15 @@ def test_memory_too_small_for_a_block_is_refused(tiny_llama):
         build_engine(small, {"a": folder, "b": folder}, in_process=True)
 
 
+@pytest.mark.parametrize("field", ["memory", "swap"])
+def test_memory_beyond_what_is_free_is_refused(tiny_llama, field):
+    folder, _ = tiny_llama
+    sizes = {"memory_bytes": MEMORY} | {f"{field}_bytes": 2**50}
+    large = options(kv_cache=KVCacheOptions(**sizes), scheduler=SchedulerOptions(eviction="swap"))
+    with pytest.raises(ConfigError, match=rf"kv_cache\.{field}: 1048576\.0 GiB are asked for, but .* free"):
+        build_engine(large, {"a": folder, "b": folder}, in_process=True)
+
+
 @pytest.mark.parametrize(
     ("device", "pool_gib", "free_gib", "expected_gib"),
     [("cpu", 2, 64, 8), ("cpu", 40, 64, 16), ("cuda:0", 40, 64, 4), ("cuda", 2, 8, 2), ("cuda", 0.5, 64, 2)],
@@ -91,7 +99,7 @@ def test_memory_too_small_for_a_block_is_refused(tiny_llama):
 def test_host_memory_for_swapped_kv_where_none_is_written(
     monkeypatch, device, pool_gib, free_gib, expected_gib
 ):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free_gib * GIB))
+    monkeypatch.setattr(build, "free_memory_bytes", lambda: free_gib * GIB)
     assert default_swap_bytes(device, int(pool_gib * GIB)) == expected_gib * GIB
 
 

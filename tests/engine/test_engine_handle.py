@@ -24,6 +24,7 @@ from shoal.core import (
     QueueFull,
     SamplingParams,
 )
+from shoal.engine import wire
 from shoal.engine.handle import EngineHandle
 
 PROMPT = [97, 98, 99, 100, 101]
@@ -346,7 +347,7 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
             assert min(ends.values()) > 100
             assert handle.unfinished == handle.waiting == 0
             assert not handle._calls
-            assert not handle._asked
+            await until(lambda: not handle._asked)
             stats = await handle.stats()
             assert stats.pool.live_bytes == 0
             assert sum(s.finished + s.cancelled for s in stats.services.values()) == 1500
@@ -382,18 +383,21 @@ def test_the_client_side_does_not_import_torch():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_goals_are_sent_with_every_choice():
+def test_goals_and_arrival_are_sent_with_every_choice():
     async def main():
         async with started("fake") as handle:
             send, sent = handle._process.send, []
             handle._process.send = lambda message: (sent.append(message), send(message))
-            await read(await handle.submit("a", PROMPT, greedy(n=2), SLO(ttft_s=1)))
+            await read(await handle.submit("a", PROMPT, greedy(n=2), SLO(ttft_s=1), arrival_ns=5))
             await read(handle.generate("a", PROMPT, greedy(), SLO(e2e_s=2)))
             await read(await handle.submit("a", PROMPT, greedy()))
-            expected = [SLO(ttft_s=1), SLO(ttft_s=1), SLO(e2e_s=2), SLO()]
-            assert [message.to_request().slo for message in sent] == expected
+            calls = [message.to_requests() for message in sent if isinstance(message, wire.Submit)]
+            expected = [[SLO(ttft_s=1), SLO(ttft_s=1)], [SLO(e2e_s=2)], [SLO()]]
+            assert [[request.slo for request in requests] for requests in calls] == expected
+            assert [request.arrival_ns for request in calls[0]] == [5, 5]
+            assert calls[1][0].arrival_ns > 5
             with pytest.raises(InvalidRequest, match="execution time"):
                 await handle.submit("a", PROMPT, greedy(), SLO(e2e_scale=5))
-            assert len(sent) == 4
+            assert sum(isinstance(message, wire.Submit) for message in sent) == 3
 
     asyncio.run(main())

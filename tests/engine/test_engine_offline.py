@@ -1,12 +1,15 @@
+import json
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from engine_builders import ByteTokenizer, build_fake, expected_tokens, make_request
 
 import shoal.engine.offline as offline
 from shoal import SLO, SamplingParams, Service, Shoal
-from shoal.core import ConfigError, FinishReason, InvalidRequest, derive_seed
+from shoal.core import ConfigError, FinishReason, InvalidRequest, SamplingDefaults, derive_seed
 from shoal.engine.choices import expand_choices
 from shoal.kvcache.options import KVCacheOptions
 
@@ -16,7 +19,7 @@ SMALL = KVCacheOptions(memory_bytes=1 << 14, block_size=4)
 @pytest.fixture(autouse=True)
 def _fake_models(monkeypatch):
     monkeypatch.setattr(offline, "build_engine", build_fake)
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: name)
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
     monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda folder, template=None: ByteTokenizer())
 
 
@@ -42,6 +45,29 @@ def test_one_prompt_by_model_name():
     [completion] = output.outputs
     assert (completion.prompt_tokens, completion.finish_reason) == (5, FinishReason.LENGTH)
     assert completion.record.output_tokens == len(completion.tokens) == 8
+
+
+def test_what_is_left_out_is_the_services_then_the_models(monkeypatch, tmp_path):
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"do_sample": False, "repetition_penalty": 2})
+    )
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: tmp_path)
+    warm = Service(name="warm", model="fake", sampling=SamplingDefaults(temperature=1))
+    with Shoal([Service(name="cold", model="fake"), warm], kv_cache=SMALL) as shoal:
+        cold, warm = (service.sampling for service in shoal.options.services)
+        assert cold == SamplingDefaults(temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=2)
+        assert warm == replace(cold, temperature=1)
+        asked = {"max_tokens": 8, "seed": 1}
+        outputs = shoal.generate(
+            ["hello"] * 4,
+            [asked, asked, asked | {"temperature": 0}, SamplingParams(**asked)],
+            service=["cold", "warm", "warm", "cold"],
+        )
+        with pytest.raises(InvalidRequest, match="tempratur: unknown key, did you mean 'temperature'"):
+            shoal.generate("hello", {"tempratur": 0}, service="cold")
+    texts = [output.text for output in outputs]
+    assert texts[0] == texts[2] == expected_text("hello")
+    assert texts[1] == texts[3] != texts[0]
 
 
 def test_many_prompts_come_back_in_order():

@@ -39,9 +39,7 @@ EVENTS = st.builds(
 
 @given(st.lists(EVENTS, max_size=5))
 def test_a_step_arrives_as_it_was_sent(events):
-    sent = wire.Stepped([wire.Event.from_event(event) for event in events])
-    received = wire.decode_from_engine(wire.encode(sent))
-    assert [event.to_event() for event in received.events] == events
+    assert wire.decode_from_engine(wire.encode(wire.Stepped(events))).events == events
 
 
 @pytest.mark.parametrize(
@@ -53,9 +51,9 @@ def test_a_step_arrives_as_it_was_sent(events):
         ),
     ],
 )
-def test_a_request_arrives_as_it_was_sent(sampling):
-    request = Request(
-        id="x",
+def test_a_call_arrives_as_it_was_sent_with_its_prompt_once(sampling):
+    first = Request(
+        id="x-0",
         service="a",
         prompt=[1, 2, 3],
         sampling=sampling,
@@ -63,8 +61,10 @@ def test_a_request_arrives_as_it_was_sent(sampling):
         seed=2**64 - 1,
         slo=SLO(ttft_s=0.25, e2e_scale=5),
     )
-    frame = wire.encode(wire.Submit.from_request(request, [1, 2, 3]))
-    assert wire.decode_to_engine(frame).to_request() == request
+    requests = [first, replace(first, id="x-1", seed=5), replace(first, id="x-2", seed=0)]
+    received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(requests))).to_requests()
+    assert received == requests
+    assert all(request.prompt is received[0].prompt for request in received)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from execute_builders import COMMON, make_model, tiny_config
 from transformers import (
     AutoModelForCausalLM,
@@ -140,8 +139,8 @@ def test_unknown_dtypes_devices_and_missing_cuda_are_config_errors(tmp_path: Pat
         load(folder, dtype="int3")
     with pytest.raises(ConfigError, match="reference"):
         load_models([Service(name="s", model="m")], {"s": folder}, attention="flash")
-    with pytest.raises(ConfigError, match="cuda"):
-        load_models([Service(name="s", model="m")], {"s": folder}, device="mps")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="CUDA"):
-            load_models([Service(name="s", model="m")], {"s": folder}, device="cuda:0")
+    for device in ("mps", "foo", "cuda:", "cpu:x", "cuda:99999999999"):
+        with pytest.raises(ConfigError, match="possible are cpu and cuda:N"):
+            load_models([Service(name="s", model="m")], {"s": folder}, device=device)
+    with pytest.raises(ConfigError, match=r"'cuda:77': this torch sees no such CUDA device; possible: cpu"):
+        load_models([Service(name="s", model="m")], {"s": folder}, device="cuda:77")

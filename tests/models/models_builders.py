@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from shoal.models.catalog import BundledModel, Wheel
@@ -156,4 +158,16 @@ def make_folder(folder: Path, backend: tokenizers.Tokenizer | None, **files: obj
         backend.save(str(folder / "tokenizer.json"))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def make_weights(file: Path, *names: str) -> None:
+    """A safetensors file with a small matrix of each name."""
+    save_file({name: np.ones((2, 3), np.float32) for name in names}, file, metadata={"format": "pt"})
+
+
+def whole_folder(folder: Path, **files: object) -> Path:
+    """What a model's folder has: a tokenizer, config.json (``files`` as in make_folder) and weights."""
+    make_folder(folder, byte_level_backend(), **{"config": {"model_type": "llama"}, **files})
+    make_weights(folder / "model.safetensors", "model.norm.weight", "lm_head.weight")
     return folder

@@ -15,10 +15,13 @@ from shoal.models import Tokenizer, list_models, read_facts, resolve_model
 HIDDEN, HEADS, INNER, LAYERS = 16, 4, 32, 2
 
 
-def write_tiny_llama(file: Path) -> dict[str, np.ndarray]:
-    """A GGUF file with random float32 weights; returns those that are stored as Hugging Face has them."""
+def write_tiny_llama(file: Path, without: str | None = None, layers: int = LAYERS) -> dict[str, np.ndarray]:
+    """A GGUF file with random float32 weights; returns those that are stored as Hugging Face has them.
+
+    without: a weight to leave out. layers: how many the file says it has.
+    """
     writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(INNER)
@@ -45,7 +48,8 @@ def write_tiny_llama(file: Path) -> dict[str, np.ndarray]:
         plain |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
     weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in plain.items()}
     for name, weight in weights.items():
-        writer.add_tensor(name, weight)
+        if name != without:
+            writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,6 +98,18 @@ def test_a_file_that_is_no_gguf_is_explained(empty_cache: Path, tmp_path: Path) 
     (tmp_path / "bad.gguf").write_bytes(b"not a model")
     with pytest.raises(ModelUnsupported, match=r"could not convert the gguf of .*bad\.gguf"):
         resolve_model(str(tmp_path / "bad.gguf"))
+
+
+@pytest.mark.slow
+def test_a_gguf_file_that_lacks_weights_is_refused(empty_cache: Path, tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "lacks.gguf", without="blk.1.ffn_up.weight")
+    with pytest.raises(ModelUnsupported, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
+        resolve_model(str(tmp_path / "lacks.gguf"))
+    write_tiny_llama(tmp_path / "many.gguf", layers=10**9)
+    with pytest.raises(
+        ModelUnsupported, match=r"llama\.block_count is 1000000000, but the file has 20 tensors"
+    ):
+        resolve_model(str(tmp_path / "many.gguf"))
 
 
 @pytest.mark.slow

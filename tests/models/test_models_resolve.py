@@ -5,18 +5,12 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from models_builders import byte_level_backend, make_folder
+from models_builders import byte_level_backend, make_folder, make_weights, whole_folder
 
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models import Tokenizer, list_models, pull_model, resolve_model
 from shoal.models.catalog import BUNDLED
 from shoal.models.pull import bundled_folder
-
-
-def model_folder(folder: Path) -> Path:
-    make_folder(folder, byte_level_backend(), config={"model_type": "llama"})
-    (folder / "model.safetensors").write_bytes(b"")
-    return folder
 
 
 def test_importing_models_imports_neither_torch_nor_transformers() -> None:
@@ -26,25 +20,23 @@ def test_importing_models_imports_neither_torch_nor_transformers() -> None:
 
 
 def test_a_model_folder_is_itself(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "mine")
+    folder = whole_folder(tmp_path / "mine")
     assert resolve_model(str(folder)) == folder
 
 
 def test_a_cached_alias_needs_nothing_else(empty_cache: Path) -> None:
-    folder = bundled_folder(BUNDLED["smollm2"])
-    folder.mkdir(parents=True)
+    folder = whole_folder(bundled_folder(BUNDLED["smollm2"]))
     assert resolve_model("smollm2") == pull_model("smollm2") == folder
 
 
 def test_an_existing_folder_comes_before_an_alias(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = bundled_folder(BUNDLED["smollm2"])
-    cached.mkdir(parents=True)
+    cached = whole_folder(bundled_folder(BUNDLED["smollm2"]))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").mkdir()
     assert resolve_model("smollm2") == cached  # the folder here is no model
-    model_folder(tmp_path / "smollm2")
+    whole_folder(tmp_path / "smollm2")
     assert resolve_model("smollm2") == Path("smollm2")
 
 
@@ -76,7 +68,7 @@ def test_wrong_files_and_folders_are_explained(tmp_path: Path) -> None:
 def test_a_hub_id_is_downloaded_without_superfluous_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = model_folder(tmp_path / "snapshot")
+    folder = whole_folder(tmp_path / "snapshot")
     asked: dict[str, object] = {}
     reports: list[tuple[str, int, int | None]] = []
 
@@ -122,7 +114,7 @@ def test_a_tokenizer_without_tokenizer_json_is_converted_once_into_the_cache(
     config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
     make_folder(folder, None, config={"model_type": "gpt2"}, vocab=vocab, tokenizer_config=config)
     (folder / "merges.txt").write_text("".join(f"{left} {right}\n" for left, right in backend["merges"]))
-    (folder / "model.safetensors").write_bytes(b"")
+    make_weights(folder / "model.safetensors", "wte.weight")
     reports: list[str] = []
 
     assert resolve_model(str(folder), lambda what, done, total: reports.append(what)) == folder
@@ -136,9 +128,23 @@ def test_a_tokenizer_without_tokenizer_json_is_converted_once_into_the_cache(
     assert len(reports) == 2
 
 
+@pytest.mark.slow
+def test_a_tokenizer_that_is_code_is_not_run(empty_cache: Path, tmp_path: Path) -> None:
+    folder = whole_folder(
+        tmp_path / "coded", tokenizer_config={"auto_map": {"AutoTokenizer": ["mine.T", None]}}
+    )
+    (folder / "tokenizer.json").unlink()
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(
+        ModelUnsupported, match=r"the tokenizer of .*coded: .*is code in the folder \(auto_map\)"
+    ):
+        resolve_model(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_folder_without_any_tokenizer_is_explained(empty_cache: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "bare", None, config={"model_type": "llama"})
-    (folder / "model.safetensors").write_bytes(b"")
+    make_weights(folder / "model.safetensors", "wte.weight")
     with pytest.raises(ModelUnsupported, match=r"could not convert the tokenizer of .*bare"):
         resolve_model(str(folder))
     assert list((empty_cache / "tokenizers").iterdir()) == list((empty_cache / "tokenizers").glob(".*.lock"))

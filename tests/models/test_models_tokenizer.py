@@ -161,6 +161,15 @@ def test_templates_may_use_what_the_ecosystem_gives_them(
     assert tokenizer.decode(tokens, skip_special_tokens=False) == expected
 
 
+def test_odd_templates_of_a_folder_are_no_tracebacks(tmp_path: Path) -> None:
+    odd = ["odd", {"name": ["default"]}, {"name": "default", "template": 7}]
+    folder = make_folder(tmp_path, BYTE_LEVEL, tokenizer_config={"chat_template": odd})
+    assert not Tokenizer.from_folder(folder).has_chat_template
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelUnavailable, match=r"chat_template\.jinja is no text in UTF-8"):
+        Tokenizer.from_folder(folder)
+
+
 def test_no_template_is_a_refusal_that_names_chat_template(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, template=None)
     assert not tokenizer.has_chat_template

@@ -2,11 +2,17 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
 from shoal.core import ConfigError
 from shoal.reproduce import FULL, REPRODUCTIONS, Effort, Reproduction, Result, Row, between, find
+from shoal.reproduce.parallel import at_each
 from shoal.reproduce.pictures import lines
 
 
@@ -44,6 +50,47 @@ def test_effort_chooses_and_tells() -> None:
     assert list(effort.each("w", ["a", "b"])) == ["a", "b"]
     assert told == [("w", 0, 2), ("w", 1, 2), ("w", 2, 2)]
     assert list(FULL.each("w", [1])) == [1]
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children()
+    return [one for one in children if any("spawn_main" in word for word in one.cmdline())]
+
+
+@pytest.fixture
+def two_cores(monkeypatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+
+def test_points_are_done_in_processes_in_their_order(two_cores) -> None:
+    assert at_each(FULL, "points", abs, [-3, 2, -1], heaviest_first=abs) == [3, 2, 1]
+
+
+def test_a_failure_ends_the_points_under_way(two_cores) -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        at_each(FULL, "points", time.sleep, [600, -1])
+    assert psutil.wait_procs(workers_of(os.getpid()), timeout=60)[1] == []
+
+
+def test_no_worker_outlives_its_parent() -> None:
+    script = (
+        "import os, time\n"
+        "from shoal.reproduce import FULL\n"
+        "from shoal.reproduce.parallel import at_each\n"
+        "os.cpu_count = lambda: 2\n"
+        "print('started', flush=True)\n"
+        "at_each(FULL, 'points', time.sleep, [600, 600])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        parent.stdout.readline()
+        workers: list[psutil.Process] = []
+        while len(workers) < 2:
+            time.sleep(0.01)
+            workers = workers_of(parent.pid)
+        parent.kill()
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)

@@ -38,7 +38,7 @@ def make_tracked(
         prompt=SyntheticPrompt(prompt),
         arrival_ns=round(arrival_s * SECOND),
     )
-    one = track(request, number, ceiling, (), None)
+    one = track(request, number, ceiling, ())
     one.charged_ns = round(charged_s * SECOND)
     one.generated = generated
     one.expected = prompt + generated

@@ -36,7 +36,7 @@ def requests_of(pairs, block_size):
     made = []
     for number, (prompt, generated, left) in enumerate(pairs):
         request = make_request(prompt, generated + left // 2 + 1, max_tokens=generated + left)
-        one = track(request, number, generated + left, (), block_size)
+        one = track(request, number, generated + left, ())
         one.generated, one.expected = generated, prompt + generated
         made.append(one)
     return made

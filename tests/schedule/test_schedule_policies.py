@@ -46,7 +46,7 @@ def crowd_of(pool, *pairs, history=None, service="a"):
     """Requests of (prompt, generated, ceiling) in one crowd."""
     tracked = []
     for number, (prompt, generated, ceiling) in enumerate(pairs):
-        one = track(make_request(prompt, None, max_tokens=ceiling), number, ceiling, (), pool.block_size)
+        one = track(make_request(prompt, None, max_tokens=ceiling), number, ceiling, ())
         one.generated = generated
         one.expected = prompt + generated
         one.sequence = number

@@ -1,5 +1,7 @@
 """The life of single requests: refusal, ends, cancellation, depth."""
 
+from dataclasses import replace
+
 import pytest
 from schedule_builders import make_pool, make_request, make_scheduler, run
 
@@ -13,7 +15,8 @@ from shoal.core import (
     SyntheticPrompt,
     TokenLogprobs,
 )
-from shoal.schedule import Aggressive, PastFuture
+from shoal.kvcache import hash_blocks
+from shoal.schedule import Aggressive, PastFuture, tracked
 
 
 def step(scheduler, *tokens):
@@ -50,6 +53,18 @@ def test_the_context_limits_too():
 def test_the_whole_pool_is_what_the_service_could_hold_of_it():
     scheduler = make_scheduler(make_pool(5, per_merged={"a": 1, "b": 3}))
     assert (scheduler.ceiling("a", 1), scheduler.ceiling("b", 1)) == (19, 59)
+
+
+def test_choices_of_a_call_have_their_prompt_hashed_once(monkeypatch):
+    hashed = []
+    monkeypatch.setattr(tracked, "hash_blocks", lambda *given: hashed.append(given) or hash_blocks(*given))
+    scheduler, first = make_scheduler(), make_request([1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=2)
+    scheduler.submit_all([replace(first, id=f"r-{choice}") for choice in range(3)], 0)
+    assert len(hashed) == 1
+    assert len(scheduler.schedule(0).joined) == 3
+    with pytest.raises(InvalidRequest):
+        scheduler.submit_all([replace(first, id="new"), replace(first, id="r-1")], 0)
+    assert scheduler.unfinished == 3
 
 
 def test_an_id_in_use_is_refused():

@@ -31,6 +31,7 @@ from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_request
+from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
 from shoal.serve.workers import Workers
@@ -135,7 +136,12 @@ class FakeEngine:
         )
 
     async def submit(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
     ) -> Stream:
         if not self.alive:
             raise EngineDied("the engine process ended (exit code 1)")
@@ -143,7 +149,9 @@ class FakeEngine:
         if self.waiting and self.waiting + sampling.n > self.max_queue:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
         self.waiting += sampling.n
-        requests = expand_choices(f"call-{len(self.submitted)}", service, list(prompt), sampling, 0, slo)
+        requests = expand_choices(
+            f"call-{len(self.submitted)}", service, list(prompt), sampling, arrival_ns or 0, slo
+        )
         self.submitted += requests
         stream = Stream(f"call-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
         task = asyncio.create_task(self._run(stream, requests, sampling))
@@ -206,9 +214,11 @@ class FakeEngine:
             return prompt[position]
         return FIRST_BYTE + ord("z") if request.sampling.ignore_eos else EOS
 
-    async def stats(self) -> EngineStats:
-        if not self.alive:
-            raise EngineDied("the engine process ended (exit code 1)")
+    @property
+    def vitals(self) -> Vitals:
+        return Vitals(stats=self._stats())
+
+    def _stats(self) -> EngineStats:
         service = ServiceStats(
             waiting=self.waiting,
             running=2,

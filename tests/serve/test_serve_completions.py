@@ -5,11 +5,14 @@ import json
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 from serve_builders import (
     SERVICES,
     FakeEngine,
+    InlineWorkers,
     chat,
     completion,
     events,
@@ -19,7 +22,7 @@ from serve_builders import (
     post,
 )
 
-from shoal.core import SLO
+from shoal.core import SLO, SamplingDefaults
 from shoal.serve import create_app
 
 
@@ -201,6 +204,46 @@ def test_fields_that_change_nothing_are_ignored():
     assert ask(CHAT, chat(**ignored)).status_code == 200
 
 
+# The defaults of vLLM, and what changes nothing.
+NEUTRAL = {
+    "use_beam_search": False,
+    "length_penalty": 0.5,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": False,
+    "echo": False,
+    "priority": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "bad_words": [],
+    "logits_processors": [],
+    "allowed_token_ids": None,
+    "prompt_logprobs": None,
+    "guided_json": None,
+    "cache_salt": None,
+    "vllm_xargs": {},
+    "include_reasoning": True,
+    "response_format": {"type": "text"},
+}
+NEUTRAL_IN_CHATS = NEUTRAL | {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "chat_template": None,
+    "chat_template_kwargs": {},
+    "documents": [],
+}
+
+
+def test_fields_of_vllm_may_be_neutral():
+    for path, body, neutral in (
+        (COMPLETIONS, completion(), NEUTRAL),
+        (CHAT, chat(), NEUTRAL_IN_CHATS),
+    ):
+        plain, answer = ask(path, body).json(), ask(path, body | neutral).json()
+        assert answer["choices"] == plain["choices"]
+
+
 def test_completion_logprobs():
     logprobs = ask(COMPLETIONS, completion(prompt="aé", logprobs=2)).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9", ""]  # the last ends the text
@@ -251,6 +294,28 @@ def test_completion_stream_with_usage():
     assert usage["usage"]["total_tokens"] == 4 + 4
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [(COMPLETIONS, completion(prompt=["ab", "abcd"], n=2)), (CHAT, chat(n=2))]
+)
+def test_stream_with_continuous_usage(path, body):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, _ = events(ask(path, body | {"stream": True, "stream_options": options}).text)
+    counts = {}
+    for chunk in chunks:
+        counts.setdefault(chunk["choices"][0]["index"], []).append(chunk["usage"])
+    for usages in counts.values():
+        completed = [usage["completion_tokens"] for usage in usages]
+        assert completed == sorted(completed)
+        assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in usages)
+    sent = {index: usages[-1] for index, usages in counts.items()}
+    assert sum(usage["completion_tokens"] for usage in sent.values()) == last["usage"]["completion_tokens"]
+    prompts = {index // 2: usage["prompt_tokens"] for index, usage in sent.items()}
+    assert sum(prompts.values()) == last["usage"]["prompt_tokens"]
+    # Alone it asks for nothing, as in vLLM.
+    options = {"continuous_usage_stats": True}
+    assert '"usage"' not in ask(path, body | {"stream": True, "stream_options": options}).text
+
+
 def test_streamed_pieces_add_up_to_the_whole_answer():
     body = completion(prompt=["héllo", "日本"], n=2, stop="lo", logprobs=1)
     whole = ask(COMPLETIONS, body).json()["choices"]
@@ -277,6 +342,31 @@ def test_models_are_listed_and_found():
             assert version.count(".") == 2
 
     asyncio.run(main())
+
+
+def test_what_a_request_leaves_out_is_the_services():
+    sampling = SamplingDefaults(temperature=0.5, top_k=40)
+    services = [replace(service, sampling=sampling) for service in SERVICES]
+    engine = FakeEngine()
+    app = create_app(engine, make_tokenizers(), services, workers=InlineWorkers())
+
+    async def main():
+        async with make_client(app) as client:
+            shown = (await client.get("/v1/models")).json()["data"][0]["sampling_defaults"]
+            assert shown == {
+                "temperature": 0.5,
+                "top_p": 1.0,
+                "top_k": 40,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+            }
+            for path, body in ((COMPLETIONS, completion()), (CHAT, chat())):
+                for own in ({"temperature": None}, {"temperature": 0, "top_k": 3}):
+                    assert (await client.post(path, json=body | own)).status_code == 200
+
+    asyncio.run(main())
+    taken = [(request.sampling.temperature, request.sampling.top_k) for request in engine.submitted]
+    assert taken == [(0.5, 40), (0, 3)] * 2
 
 
 def test_long_text_is_tokenised_off_the_event_loop():
@@ -329,3 +419,21 @@ def test_goals_are_in_the_document():
     assert schemas["Goals"]["additionalProperties"] is False
     for body in ("ChatBody", "CompletionBody"):
         assert {"$ref": "#/components/schemas/Goals"} in schemas[body]["properties"]["slo"]["anyOf"]
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, completion()), (CHAT, chat())])
+def test_a_request_has_arrived_before_its_body(path, body):
+    engine, begun_ns = FakeEngine(), []
+
+    async def slowly():
+        begun_ns.append(time.monotonic_ns())
+        yield json.dumps(body).encode()
+
+    async def main():
+        async with make_client(make_app(engine)) as client:
+            headers = {"Content-Type": "application/json"}
+            assert (await client.post(path, content=slowly(), headers=headers)).status_code == 200
+
+    before_ns = time.monotonic_ns()
+    asyncio.run(main())
+    assert before_ns <= engine.submitted[0].arrival_ns <= begun_ns[0]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import signal
 from pathlib import Path
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 from serve_builders import until
 
 from shoal.engine import EngineHandle
+from shoal.engine.vitals import Vitals
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
@@ -23,7 +26,7 @@ def engine_builders(monkeypatch):
     return engine_builders
 
 
-def run_served(builders, options, scenario):
+def run_served(builders, options, scenario, vitals=None):
     """Run ``scenario(client, handle)`` against a server in front of an engine process."""
 
     class Tokenizer(builders.ByteTokenizer):
@@ -37,7 +40,7 @@ def run_served(builders, options, scenario):
 
     async def main():
         tokenizers = {service.name: Tokenizer() for service in options.services}
-        handle = await EngineHandle.start(options, {}, tokenizers, builder=builders.BUILDER)
+        handle = await EngineHandle.start(options, {}, tokenizers, builder=builders.BUILDER, vitals=vitals)
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         server = asyncio.create_task(
             serve_until_stopped(
@@ -129,3 +132,33 @@ def test_engine_that_is_killed_ends_streams_and_turns_health_red(engine_builders
         assert (await client.post("/v1/completions", json=ask("a", 2))).status_code == 503
 
     run_served(engine_builders, options, scenario)
+
+
+def test_engine_that_is_stopped_degrades_health_until_it_goes_on(engine_builders):
+    options = engine_builders.make_options("fake")
+
+    async def scenario(client, handle):
+        os.kill(handle.pid, signal.SIGSTOP)
+        try:
+            asking = asyncio.create_task(client.post("/v1/completions", json=ask("a", 4, ignore_eos=True)))
+            async with asyncio.timeout(60):
+                while (health := await client.get("/health")).status_code == 200:
+                    await asyncio.sleep(0.05)
+            assert health.status_code == 503
+            error = health.json()["error"]
+            assert error["code"] == "degraded"
+            assert re.match(r"degraded since 20\d\d-[-\dT:]+Z: the engine process", error["message"])
+            page = (await client.get("/metrics")).text
+            assert "shoal_engine_up 1.0" in page
+            assert float(re.search(r"^shoal_engine_state_age_seconds (.*)$", page, re.M)[1]) > 1
+            assert "shoal_steps_total 0.0" in page
+        finally:
+            os.kill(handle.pid, signal.SIGCONT)
+        assert (await asking).status_code == 200
+        async with asyncio.timeout(60):
+            while (await client.get("/health")).status_code != 200:
+                await asyncio.sleep(0.05)
+            while "shoal_steps_total 0.0" in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.05)
+
+    run_served(engine_builders, options, scenario, Vitals(process_limit_s=2.5))

@@ -74,6 +74,16 @@ def error_of(answer, status):
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"priority": 1}, "priority"),
+        ({"priority": False}, "priority"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"guided_regex": "a*"}, "guided_regex"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"messages": []}, "messages"),
         ({"slo": 2}, "slo"),
         ({"slo": {"ttft": 0}}, "slo.ttft"),
@@ -111,6 +121,12 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"echo": True}, "echo"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -300,7 +316,7 @@ def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
 
 def test_unexpected_errors_tell_nothing_of_the_inside():
     class Broken(FakeEngine):
-        async def submit(self, service, prompt, sampling):
+        async def submit(self, *call):
             raise ZeroDivisionError("secret")
 
     for stream in (False, True):

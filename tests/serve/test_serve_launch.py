@@ -7,19 +7,21 @@ import sys
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from shoal.core import ConfigError, Service
+from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine import EngineOptions
 from shoal.serve import ServerOptions, run_server
+from shoal.serve.workers import WorkerProcesses
 
 TESTS = Path(__file__).parents[1]
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, pathlib, sys
 sys.path[:0] = sys.argv[1:3]
 import engine_builders, serve_builders
-from shoal.core import ConfigError
+from shoal.core import ConfigError, EngineDied
 from shoal.serve import ServerOptions, launch
 
 class Tokenizer(engine_builders.ByteTokenizer):
@@ -42,17 +44,22 @@ class Handle(launch.EngineHandle):
         return await super().start(options, folders, tokenizers, progress, builder=engine_builders.BUILDER)
 
 launch.Tokenizer, launch.EngineHandle = Tokenizer, Handle
-launch.resolve_model = lambda name, progress=None: None
+launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
+launch.check_model = lambda name: None
 options = engine_builders.make_options(sys.argv[3])
-launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
-print("ended", flush=True)
+try:
+    launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
+    print("ended", flush=True)
+except EngineDied as error:
+    print(f"raised: {error}", flush=True)
 """
 
 
-async def launch(model):
+async def launch(model, folder="none", stderr=None):
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, str(TESTS / "serve"), str(TESTS / "engine"), model),
+        *(sys.executable, "-c", PROGRAM, str(TESTS / "serve"), str(TESTS / "engine"), model, str(folder)),
         stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
     )
     first = await asyncio.wait_for(process.stdout.readline(), 60)
     return process, first.decode().strip()
@@ -66,13 +73,17 @@ async def end(process, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_server_answers_until_it_is_told_to_stop(number):
+def test_server_answers_until_it_is_told_to_stop(number, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
+
     async def main():
-        process, url = await launch("fake")
+        process, url = await launch("fake", tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
             body = {"model": "a", "prompt": "hi", "max_tokens": 3, "temperature": 0}
             answer = await client.post("/v1/completions", json=body)
             assert answer.json()["usage"]["completion_tokens"] == 3
+            listed = (await client.get("/v1/models")).json()
+            assert listed["data"][0]["sampling_defaults"]["temperature"] == 0.25
         assert await end(process, number) == ["ended"]
 
     asyncio.run(main())
@@ -87,13 +98,65 @@ def test_stop_while_loading_cleans_up():
     asyncio.run(main())
 
 
-def test_an_address_in_use_is_noticed_before_anything_is_loaded(monkeypatch):
+def test_an_engine_that_is_killed_is_logged_and_ends_the_server_with_an_error():
+    async def main():
+        process, _ = await launch("fake", stderr=asyncio.subprocess.PIPE)
+        children = psutil.Process(process.pid).children()
+        [engine] = [child for child in children if "shoal.engine" in child.cmdline()]
+        engine.kill()
+        said, logged = await asyncio.wait_for(process.communicate(), 60)
+        assert said.startswith(b"raised: the engine process ended (killed by signal 9 (SIGKILL)")
+        assert f"process {engine.pid}); requests under way end with an error" in logged.decode()
+
+    asyncio.run(main())
+
+
+def test_stopping_says_what_it_waits_for():
+    async def main():
+        process, url = await launch("fake?step_ms=20", stderr=asyncio.subprocess.PIPE)
+        async with httpx.AsyncClient(base_url=url) as client:
+            body = {"model": "a", "prompt": "hi", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                await anext(answer.aiter_lines())
+                process.send_signal(signal.SIGINT)
+                told = await asyncio.wait_for(process.stderr.readline(), 30)
+                process.send_signal(signal.SIGINT)
+                await process.wait()
+        assert b"waiting up to 30 s for 1 requests under way" in told
+        assert b"a second Ctrl-C (or SIGTERM) ends them at once" in told
+
+    asyncio.run(main())
+
+
+def test_ctrl_c_does_not_reach_a_worker_that_starts():
+    async def main():
+        starting = asyncio.create_task(WorkerProcesses().start())
+        known = set(psutil.Process().children())
+        while not (new := set(psutil.Process().children()) - known):
+            await asyncio.sleep(0.001)
+        new.pop().send_signal(signal.SIGINT)
+        await starting
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def nothing_is_fetched(monkeypatch):
     import shoal.serve.launch as launch_module
 
     def never(name, progress=None):
         pytest.fail("a model was resolved")
 
     monkeypatch.setattr(launch_module, "resolve_model", never)
+
+
+def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):
+    options = EngineOptions(services=(Service(name="a", model="smollm2"), Service(name="b", model="nosuch")))
+    with pytest.raises(ModelUnavailable, match="nosuch"):
+        run_server(options, ServerOptions(port=0))
+
+
+def test_an_address_in_use_is_noticed_before_anything_is_loaded(nothing_is_fetched):
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
         run_server(options, ServerOptions(port=taken.getsockname()[1]))

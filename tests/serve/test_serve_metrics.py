@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serve_builders import FakeEngine, chat, completion, make_app, make_client
+from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
 
 from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
@@ -160,6 +160,33 @@ def test_failed_requests_count_as_errors_and_have_no_latency():
     values = scrape_after(("/v1/completions", completion()), engine=FakeEngine(error_after=1))
     assert values["shoal_requests_finished_total", ("reason", "error"), ("service", "base")] == 1
     assert values["shoal_request_e2e_seconds_count", ("service", "base")] == 0
+
+
+def test_requests_that_are_turned_away_count_by_reason():
+    async def main():
+        engine = FakeEngine(max_queue=2, hold=asyncio.Event())
+        async with make_client(make_app(engine)) as client:
+            waiting = asyncio.create_task(client.post("/v1/completions", json=completion()))
+            await until(lambda: engine.waiting == 1)
+            for body in (completion(n=2), completion(prompt=["a", "b"]), completion(max_tokens=10_000)):
+                await client.post("/v1/completions", json=body)
+            engine.hold.set()
+            await waiting
+            engine.alive = False
+            await client.post("/v1/chat/completions", json=chat())
+            return samples((await client.get("/metrics")).text)
+
+    refused = {
+        (dict(labels)["service"], dict(labels)["reason"]): value
+        for (name, *labels), value in asyncio.run(main()).items()
+        if name == "shoal_requests_refused_total"
+    }
+    assert refused == {
+        ("base", "queue_full"): 4,
+        ("base", "engine_died"): 0,
+        ("chat", "queue_full"): 0,
+        ("chat", "engine_died"): 1,
+    }
 
 
 def test_latencies_come_from_the_record():

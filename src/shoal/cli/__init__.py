@@ -5,13 +5,26 @@ below. Importing this package, and ``shoal --help``, must stay quick: a command 
 when it runs, and torch is imported only where an engine is built.
 """
 
+import signal
 from collections.abc import Sequence
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; ``arguments`` default to the process's own."""
-    from shoal.cli.app import run
+    """Run the command line and exit; ``arguments`` default to the process's own.
 
-    raise SystemExit(run(arguments))
+    SIGTERM ends a command as Ctrl-C does, so that it clears up, where it does not say otherwise.
+    """
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        from shoal.cli.app import run
+
+        code = run(arguments)
+    except KeyboardInterrupt:  # while it was imported
+        code = 128 + signal.SIGINT
+    raise SystemExit(code)
+
+
+def _terminated(number: int, _: object) -> None:
+    raise SystemExit(128 + number)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 import shoal
 from shoal.cli.chat import chat
+from shoal.cli.command import Command
 from shoal.cli.demo import demo
 from shoal.cli.generate import generate
 from shoal.cli.models import models
@@ -32,14 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
-app.command()(generate)
-app.command()(chat)
-app.command()(demo)
-app.command()(static)
-app.command()(profile)
-app.command()(simulate)
-app.command()(reproduce)
+for command in (serve, generate, chat, demo, static, profile, simulate, reproduce):
+    app.command(cls=Command)(command)
 app.add_typer(models, name="models")
 
 

@@ -2,16 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
-from shoal.cli.sampling import MaxTokens, Seed, Temperature, TopP
+from shoal.cli.sampling import MaxTokens, Seed, Temperature, TopP, given
 from shoal.config import ENGINE_FLAGS
 from shoal.config.nodes import Table
-from shoal.core import ConfigError, InvalidRequest, QueueFull, SamplingParams
+from shoal.core import ConfigError, InvalidRequest, QueueFull
+from shoal.models import NO_CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from shoal.cli.talk import Message, Talk
@@ -29,8 +30,8 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     config: ConfigFile = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
+    temperature: Temperature = None,
+    top_p: TopP = None,
     seed: Seed = None,
     *,
     settings: Table,
@@ -47,7 +48,7 @@ def chat(
     """
     if url is not None and (config is not None or settings.entries):
         raise ConfigError("--url talks with a running server; engine flags and --config have no effect there")
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    sampling = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     with asyncio.Runner() as runner:
         if url is not None:
@@ -76,7 +77,7 @@ def converse(
     runner: asyncio.Runner,
     talk: "Talk",
     start: "list[Message]",
-    sampling: SamplingParams,
+    sampling: Mapping[str, Any],
     read_line: Callable[[], str],
 ) -> None:
     """Read a line, print the answer, until the input ends; ``start`` begins every conversation."""
@@ -104,7 +105,7 @@ def converse(
 
 
 def _answer(
-    runner: asyncio.Runner, talk: "Talk", messages: "list[Message]", sampling: SamplingParams
+    runner: asyncio.Runner, talk: "Talk", messages: "list[Message]", sampling: Mapping[str, Any]
 ) -> str | None:
     """Print an answer as it comes; None if it was refused. Ctrl-C keeps what came so far."""
     pieces: list[str] = []
@@ -119,6 +120,8 @@ def _answer(
     except KeyboardInterrupt:
         typer.secho(" (stopped)", dim=True, err=True)
     except (InvalidRequest, QueueFull) as error:
+        if isinstance(error, InvalidRequest) and error.code == NO_CHAT_TEMPLATE:
+            raise
         typer.secho(str(error), fg="red", err=True)
         return None
     typer.echo()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.output import check_outputs
+
 
 def demo(
     requests: Annotated[int, typer.Option(min=1, max=1000, help="Prompts to send at once.")] = 24,
@@ -16,7 +18,8 @@ def demo(
         str, typer.Option(metavar="NAME", help="Scheduler, as in `shoal serve`, such as vllm or seallm-join.")
     ] = "shoal",
     json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures as JSON.")
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Also write the figures as JSON; - is standard output."),
     ] = None,
 ) -> None:
     """Serve two bundled models from one engine and send both a burst of real prompts.
@@ -32,6 +35,8 @@ def demo(
     `shoal demo --requests 48 --kv-memory 16MiB --preset vllm --json demo.json`
     """
     from shoal.cli.demo_run import run_demo
+
+    check_outputs(json_path)
 
     finished = run_demo(requests, max_tokens, [f"--kv-memory={kv_memory}", f"--preset={preset}"], json_path)
     if not finished:

@@ -112,8 +112,13 @@ async def run_burst(
         finally:
             poller.cancel()
             await asyncio.gather(poller, return_exceptions=True)
-        burst.duration_s = (time.monotonic_ns() - start) / 1e9
-        burst.metrics.add((await client.get("/metrics")).raise_for_status().text)
+        end = time.monotonic_ns()
+        burst.duration_s = (end - start) / 1e9
+        while True:
+            burst.metrics.add((await client.get("/metrics")).raise_for_status().text)
+            if burst.metrics.age_s < (time.monotonic_ns() - end) / 1e9:
+                break
+            await asyncio.sleep(_POLL_S)
     return burst
 
 
@@ -145,8 +150,6 @@ def _request(prompt: DemoPrompt, slo: SLO) -> tuple[str, dict[str, Any]]:
     body: dict[str, Any] = {
         "model": prompt.service,
         "max_tokens": prompt.max_tokens,
-        "temperature": 0.8,
-        "top_p": 0.95,
         "seed": 1,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -181,6 +184,14 @@ def error_message(response: httpx.Response) -> str:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return response.text[:200]
+
+
+def error_code(response: httpx.Response) -> str | None:
+    """The code in an OpenAI-shaped error."""
+    try:
+        return response.json()["error"].get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def chunk_text(chunk: dict[str, Any]) -> str:

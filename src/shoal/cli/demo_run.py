@@ -15,6 +15,7 @@ from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typ
 from shoal.cli.demo_report import DemoReport, report_notes, report_table, summarise
 from shoal.cli.demo_server import ServerProcess, free_port
 from shoal.cli.demo_view import BurstView
+from shoal.cli.output import STANDARD_OUTPUT, output_file
 from shoal.cli.progress import Waiting
 from shoal.models import resolve_model
 
@@ -24,7 +25,7 @@ _START_S = 300.0
 
 def run_demo(requests: int, max_tokens: int, flags: Sequence[str], json_path: Path | None) -> bool:
     """The whole demo with ``flags`` for its server; whether every request finished."""
-    console = Console()
+    console = Console(stderr=json_path == STANDARD_OUTPUT)
     with Waiting() as waiting:
         for model in MODELS.values():
             resolve_model(model, waiting.advance)
@@ -61,7 +62,8 @@ def conclude(report: DemoReport, console: Console, json_path: Path | None) -> No
     for failure in report.failures:
         console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
     if json_path is not None:
-        json_path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        with output_file(json_path) as path:
+            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.cli.prompts import PromptLine, collect_prompts
 from shoal.cli.sampling import (
     Choices,
@@ -20,10 +21,11 @@ from shoal.cli.sampling import (
     Temperature,
     TopK,
     TopP,
+    given,
 )
 from shoal.config import ENGINE_FLAGS
 from shoal.config.nodes import Table
-from shoal.core import ConfigError, SamplingParams
+from shoal.core import ConfigError
 
 if TYPE_CHECKING:
     from shoal.engine.batch import RequestOutput
@@ -43,15 +45,16 @@ def generate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the chat template.")] = False,
     json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Also write the results as JSON.")
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Also write the results as JSON; - is standard output."),
     ] = None,
     config: ConfigFile = None,
     max_tokens: MaxTokens = 128,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
     n: Choices = 1,
@@ -71,7 +74,9 @@ def generate(
     """
     from shoal.cli.selection import select_service
 
-    sampling = SamplingParams(
+    check_outputs(json_path)
+    options = select_service(model, file=config, settings=settings).engine_options()
+    sampling = given(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -86,7 +91,6 @@ def generate(
     lines = collect_prompts(prompts or (), file, sampling)
     if chat and any(not isinstance(line.prompt, str) for line in lines):
         raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
-    options = select_service(model, file=config, settings=settings).engine_options()
     from shoal.engine.offline import Shoal
 
     with Shoal(
@@ -102,20 +106,22 @@ def generate(
             outputs = shoal.chat([[{"role": "user", "content": line.prompt}] for line in lines], wanted)
         else:
             outputs = shoal.generate([line.prompt for line in lines], wanted)
-    _print(lines, outputs)
+    _print(lines, outputs, err=json_path == STANDARD_OUTPUT)
     if json_path is not None:
         results = [_as_json(line, output) for line, output in zip(lines, outputs, strict=True)]
-        json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with output_file(json_path) as path:
+            path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _print(lines: list[PromptLine], outputs: "list[RequestOutput]") -> None:
+def _print(lines: list[PromptLine], outputs: "list[RequestOutput]", *, err: bool) -> None:
     alone = len(lines) == 1 and len(outputs[0].outputs) == 1
     for number, (line, output) in enumerate(zip(lines, outputs, strict=True), 1):
         for completion in output.outputs:
             if not alone:
                 choice = f".{completion.choice + 1}" if len(output.outputs) > 1 else ""
-                typer.secho(f"[{number}{choice}] {line.prompt!r:.70}", dim=True)
-            typer.echo(completion.text if completion.error is None else f"failed: {completion.error}")
+                typer.secho(f"[{number}{choice}] {line.prompt!r:.70}", dim=True, err=err)
+            said = completion.text if completion.error is None else f"failed: {completion.error}"
+            typer.echo(said, err=err)
 
 
 def _as_json(line: PromptLine, output: "RequestOutput") -> dict[str, Any]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.config import ENGINE_FLAGS, load_config
 from shoal.config.nodes import Table
-from shoal.core import ConfigError
-from shoal.serve.options import ServerOptions
 
 if TYPE_CHECKING:
     from shoal.cli.profile_report import ProfileReport
@@ -31,7 +30,10 @@ class GridName(StrEnum):
 @with_flags(ENGINE_FLAGS, models=True)
 def profile(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the fitted models as JSON.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Write the fitted models as JSON; - is standard output."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -48,7 +50,10 @@ def profile(
         int, typer.Option(min=1, help="Output length of the service's mean request.")
     ] = 128,
     json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Also write what is printed as JSON.")
+        Path | None,
+        typer.Option(
+            "--json", metavar="PATH", help="Also write what is printed as JSON; - is standard output."
+        ),
     ] = None,
     config: ConfigFile = None,
     *,
@@ -73,23 +78,27 @@ def profile(
     from shoal.engine.profiling_grid import GRIDS
     from shoal.forecast import save_profile
     from shoal.measure import require_plots, save_plot
+    from shoal.models import check_model
+    from shoal.serve.options import ServerOptions
 
-    for path in (out, plot, json_path):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
+    check_outputs(out, plot, json_path, named=(plot,))
     if plot is not None:
         require_plots()
     options = load_config(ServerOptions, file=config, flags=settings).engine_options()
+    for service in options.services:
+        check_model(service.model)
     report = _measure(options, GRIDS[grid], prompt_tokens, output_tokens)
-    console = Console()
+    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     for table in report_tables(report):
         console.print(table)
     if out is not None:
-        save_profile(report.to_profile(), out)
+        with output_file(out) as path:
+            save_profile(report.to_profile(), path)
     if plot is not None:
         save_plot(plot, profile_panels(report), f"Step times on {report.place}")
     if json_path is not None:
-        json_path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        with output_file(json_path) as path:
+            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def _measure(

@@ -2,26 +2,27 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.core import ConfigError, SamplingParams
+from shoal.core import ConfigError, InvalidRequest, sampling_params
 
-_TUPLES = ("stop", "stop_token_ids")
+_TUPLES = {"stop", "stop_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt, as text or token ids, and how it wants to be sampled."""
+    """One prompt, as text or token ids, and the sampling parameters that were written for it, by name."""
 
     prompt: str | list[int]
-    sampling: SamplingParams
+    sampling: Mapping[str, Any]
 
 
-def collect_prompts(arguments: Sequence[str], file: str | None, sampling: SamplingParams) -> list[PromptLine]:
+def collect_prompts(
+    arguments: Sequence[str], file: str | None, sampling: Mapping[str, Any]
+) -> list[PromptLine]:
     """Prompts from the command line, then from ``file``; from standard input where there is neither.
 
     A file named ``*.jsonl`` holds one JSON value a line: a string, a list of token ids, or an object
@@ -41,7 +42,7 @@ def collect_prompts(arguments: Sequence[str], file: str | None, sampling: Sampli
     return lines
 
 
-def _read(file: str, sampling: SamplingParams) -> list[PromptLine]:
+def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
@@ -54,7 +55,7 @@ def _read(file: str, sampling: SamplingParams) -> list[PromptLine]:
     return [_parse(line, f"{file}, line {number}", sampling) for number, line in lines]
 
 
-def _parse(line: str, where: str, sampling: SamplingParams) -> PromptLine:
+def _parse(line: str, where: str, sampling: Mapping[str, Any]) -> PromptLine:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -74,17 +75,13 @@ def _prompt(value: Any, where: str) -> str | list[int]:
     )
 
 
-def _override(sampling: SamplingParams, value: dict[str, Any], where: str) -> SamplingParams:
-    known = [field.name for field in fields(SamplingParams)]
+def _override(sampling: Mapping[str, Any], value: dict[str, Any], where: str) -> dict[str, Any]:
     changes = {key: item for key, item in value.items() if key != "prompt"}
-    for key in changes:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"possible here: prompt, {', '.join(known)}"
-            raise ConfigError(f"{where}: {key}: unknown key, {hint}")
-        if key in _TUPLES:
-            changes[key] = (changes[key],) if isinstance(changes[key], str) else tuple(changes[key])
+    for key in _TUPLES & changes.keys():
+        changes[key] = (changes[key],) if isinstance(changes[key], str) else tuple(changes[key])
+    merged = {**sampling, **changes}
     try:
-        return replace(sampling, **changes)
-    except TypeError as error:
-        raise ConfigError(f"{where}: a sampling parameter has the wrong type: {error}") from error
+        sampling_params(merged)
+    except InvalidRequest as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return merged

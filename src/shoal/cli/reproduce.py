@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.core import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ def reproduce(
     ] = False,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Write the result as JSON; several as a list of them."),
+        typer.Option(
+            "--json",
+            metavar="PATH",
+            help="Write the result as JSON; several as a list of them; - is standard output.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw NAME.png for each into this folder.")
@@ -51,13 +56,12 @@ def reproduce(
     from shoal.measure import require_plots, save_plot
     from shoal.reproduce import REPRODUCTIONS, Effort, find
 
-    console = Console()
+    console = Console(stderr=json_path == STANDARD_OUTPUT)
     if listed or not names:
         console.print(list_table(list(REPRODUCTIONS.values())))
         return
     chosen = find(list(REPRODUCTIONS) if EVERYTHING in names else list(dict.fromkeys(names)))
-    if json_path is not None and not json_path.parent.is_dir():
-        raise ConfigError(f"cannot write {json_path}: there is no folder {json_path.parent}")
+    check_outputs(json_path, named=(plot,))
     if plot is not None:
         require_plots()
         _make_folder(plot)
@@ -69,8 +73,8 @@ def reproduce(
         print_result(console, result, quick)
         if plot is not None and result.panels:
             save_plot(plot / f"{result.name}.png", result.panels, result.paper)
-        # Written after each, so that an interruption loses only what was not finished.
-        if json_path is not None:
+        # A file is written after each, so that an interruption loses only what was not finished.
+        if json_path is not None and (json_path != STANDARD_OUTPUT or len(results) == len(chosen)):
             _write(json_path, results, single=len(chosen) == 1)
 
 
@@ -83,4 +87,5 @@ def _make_folder(folder: Path) -> None:
 
 def _write(path: Path, results: "list[Result]", *, single: bool) -> None:
     written: Any = [result.to_json() for result in results]
-    path.write_text(json.dumps(written[0] if single else written, indent=2) + "\n", encoding="utf-8")
+    with output_file(path) as file:
+        file.write_text(json.dumps(written[0] if single else written, indent=2) + "\n", encoding="utf-8")

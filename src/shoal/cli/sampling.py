@@ -1,8 +1,10 @@
-"""Sampling parameters as flags, shared by ``generate`` and ``chat``."""
+"""Sampling parameters as flags, shared by ``generate`` and ``chat``; None: the service's default."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from shoal.core import SamplingParams
 
 _PANEL = "Sampling"
 
@@ -10,21 +12,27 @@ MaxTokens = Annotated[
     int | None, typer.Option(help="Most output tokens; as many as fit if left out.", rich_help_panel=_PANEL)
 ]
 Temperature = Annotated[
-    float, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_PANEL)
+    float | None,
+    typer.Option(
+        help="0 always takes the likeliest token. Default, as of the four below: the service's.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 TopP = Annotated[
-    float, typer.Option(help="Sample from the smallest nucleus this likely.", rich_help_panel=_PANEL)
+    float | None, typer.Option(help="Sample from the smallest nucleus this likely.", rich_help_panel=_PANEL)
 ]
 TopK = Annotated[
-    int, typer.Option(help="Sample from the k likeliest tokens; 0: all.", rich_help_panel=_PANEL)
+    int | None, typer.Option(help="Sample from the k likeliest tokens; 0: all.", rich_help_panel=_PANEL)
 ]
 MinP = Annotated[
-    float,
+    float | None,
     typer.Option(
         help="Leave out tokens less likely than this share of the likeliest.", rich_help_panel=_PANEL
     ),
 ]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: repeat less.", rich_help_panel=_PANEL)]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Above 1: repeat less.", rich_help_panel=_PANEL)
+]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", rich_help_panel=_PANEL)]
 Stop = Annotated[
     list[str] | None, typer.Option(help="Text that ends an output; may be repeated.", rich_help_panel=_PANEL)
@@ -33,3 +41,10 @@ Choices = Annotated[int, typer.Option("--n", help="Outputs for each prompt.", ri
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.", rich_help_panel=_PANEL)
 ]
+
+
+def given(**parameters: Any) -> dict[str, Any]:
+    """The parameters that were written; raises InvalidRequest for values that have no meaning."""
+    written = {name: value for name, value in parameters.items() if value is not None}
+    SamplingParams(**written)
+    return written

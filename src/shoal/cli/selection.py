@@ -6,6 +6,7 @@ from pathlib import Path
 from shoal.config import Config, load_config
 from shoal.config.nodes import Listing, Scalar, Table
 from shoal.core import ConfigError, Service
+from shoal.models import check_model
 from shoal.serve.options import ServerOptions
 
 
@@ -15,7 +16,7 @@ def select_service(
     """The configuration with one service: the one called ``model``, or ``model`` itself as a service.
 
     Without ``model`` the configuration must have exactly one service. flag: how ``model`` is written,
-    for the error.
+    for the error. Raises ConfigError, and ModelUnavailable where there can be no such model.
     """
     named = file is not None or "services" in settings.entries
     if model is not None and not named:
@@ -31,4 +32,5 @@ def select_service(
         (service for service in config.services if model in (None, service.name)),
         Service(name=str(model), model=str(model)),
     )
+    check_model(service.model)
     return replace(config, services=(service,))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
-from shoal.core import ConfigError
 
 if TYPE_CHECKING:
     from shoal.measure import RunRecord
@@ -45,7 +45,12 @@ def simulate(
     ] = None,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Write the summary as JSON.", rich_help_panel=_RESULTS),
+        typer.Option(
+            "--json",
+            metavar="PATH",
+            help="Write the summary as JSON; - is standard output.",
+            rich_help_panel=_RESULTS,
+        ),
     ] = None,
     skip_ahead: Annotated[
         bool,
@@ -79,9 +84,7 @@ def simulate(
     from shoal.config.scenario_run import prepare
     from shoal.measure import require_plots
 
-    for path in (html, chrome_trace, json_path):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
+    check_outputs(html, chrome_trace, json_path, named=(out,))
     if out is not None or html is not None:
         require_plots()
     prepared = prepare(load_scenario(file=config, flags=settings))
@@ -90,9 +93,10 @@ def simulate(
         begun = time.perf_counter()
         run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=answered.advance)
         took_s = time.perf_counter() - begun
-    print_run(Console(), run, took_s)
+    console = Console(stderr=STANDARD_OUTPUT in (html, chrome_trace, json_path))
+    print_run(console, run, took_s)
     for written in _write(run, out, html, chrome_trace, json_path):
-        typer.echo(f"wrote {written}")
+        console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _write(
@@ -103,11 +107,9 @@ def _write(
 
     written = [] if out is None else write_run(run, out)
     for path, write in ((html, write_report), (chrome_trace, write_trace), (json_path, write_summary)):
-        if path is None:
-            continue
-        try:
-            write(run, path)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-        written.append(path)
+        if path is not None:
+            with output_file(path) as file:
+                write(run, file)
+        if path not in (None, STANDARD_OUTPUT):
+            written.append(path)
     return written

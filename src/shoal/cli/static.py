@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.cli.prompts import PromptLine, collect_prompts
-from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop
+from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop, given
 from shoal.config import ENGINE_FLAGS, parse_duration, parse_size
 from shoal.config.nodes import Table
 from shoal.core import ConfigError, SamplingParams
@@ -104,11 +105,17 @@ def static(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PATH", help="Write outputs as JSON lines, not to the screen."
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Write outputs as JSON lines, not to the screen; - is standard output.",
         ),
     ] = None,
     json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Also write outputs and figures as JSON.")
+        Path | None,
+        typer.Option(
+            "--json", metavar="PATH", help="Also write outputs and figures as JSON; - is standard output."
+        ),
     ] = None,
     config: ConfigFile = None,
     max_tokens: MaxTokens = 128,
@@ -133,17 +140,17 @@ def static(
 
     from shoal.cli.selection import select_service
     from shoal.cli.static_report import report_table
-    from shoal.engine.static_offline import StaticSetup, StaticShoal
 
-    sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=0.0, stop=tuple(stop or ()), ignore_eos=ignore_eos
-    )
+    check_outputs(output, json_path)
+    options = select_service(model, file=config, settings=settings).engine_options()
+    sampling = given(max_tokens=max_tokens, temperature=0.0, stop=tuple(stop or ()), ignore_eos=ignore_eos)
     lines = collect_prompts(prompts or (), file, sampling)
     if chat and any(not isinstance(line.prompt, str) for line in lines):
         raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
     if arrivals is not None and not arrivals > 0:
         raise ConfigError(f"--rate must be more than 0 prompts a second, got {arrivals}")
-    options = select_service(model, file=config, settings=settings).engine_options()
+    from shoal.engine.static_offline import StaticSetup, StaticShoal
+
     setup = StaticSetup(
         preset=preset,
         engine=engine,
@@ -159,17 +166,19 @@ def static(
     shoal = StaticShoal(options.services[0], setup)
     outcome = shoal.generate(
         [line.prompt for line in lines],
-        [line.sampling for line in lines],
+        [SamplingParams(**line.sampling) for line in lines],
         chat=chat,
         arrivals_s=None if arrivals is None else [number / arrivals for number in range(len(lines))],
     )
     answers = list(zip(lines, outcome.completions, strict=True))
+    aside = STANDARD_OUTPUT in (output, json_path)
     if output is None:
-        _print(answers)
+        _print(answers, err=aside)
     else:
         written = [json.dumps(_as_json(*answer), ensure_ascii=False) + "\n" for answer in answers]
-        output.write_text("".join(written), encoding="utf-8")
-    Console().print(report_table(preset, outcome.report))
+        with output_file(output) as path:
+            path.write_text("".join(written), encoding="utf-8")
+    Console(stderr=aside).print(report_table(preset, outcome.report))
     if json_path is not None:
         results = {
             "preset": preset,
@@ -177,7 +186,8 @@ def static(
             "report": outcome.report.to_json(),
             "outputs": [_as_json(*answer) for answer in answers],
         }
-        json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with output_file(json_path) as path:
+            path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _parsed(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
@@ -187,10 +197,11 @@ def _parsed(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
         raise ConfigError(f"{flag}: {error}") from None
 
 
-def _print(answers: "list[tuple[PromptLine, Completion]]") -> None:
+def _print(answers: "list[tuple[PromptLine, Completion]]", *, err: bool) -> None:
     for number, (line, completion) in enumerate(answers, 1):
-        typer.secho(f"[{number}] {line.prompt!r:.70}", dim=True)
-        typer.echo(completion.text if completion.error is None else f"failed: {completion.error}")
+        typer.secho(f"[{number}] {line.prompt!r:.70}", dim=True, err=err)
+        said = completion.text if completion.error is None else f"failed: {completion.error}"
+        typer.echo(said, err=err)
 
 
 def _as_json(line: PromptLine, completion: "Completion") -> dict[str, Any]:

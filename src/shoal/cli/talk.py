@@ -1,13 +1,14 @@
 """Two ways to have a conversation answered: by a server, or by an engine of our own."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.demo_client import chunk_text, error_message, stream_chunks
-from shoal.core import EngineDied, InvalidRequest, QueueFull, SamplingParams
+from shoal.cli.demo_client import chunk_text, error_code, error_message, stream_chunks
+from shoal.core import EngineDied, InvalidRequest, QueueFull, Service
 from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, resolve_model
 
 Message = dict[str, str]
@@ -20,8 +21,11 @@ class Talk(Protocol):
     def name(self) -> str:
         """Who answers, for people."""
 
-    def reply(self, messages: Sequence[Message], sampling: SamplingParams) -> AsyncIterator[str]:
-        """The answer in pieces; raises InvalidRequest or QueueFull for this one, EngineDied for good."""
+    def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
+        """The answer in pieces; ``sampling``: the parameters that were asked for, by name.
+
+        Raises InvalidRequest or QueueFull for this answer, EngineDied for good.
+        """
 
     async def close(self) -> None:
         """Release what was opened."""
@@ -60,18 +64,14 @@ class ServerTalk:
         """The service's name."""
         return self._model
 
-    async def reply(self, messages: Sequence[Message], sampling: SamplingParams) -> AsyncIterator[str]:
+    async def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
         """The answer in pieces."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
             "stream": True,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            **sampling,
         }
-        for name in ("max_tokens", "seed"):
-            if (value := getattr(sampling, name)) is not None:
-                body[name] = value
         try:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
@@ -91,7 +91,7 @@ class ServerTalk:
 class EngineTalk:
     """An engine of our own."""
 
-    def __init__(self, handle: EngineHandle, service: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, handle: EngineHandle, service: Service, tokenizer: Tokenizer) -> None:
         self._handle = handle
         self._service = service
         self._tokenizer = tokenizer
@@ -100,22 +100,25 @@ class EngineTalk:
     async def open(
         cls, options: EngineOptions, fetching: Progress, loading: Callable[[str], None]
     ) -> "EngineTalk":
-        """Start an engine for the only service of ``options``."""
+        """Start an engine for the only service of ``options``; InvalidRequest if its model cannot chat."""
         [service] = options.services
         folder = resolve_model(service.model, fetching)
+        [service] = with_sampling_defaults([service], {service.name: folder})
         tokenizer = Tokenizer.from_folder(folder, service.chat_template)
+        _ = tokenizer.chat_template  # before the weights are loaded: raises where there is none
         handle = await EngineHandle.start(options, {service.name: folder}, {service.name: tokenizer}, loading)
-        return cls(handle, service.name, tokenizer)
+        return cls(handle, service, tokenizer)
 
     @property
     def name(self) -> str:
         """The service's name."""
-        return self._service
+        return self._service.name
 
-    async def reply(self, messages: Sequence[Message], sampling: SamplingParams) -> AsyncIterator[str]:
+    async def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
         """The answer in pieces."""
         prompt = self._tokenizer.apply_chat_template(messages)
-        stream = await self._handle.submit(self._service, prompt, sampling)
+        wanted = self._service.sampling.params(sampling)
+        stream = await self._handle.submit(self._service.name, prompt, wanted)
         async with stream:
             async for delta in stream:
                 if delta.text:
@@ -131,5 +134,5 @@ def _refusal(response: httpx.Response) -> Exception:
     if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
         return QueueFull(message, float(response.headers.get("Retry-After", 1)))
     if response.status_code < 500:
-        return InvalidRequest(message)
+        return InvalidRequest(message, code=error_code(response))
     return EngineDied(message)

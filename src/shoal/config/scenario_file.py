@@ -175,6 +175,15 @@ def _workload_section(folder: Path) -> Section:
     return WorkloadSection(WorkloadOptions, (*plain.keys, Key("rate", "rate", Maybe(number(above=0)), None)))
 
 
+def _check_model(table: Table, folder: Path) -> None:
+    """Raise ConfigError for an unknown model, before what else is missing hides that."""
+    node: Node | None = table
+    for key in ("latency", "roofline", "model"):
+        node = node.entries.get(key) if isinstance(node, Table) else None
+    if node is not None:
+        Maybe(ModelShape(folder)).read(node, "latency.roofline.model")
+
+
 def load_scenario(*, file: Path | None = None, flags: Table | None = None) -> Scenario:
     """The scenario in ``file``, with ``flags`` over it; raises ConfigError for the first mistake.
 
@@ -184,9 +193,11 @@ def load_scenario(*, file: Path | None = None, flags: Table | None = None) -> Sc
     table = read_yaml(file) if file else Table({}, "", {})
     if flags is not None:
         table = lay_over(table, flags)
+    folder = file.parent if file else Path()
+    _check_model(table, folder)
     if "workload" not in table.entries:
         raise problem("" if file is None else str(file), "", _NO_WORKLOAD)
-    section = scenario_section(file.parent if file else Path())
+    section = scenario_section(folder)
     try:
         scenario: Scenario = section.read(table, "")
     except UnknownKey as error:

@@ -73,6 +73,8 @@ def _read_json(file: Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigError(f"{file}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nests its values too deeply") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: expected an object with keys such as num_hidden_layers")
     return config

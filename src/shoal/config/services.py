@@ -8,7 +8,7 @@ from typing import Any
 from shoal.config.kinds import Choice, Maybe, Template, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem
 from shoal.config.sections import Rules, Section, section_of
-from shoal.core import SLO, ConfigError, Service, slo_problem
+from shoal.core import SLO, ConfigError, SamplingDefaults, Service, slo_problem
 from shoal.core.slo import LARGEST_SCALE
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -40,6 +40,11 @@ def service_section(template_folder: Path) -> Section:
         (Service, "chat_template"): Maybe(Template(template_folder)),
         (Service, "execution_s"): Maybe(seconds(above=0)),
         (Service, "quota"): integer(1),
+        (SamplingDefaults, "temperature"): Maybe(number(0, 100)),
+        (SamplingDefaults, "top_p"): Maybe(number(above=0, maximum=1)),
+        (SamplingDefaults, "top_k"): Maybe(integer(-1, 2**31 - 1)),
+        (SamplingDefaults, "min_p"): Maybe(number(0, 1)),
+        (SamplingDefaults, "repetition_penalty"): Maybe(number(0.01, 100)),
         **goal_kinds(),
     }
     plain = section_of(Service, rules)

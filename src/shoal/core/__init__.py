@@ -19,7 +19,7 @@ from shoal.core.lengths import LengthPredictor
 from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
 from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
-from shoal.core.sampling import SamplingParams
+from shoal.core.sampling import SamplingDefaults, SamplingParams, sampling_params
 from shoal.core.service import NO_GOALS, SLO, Service
 from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
 from shoal.core.step import (
@@ -52,6 +52,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestRecord",
+    "SamplingDefaults",
     "SamplingParams",
     "Service",
     "ShoalError",
@@ -68,6 +69,7 @@ __all__ = [
     "normalised_latency",
     "percentile",
     "resolve_slo",
+    "sampling_params",
     "slo_problem",
     "uniform",
 ]

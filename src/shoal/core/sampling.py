@@ -1,7 +1,10 @@
 """How a request wants its tokens chosen, and when it ends."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any
 
 from shoal.core.errors import InvalidRequest
 
@@ -10,6 +13,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 COLDEST = 1e-5
 """Temperatures below this are greedy."""
+_LARGEST_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class SamplingParams:
         self._check_range("temperature", self.temperature, 0.0, 100.0)
         _require(0.0 < self.top_p <= 1.0, "top_p", f"must be in (0, 1], got {self.top_p}")
         _require(self.top_k >= -1, "top_k", f"must be -1 or 0 (off) or at least 1, got {self.top_k}")
+        _require(self.top_k <= _LARGEST_TOP_K, "top_k", f"must be at most {_LARGEST_TOP_K}, got {self.top_k}")
         self._check_range("min_p", self.min_p, 0.0, 1.0)
         self._check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -90,6 +95,50 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What requests of a service take where they leave a parameter out; None: what the model's makers advise.
+
+    The fields mean what they mean in SamplingParams; raises InvalidRequest as it does.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning."""
+        SamplingParams(**self._set())
+
+    def over(self, model: Mapping[str, float]) -> "SamplingDefaults":
+        """Every field with the value in effect: set here, else in ``model``, else in SamplingParams."""
+        effective = sampling_params({**model, **self._set()})
+        return SamplingDefaults(**{name: getattr(effective, name) for name in asdict(self)})
+
+    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a request that sets ``given``, by name; raises InvalidRequest."""
+        return sampling_params({**self._set(), **given})
+
+    def _set(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams from fields by name; raises InvalidRequest for unknown names and wrong types, too."""
+    known = tuple(SamplingParams.__dataclass_fields__)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"possible here: {', '.join(known)}"
+            raise InvalidRequest(f"{name}: unknown key, {hint}", param=name)
+    try:
+        return SamplingParams(**given)
+    except TypeError as error:
+        raise InvalidRequest(f"a sampling parameter has the wrong type: {error}") from error
 
 
 def _require(holds: bool, param: str, problem: str) -> None:

@@ -1,6 +1,8 @@
 """A service: a named deployment of a model with its own traffic and goals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from shoal.core.sampling import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Service:
     dtype: "auto" (the dtype the weights are stored in), "float32", "bfloat16" or "float16".
     max_model_len: context limit in tokens; None takes the model's own.
     chat_template: Jinja source that replaces the model's own template.
+    sampling: what its requests take where they leave a sampling parameter out.
     execution_s: how long the mean request takes alone on this device, in seconds: the fixed yardstick of
         normalised latency and of ``slo.e2e_scale`` (``shoal profile`` measures it).
     quota: consecutive decode steps that the service may take in a round of the round-robin order.
@@ -39,6 +42,7 @@ class Service:
     dtype: str = "auto"
     max_model_len: int | None = None
     chat_template: str | None = None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     slo: SLO = NO_GOALS
     execution_s: float | None = None
     quota: int = 8

@@ -91,14 +91,13 @@ class Batch:
     ) -> None:
         """Submit a prompt that has passed ``check_request``."""
         call_id = f"offline-{next(_call_numbers)}"
+        requests = expand_choices(call_id, service, tokens, sampling, self._engine.now_ns(), slo)
         choices = []
-        for choice, request in enumerate(
-            expand_choices(call_id, service, tokens, sampling, self._engine.now_ns(), slo)
-        ):
+        for choice, request in enumerate(requests):
             growing = _Growing(ChoiceReader(request, choice, sampling, decoder), service, len(tokens))
             self._open[request.id] = growing
-            self._engine.submit(request)
             choices.append(growing)
+        self._engine.submit(*requests)
         self._asked.append(_Asked(prompt, tuple(tokens), choices))
 
     def run(self) -> list[RequestOutput]:

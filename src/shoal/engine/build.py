@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from shoal.core import ModelUnavailable
+from shoal.core import ConfigError, ModelUnavailable
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
+from shoal.execute.memory import free_memory_bytes
 from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.pool import BlockPool
@@ -127,6 +126,8 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
     memory_bytes = options.kv_cache.memory_bytes
     if memory_bytes is None:
         memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
+    else:
+        models.check_kv_bytes(memory_bytes)
     return plan_layout(
         models.kv_shapes,
         memory_bytes=memory_bytes,
@@ -142,13 +143,17 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
     swap_bytes = options.kv_cache.swap_bytes
     if swap_bytes is None:
         swap_bytes = max(layout.merged_bytes, default_swap_bytes(options.device, layout.total_bytes))
+    elif swap_bytes > (free := free_memory_bytes()):
+        raise ConfigError(
+            f"kv_cache.swap: {swap_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB of host"
+            " memory are free"
+        )
     return BlockPool(layout.resized(swap_bytes), prefix_caching=False)
 
 
 def default_swap_bytes(device: str, pool_bytes: int) -> int:
     """Host memory for swapped KV where the user names none."""
-    free_bytes: int = psutil.virtual_memory().available
-    swap_bytes = min(_SWAP_POOLS * pool_bytes, free_bytes // 4)
+    swap_bytes = min(_SWAP_POOLS * pool_bytes, free_memory_bytes() // 4)
     return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
 

@@ -44,10 +44,13 @@ class Engine:
         self._times = StepTotals()
         self._broken: str | None = None
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; raises InvalidRequest if it can never be served, EngineDied after an error."""
+    def submit(self, *requests: Request) -> None:
+        """Queue requests, such as the choices of a call: all or, where an error is raised, none.
+
+        Raises InvalidRequest if one can never be served, EngineDied after an error.
+        """
         self._require_sound()
-        self._scheduler.submit(request, self._clock())
+        self._scheduler.submit_all(requests, self._clock())
         self._idle = None
 
     def cancel(self, request_id: str, *, complete: bool = False) -> None:

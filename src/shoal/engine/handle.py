@@ -30,6 +30,7 @@ from shoal.engine.reader import ChoiceReader, Delta
 from shoal.engine.stats import EngineStats
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_request
+from shoal.engine.vitals import Vitals
 
 BUILDER = "shoal.engine.build:build_engine"
 
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 # First tokens remembered to tell how fast the queue moves.
 _RATE_WINDOW = 64
 _LONGEST_RETRY_S = 60.0
+_STATE_EVERY_S = 1.0
 
 
 class _Call:
@@ -51,7 +53,7 @@ class EngineHandle:
     """Submits requests to an engine process and streams back what it makes of them.
 
     Text is made here: detokenising, stop strings and times as a client sees them. If the process
-    ends, every unfinished stream raises EngineDied.
+    ends, every unfinished stream raises EngineDied. vitals: its signs of life and latest counts.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class EngineHandle:
         info: EngineInfo,
         decoders: Mapping[str, Decoder],
         max_queue: int,
+        vitals: Vitals,
     ) -> None:
         self.info = info
+        self.vitals = vitals
         self._process = process
         self._decoders = decoders
         self._max_queue = max_queue
@@ -74,6 +78,7 @@ class EngineHandle:
         self._closed = False
         self._emptied = asyncio.Event()
         self._receiver = asyncio.create_task(self._receive(), name="engine-receiver")
+        self._watcher = asyncio.create_task(self._watch(), name="engine-watcher")
 
     @classmethod
     async def start(
@@ -83,20 +88,30 @@ class EngineHandle:
         tokenizers: Mapping[str, Decoder],
         progress: Callable[[str], None] | None = None,
         builder: str = BUILDER,
+        vitals: Vitals | None = None,
     ) -> Self:
         """Start an engine process and wait until its models are loaded.
 
         folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
-        process. Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if
-        the process ends.
+        process. vitals: says how long the engine may be silent.
+
+        Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if the
+        process ends.
         """
-        process = await EngineProcess.start(options, folders, builder)
+        vitals = vitals or Vitals()
+        process = await EngineProcess.start(options, folders, builder, vitals.beat)
         try:
             info = await process.wait_ready(progress)
         except BaseException:
             await process.kill()
             raise
-        return cls(process, info, tokenizers, options.max_queue)
+        handle = cls(process, info, tokenizers, options.max_queue, vitals)
+        try:
+            await handle.stats()
+        except BaseException:
+            await handle.close()
+            raise
+        return handle
 
     @property
     def alive(self) -> bool:
@@ -118,10 +133,23 @@ class EngineHandle:
         """Choices that wait for their first token."""
         return self._waiting
 
+    async def wait_died(self) -> str:
+        """Return why the engine ended, when it does so without being told to."""
+        await asyncio.shield(self._receiver)
+        return self._refusal or ""
+
     async def submit(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
     ) -> Stream:
-        """Send a call to the engine and return its stream; ``slo``: goals that go before the service's.
+        """Send a call to the engine and return its stream.
+
+        slo: goals that go before the service's. arrival_ns: when the call came, on the monotonic clock,
+        which all processes of a machine share; None: now.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
@@ -134,10 +162,10 @@ class EngineHandle:
                 f"(max_queue); {sampling.n} more do not fit now",
                 self._retry_after_s(self._waiting + sampling.n - self._max_queue),
             )
-        tokens = list(prompt)
         call_id = f"call-{next(self._ids)}"
-        requests = expand_choices(call_id, service, tokens, sampling, time.monotonic_ns(), slo)
-        return self._open(requests, tokens, sampling)
+        arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
+        requests = expand_choices(call_id, service, list(prompt), sampling, arrival_ns, slo)
+        return self._open(requests, sampling)
 
     async def generate(
         self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
@@ -148,7 +176,7 @@ class EngineHandle:
                 yield delta
 
     async def stats(self) -> EngineStats:
-        """What the engine counts; EngineDied if it has ended."""
+        """What the engine counts, after its present step; EngineDied if it has ended."""
         if self._receiver.done():
             raise EngineDied(self._refusal or "the engine has ended")
         key = next(self._ids)
@@ -175,21 +203,29 @@ class EngineHandle:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), drain_s)
         self._fail_all(EngineDied("the engine was shut down before the request finished"))
-        self._receiver.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._receiver
+        for task in (self._watcher, self._receiver):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await self._process.stop()
 
-    def _open(self, requests: list[Request], prompt: list[int], sampling: SamplingParams) -> Stream:
-        service = requests[0].service
-        stream = Stream(requests[0].id.rpartition("-")[0], len(prompt), lambda: self._abandon(call))
+    def _open(self, requests: list[Request], sampling: SamplingParams) -> Stream:
+        first = requests[0]
+        stream = Stream(first.id.rpartition("-")[0], len(first.prompt), lambda: self._abandon(call))
         call = _Call(stream)
         for choice, request in enumerate(requests):
-            call.open[request.id] = ChoiceReader(request, choice, sampling, self._decoders[service])
+            call.open[request.id] = ChoiceReader(request, choice, sampling, self._decoders[first.service])
             self._calls[request.id] = call
             self._waiting += 1
-            self._process.send(wire.Submit.from_request(request, prompt))
+        self._process.send(wire.Submit.from_requests(requests))
         return stream
+
+    async def _watch(self) -> None:
+        """Keep ``vitals`` up to date, so that nobody has to wait for the engine to know about it."""
+        with suppress(EngineDied):
+            while True:
+                await asyncio.sleep(_STATE_EVERY_S)
+                await self.stats()
 
     async def _receive(self) -> None:
         reason = "the engine process ended"
@@ -199,10 +235,11 @@ class EngineHandle:
                     reason = str(wire.failure_to_error(message, "running"))
                 else:
                     self._take(message)
-            reason = f"{reason} ({self._process.describe_end()})"
+            reason = f"{reason} ({self._process.describe_end()}, process {self.pid})"
         except Exception as error:
             _log.exception("the engine's messages can no longer be read")
             reason = f"the engine's messages can no longer be read: {error}"
+        _log.error("%s; requests under way end with an error, and new ones are refused", reason)
         self._refusal = reason
         self._fail_all(EngineDied(reason))
 
@@ -211,13 +248,14 @@ class EngineHandle:
             case wire.Stepped():
                 now_ns = time.monotonic_ns()
                 for event in message.events:
-                    self._deliver(event.to_event(), now_ns)
+                    self._deliver(event, now_ns)
             case wire.Refused():
                 call = self._calls.get(message.request_id)
                 if call is not None:
                     self._abandon(call)
                     call.stream.end(InvalidRequest(message.message, message.param, message.code))
             case wire.Stats():
+                self.vitals.tell(message.stats)
                 answer = self._asked.get(message.key)
                 if answer is not None and not answer.done():
                     answer.set_result(message.stats)

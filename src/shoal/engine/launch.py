@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import os
 import pickle
-import shutil
+import signal
+import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,36 +15,34 @@ import zmq.asyncio
 
 from shoal.core import EngineDied
 from shoal.engine import wire
+from shoal.engine.children import interrupts_held_back
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
+from shoal.engine.private_folder import PrivateFolder
 from shoal.engine.process import ProcessConfig
 
-# Socket paths are limited to 107 bytes on Linux and 103 on macOS.
-_MAX_IPC_PATH = 100
+_SOCKET_NAME = "engine"
 _EXIT_PATIENCE_S = 5.0
 # How long to look for the last words of a process that has ended.
 _LAST_WORDS_S = 0.1
+# More signs of life than a process gives before they are read.
+_BEATS = 4096
 
 
 class _Channel:
     """One end of a pair of sockets that only this user can reach."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
+        self._folder = PrivateFolder(_SOCKET_NAME)
         self._context = zmq.asyncio.Context()
         self.socket = self._context.socket(zmq.PAIR)
         self.socket.set_hwm(0)
-        path = self._folder / "engine"
-        if zmq.has("ipc") and len(os.fsencode(path)) <= _MAX_IPC_PATH:
-            self.endpoint = f"ipc://{path}"
-            self.socket.bind(self.endpoint)
-        else:
-            port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-            self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.endpoint = f"ipc://{self._folder.path / _SOCKET_NAME}"
+        self.socket.bind(self.endpoint)
 
     def forget_path(self) -> None:
         """Remove the socket's folder; a connection that stands does not need it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def close(self) -> None:
         self.socket.close(linger=0)
@@ -53,37 +51,60 @@ class _Channel:
 
 
 class EngineProcess:
-    """A running engine process and its socket; knows nothing of what the messages mean."""
+    """A running engine process and its socket; knows nothing of what the messages mean.
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: _Channel) -> None:
+    lifeline: our end of the process's standard input, over which it gives signs of life. on_beat: told of
+    each of them.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        channel: _Channel,
+        lifeline: socket.socket,
+        on_beat: Callable[[], None],
+    ) -> None:
         self._process = process
         self._channel = channel
+        self._lifeline = lifeline
+        self._on_beat = on_beat
         self._ending = asyncio.ensure_future(process.wait())
         self._receiving: asyncio.Future[bytes] | None = None
+        asyncio.get_running_loop().add_reader(lifeline, self._hear)
 
     @classmethod
     async def start(
-        cls, options: EngineOptions, folders: Mapping[str, Path], builder: str
+        cls,
+        options: EngineOptions,
+        folders: Mapping[str, Path],
+        builder: str,
+        on_beat: Callable[[], None] = lambda: None,
     ) -> "EngineProcess":
         """Start the process; it then sends Loading messages and at last Ready or Failed."""
         channel = _Channel()
+        lifeline, its_end = socket.socketpair()
+        lifeline.setblocking(False)
         try:
             config = ProcessConfig(
                 endpoint=channel.endpoint, options=options, folders=dict(folders), builder=builder
             )
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shoal.engine",
-                stdin=asyncio.subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-            assert process.stdin is not None
-            process.stdin.write(pickle.dumps(config))
+            with interrupts_held_back():
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "shoal.engine",
+                    stdin=its_end.fileno(),
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
+            its_end.close()
+            with contextlib.suppress(ConnectionError):  # how it ended is told to whoever waits for it
+                await asyncio.get_running_loop().sock_sendall(lifeline, pickle.dumps(config))
         except BaseException:
             channel.close()
+            lifeline.close()
+            its_end.close()
             raise
-        return cls(process, channel)
+        return cls(process, channel, lifeline, on_beat)
 
     @property
     def pid(self) -> int:
@@ -104,6 +125,18 @@ class EngineProcess:
                     raise wire.failure_to_error(failed, "loading")
                 case None:
                     raise EngineDied(f"the engine process ended while loading ({self.describe_end()})")
+
+    def _hear(self) -> None:
+        try:
+            heard = self._lifeline.recv(_BEATS)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            heard = b""
+        if heard:
+            self._on_beat()
+        else:
+            asyncio.get_running_loop().remove_reader(self._lifeline)
 
     async def receive(self) -> wire.FromEngine | None:
         """The next message; None when the process has ended and nothing is left to read."""
@@ -129,7 +162,10 @@ class EngineProcess:
         code = self._process.returncode
         if code is None:
             return "it still runs"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {number.value: f" ({number.name})" for number in signal.Signals}
+        return f"killed by signal {-code}{known.get(-code, '')}"
 
     async def stop(self) -> None:
         """End the process, kindly if it listens, and release the socket."""
@@ -145,8 +181,8 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         await self._ending
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        asyncio.get_running_loop().remove_reader(self._lifeline)
+        self._lifeline.close()
         if self._receiving is not None:
             self._receiving.cancel()
         self._channel.close()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,6 +12,7 @@ from shoal.engine.batch import Batch, RequestOutput
 from shoal.engine.build import build_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.progress import LoadProgress
+from shoal.engine.sampling import with_sampling_defaults
 from shoal.engine.stats import EngineStats
 from shoal.engine.validation import check_request, find_service
 from shoal.kvcache.options import KVCacheOptions
@@ -19,15 +21,16 @@ from shoal.schedule.options import SchedulerOptions
 
 PromptInput = str | Sequence[int]
 Message = Mapping[str, Any]
+SamplingInput = SamplingParams | Mapping[str, Any]
 
-T = TypeVar("T", str, SamplingParams, SLO)
+T = TypeVar("T", str, SamplingInput, SLO)
 
 
 class Shoal:
     """Several models in this process, sharing one KV pool and one stream of iterations.
 
     >>> with Shoal("smollm2") as shoal:
-    ...     [output] = shoal.generate("The capital of France is", SamplingParams(max_tokens=8))
+    ...     [output] = shoal.generate("The capital of France is", {"max_tokens": 8})
     ...     print(output.text)
 
     services: Service values, or models by name, path or hub id, which then are services of that name.
@@ -57,6 +60,8 @@ class Shoal:
         )
         with LoadProgress(shown=progress) as loading:
             folders = {s.name: resolve_model(s.model, loading.fetching) for s in self.options.services}
+            services_in_effect = with_sampling_defaults(self.options.services, folders)
+            self.options = replace(self.options, services=services_in_effect)
             self.tokenizers = {
                 s.name: Tokenizer.from_folder(folders[s.name], s.chat_template) for s in self.options.services
             }
@@ -69,7 +74,7 @@ class Shoal:
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling: SamplingInput | Sequence[SamplingInput] | None = None,
         service: str | Sequence[str] | None = None,
         progress: bool = True,
         slo: SLO | Sequence[SLO] | None = None,
@@ -77,7 +82,8 @@ class Shoal:
         """Complete prompts; one output each, in their order, with ``n`` completions inside.
 
         prompts: one text or token-id list, or many. sampling, service, slo: one for all, or one for each;
-        service may be left out where there is only one, and goals left out of slo are the service's.
+        service may be left out where there is only one, and goals left out of slo are the service's. A
+        mapping of sampling parameters goes over the service's defaults; SamplingParams stand as they are.
         progress: a bar on standard error, if that is a terminal. Raises InvalidRequest before anything
         runs if one of the prompts cannot be served. Ctrl-C cancels everything and raises KeyboardInterrupt.
         """
@@ -92,7 +98,7 @@ class Shoal:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling: SamplingInput | Sequence[SamplingInput] | None = None,
         service: str | Sequence[str] | None = None,
         progress: bool = True,
         slo: SLO | Sequence[SLO] | None = None,
@@ -136,11 +142,15 @@ class Shoal:
         prompts: Sequence[PromptInput],
         encoded: Sequence[Sequence[int]],
         names: Sequence[str],
-        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: SamplingInput | Sequence[SamplingInput] | None,
         slo: SLO | Sequence[SLO] | None,
         progress: bool,
     ) -> list[RequestOutput]:
-        wanted = _one_each(sampling or SamplingParams(), len(encoded), "sampling")
+        defaults = {service.name: service.sampling for service in self.options.services}
+        wanted = [
+            own if isinstance(own, SamplingParams) else defaults[name].params(own)
+            for name, own in zip(names, _one_each(sampling or {}, len(encoded), "sampling"), strict=True)
+        ]
         goals = _one_each(slo or SLO(), len(encoded), "slo")
         calls = list(zip(names, encoded, wanted, goals, strict=True))
         for name, tokens, params, own in calls:
@@ -199,7 +209,7 @@ def _as_conversations(
 
 def _one_each(value: T | Sequence[T], count: int, name: str) -> Sequence[T]:
     """``value`` repeated, or its values if there is one for each of ``count`` prompts."""
-    if isinstance(value, str | SamplingParams | SLO):
+    if isinstance(value, str | SamplingParams | Mapping | SLO):
         return [value] * count
     if len(value) != count:
         raise InvalidRequest(

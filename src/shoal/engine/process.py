@@ -1,21 +1,22 @@
 """The engine process: ``python -m shoal.engine``, started by ``launch``.
 
-It reads its configuration from standard input, which stays open for as long as its parent lives:
-end of file there ends this process, so none is left behind. Between steps it takes messages without
-waiting; idle, it waits for one.
+Its standard input is one end of a pair of sockets. It reads its configuration there, and then gives a
+sign of life every second, whatever its engine does. End of file there ends this process, so none is
+left behind. Between steps it takes messages without waiting; idle, it waits for one.
 """
 
 import gc
 import importlib
 import os
 import pickle
-import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,7 @@ import zmq
 
 from shoal.core import InvalidRequest, TokenEvent
 from shoal.engine import wire
+from shoal.engine.children import end_with_parent
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
@@ -31,7 +33,11 @@ from shoal.engine.options import EngineOptions
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _LINGER_MS = 2000
-_PARENT_CHECK_S = 1.0
+_BEAT_S = 1.0
+# What is taken between two steps, beyond which running requests would wait for newcomers: a request takes
+# about as long to take in as 2 KiB of prompt do, a tenth of a millisecond or more.
+_MOST_CHOICES = 32
+_MOST_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +75,25 @@ class EngineServer:
                 self._socket.poll(self._idle_timeout_ms())
 
     def _take_messages(self) -> None:
-        while self._running:
+        """Take what has come, but no more than a step may wait for."""
+        choices = size = 0
+        while self._running and choices < _MOST_CHOICES and size < _MOST_BYTES:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._handle(wire.decode_to_engine(frame))
+            message = wire.decode_to_engine(frame)
+            self._handle(message)
+            size += len(frame)
+            choices += len(message.choices) if isinstance(message, wire.Submit) else 0
 
     def _handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.Submit():
                 try:
-                    self._engine.submit(message.to_request())
+                    self._engine.submit(*message.to_requests())
                 except InvalidRequest as error:
-                    self._send(wire.Refused(message.id, str(error), error.param, error.code))
+                    self._send(wire.Refused(message.request.id, str(error), error.param, error.code))
             case wire.Cancel():
                 for request_id in message.ids:
                     self._engine.cancel(request_id, complete=message.complete)
@@ -93,7 +104,7 @@ class EngineServer:
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
-        self._send(wire.Stepped([wire.Event.from_event(event) for event in events]))
+        self._send(wire.Stepped(events))
         self._engine.add_reply_time(time.monotonic_ns() - started)
 
     def _send(self, message: wire.FromEngine) -> None:
@@ -135,15 +146,14 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _end_with_parent() -> None:
-    """Exit at once when the parent is gone: its end of standard input closes with it."""
-    parent = os.getppid()
-    stdin = sys.stdin.fileno()
-    while os.getppid() == parent:
-        readable, _, _ = select.select([stdin], [], [], _PARENT_CHECK_S)
-        if readable and not os.read(stdin, 1):
-            break
-    os._exit(1)
+def _beat() -> None:
+    """Give a sign of life every second, whatever the engine does, until the parent is gone."""
+    parent = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    with suppress(ConnectionError):
+        while True:
+            with suppress(BlockingIOError):  # a parent that does not read has enough of them
+                parent.send(b".", socket.MSG_DONTWAIT)
+            time.sleep(_BEAT_S)
 
 
 def main() -> int:
@@ -152,12 +162,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config: ProcessConfig = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    end_with_parent(sys.stdin.fileno())
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)
-    socket.connect(config.endpoint)
-    ended = serve(config, socket)
-    socket.close(linger=_LINGER_MS)
+    channel = context.socket(zmq.PAIR)
+    channel.set_hwm(0)
+    channel.connect(config.endpoint)
+    ended = serve(config, channel)
+    channel.close(linger=_LINGER_MS)
     context.term()
     return 0 if ended else 1

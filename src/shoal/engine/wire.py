@@ -1,62 +1,40 @@
 """The messages between an engine process and its client: msgpack, one message per step.
 
-Every message is one ZeroMQ frame. Requests and events travel as arrays without field names.
+Every message is one ZeroMQ frame. Events, of which there are most, travel as arrays without field names.
 """
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from shoal.core import (
-    SLO,
     ConfigError,
     EngineDied,
     ModelUnavailable,
     ModelUnsupported,
     Request,
-    SamplingParams,
     ShoalError,
     TokenEvent,
-    TokenLogprobs,
 )
-from shoal.core.request import FinishReason
 from shoal.engine.info import EngineInfo
 from shoal.engine.stats import EngineStats
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: run a request."""
+    """To the engine: run the choices of one call: all are as ``request``, but for their id and seed."""
 
-    id: str
-    service: str
-    prompt: list[int]
-    sampling: SamplingParams
-    arrival_ns: int
-    seed: int
-    slo: SLO
+    request: Request
+    choices: list[tuple[str, int]]
 
     @classmethod
-    def from_request(cls, request: Request, prompt: list[int]) -> "Submit":
-        """The message for ``request``, whose prompt must be token ids."""
-        return cls(
-            request.id,
-            request.service,
-            prompt,
-            request.sampling,
-            request.arrival_ns,
-            request.seed,
-            request.slo,
-        )
+    def from_requests(cls, requests: Sequence[Request]) -> "Submit":
+        """The message for requests of one call."""
+        return cls(requests[0], [(request.id, request.seed) for request in requests])
 
-    def to_request(self) -> Request:
-        """The request that was sent."""
-        return Request(
-            id=self.id,
-            service=self.service,
-            prompt=self.prompt,
-            sampling=self.sampling,
-            arrival_ns=self.arrival_ns,
-            seed=self.seed,
-            slo=self.slo,
-        )
+    def to_requests(self) -> list[Request]:
+        """The requests that were sent; they share one prompt."""
+        return [replace(self.request, id=id, seed=seed) for id, seed in self.choices]
 
 
 class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -76,51 +54,14 @@ class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: end now, whatever is unfinished."""
 
 
-class Event(msgspec.Struct, array_like=True, frozen=True):
-    """A TokenEvent on the wire."""
-
-    request_id: str
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    finish: FinishReason | None = None
-    stop_token: int | None = None
-    error: str | None = None
-    cached_tokens: int = 0
-
-    @classmethod
-    def from_event(cls, event: TokenEvent) -> "Event":
-        """The message for ``event``."""
-        return cls(
-            event.request_id,
-            event.tokens,
-            event.logprobs,
-            event.finish,
-            event.stop_token,
-            event.error,
-            event.cached_tokens,
-        )
-
-    def to_event(self) -> TokenEvent:
-        """The event that was sent."""
-        return TokenEvent(
-            self.request_id,
-            self.tokens,
-            self.logprobs,
-            self.finish,
-            self.stop_token,
-            self.error,
-            self.cached_tokens,
-        )
-
-
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: everything one step did."""
 
-    events: list[Event]
+    events: list[TokenEvent]
 
 
 class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: a submitted request can never be served (InvalidRequest)."""
+    """From the engine: the call to which this request belongs can never be served (InvalidRequest)."""
 
     request_id: str
     message: str

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers import __version__ as transformers_version
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.checkpoint import load_module, read_model_config
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.memory import free_memory_bytes
 from shoal.execute.paged import BACKENDS
 from shoal.execute.prepack import can_prepack, prepack
 from shoal.execute.probe import Probed, probe, refuse_by_config
@@ -66,6 +66,16 @@ class ModelSet:
         self.eos_token_ids = {name: model.eos_token_ids for name, model in models.items()}
         self.weight_bytes = sum({id(m): m.weight_bytes for m in models.values()}.values())
 
+    def check_kv_bytes(self, kv_bytes: int) -> None:
+        """Raise ConfigError where the device has no memory for a KV pool of that size."""
+        cuda = self.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.device)[0] if cuda else free_memory_bytes()
+        if kv_bytes > free:
+            raise ConfigError(
+                f"kv_cache.memory: {kv_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB are"
+                f" free on {self.device} beside the weights"
+            )
+
     def default_kv_bytes(self, max_batched_tokens: int = 2048) -> int:
         """Memory for the KV pool where the user names none.
 
@@ -74,7 +84,7 @@ class ModelSet:
         copies of one layer's KV that a decode gathers.
         """
         if self.device.type != "cuda":
-            return min(DEFAULT_CPU_KV_BYTES, int(psutil.virtual_memory().available * 0.4))
+            return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
         free, total = torch.cuda.mem_get_info(self.device)
         left = free - peak - int(total * (1 - CUDA_MEMORY_SHARE))
@@ -102,7 +112,8 @@ def load_models(
     progress: called with a line for each model.
 
     Raises:
-        ModelUnsupported: a model would not be computed correctly here.
+        ModelUnsupported: a model would not be computed correctly here, or lacks weights.
+        ModelUnavailable: a model's files are damaged.
         ConfigError: the device, the attention backend or a dtype does not exist here.
     """
     target = resolve_device(device)
@@ -131,11 +142,17 @@ def load_models(
 
 def resolve_device(device: str) -> torch.device:
     """The device of that name; raises ConfigError if it does not exist here or is not supported."""
-    target = torch.device(device)
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r}: this torch sees no CUDA device; possible is cpu")
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        target = torch.device("meta")  # its own error lists devices that are not for us
     if target.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
+    if target.type == "cuda":
+        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (target.index or 0) >= present:
+            possible = ", ".join(["cpu", *(f"cuda:{number}" for number in range(present))])
+            raise ConfigError(f"device {device!r}: this torch sees no such CUDA device; possible: {possible}")
     return target
 
 
@@ -153,19 +170,6 @@ def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
     return DTYPES[service.dtype]
 
 
-def read_model_config(name: str, folder: Path) -> Any:
-    """The folder's configuration as `transformers` reads it; raises ModelUnsupported if it cannot.
-
-    name: of the model, for the error.
-    """
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelUnsupported(
-            f"{name}: transformers {transformers_version} cannot read it: {error}"
-        ) from None
-
-
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     config = read_model_config(name, folder)
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
@@ -175,7 +179,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         )
     text_config = config.get_text_config()
     refuse_by_config(model_class, text_config, name)
-    module = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
     probed = probe(module, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}

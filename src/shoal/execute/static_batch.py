@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ModelUnsupported, Service
+from shoal.execute.checkpoint import load_module, read_model_config
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.loading import (
     CUDA_MEMORY_SHARE,
     DEFAULT_CPU_KV_BYTES,
-    read_model_config,
     resolve_device,
     resolve_dtype,
 )
+from shoal.execute.memory import free_memory_bytes
 from shoal.execute.probe import TOLERANCE
 from shoal.execute.static_interface import StaticResult
 from shoal.models import read_facts
@@ -63,7 +63,7 @@ class StaticModel:
         90% of the device.
         """
         if self.device.type != "cuda":
-            return min(DEFAULT_CPU_KV_BYTES, int(psutil.virtual_memory().available * 0.4))
+            return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
         free, total = torch.cuda.mem_get_info(self.device)
         return max(1, free - int(total * (1 - CUDA_MEMORY_SHARE)))
 
@@ -88,7 +88,8 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
             f"{name}: {type(config).__name__} is no decoder-only language model of transformers"
         )
     dtype = resolve_dtype(service, folder)
-    module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    module = load_module(model_class, folder, config, name, dtype)
     module.eval().requires_grad_(False).to(target)
     # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
     module.generation_config = GenerationConfig()

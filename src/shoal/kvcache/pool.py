@@ -210,8 +210,9 @@ class BlockPool:
     def take_dirty(self) -> tuple[int, ...]:
         """Merged blocks (split: units) to zero before they are used, since the last call; asked once.
 
-        They were last taken for another dtype, so that their old bits may read as NaN. The buffer itself
-        starts zeroed. Ask after the allocations of a step and before its forward pass: a later answer
+        They were last taken for another dtype, so that their old bits may read as NaN. A first use is not
+        reported: the buffer starts with whatever the memory held, and what no step has written is never
+        read into a result. Ask after the allocations of a step and before its forward pass: a later answer
         would wipe what the step wrote. Each call ends a step, as ``unit_ids`` understands it.
         """
         return self._store.take_dirty()

@@ -75,7 +75,7 @@ class BlockStore(Protocol):
 class DtypeLog:
     """Which dtype each merged block was last taken for, and which have changed since somebody asked.
 
-    Fresh memory is taken to be zero, so that a first use never counts as a change.
+    A first use never counts as a change: nothing was written there that could be read in the wrong dtype.
 
     mixed: whether there are several dtypes. dirty: merged blocks (as keys) that changed since somebody asked.
     """

@@ -2,27 +2,39 @@
 
 Here belong the aliases and how they are fetched and converted, the finding of a model's folder, the
 tokenizer with its chat template, and the facts of an architecture that others need without loading
-it (context length, KV shape of each layer). Weights as tensors and the forward pass do not: they
-live in ``execute``. Importing this package imports neither torch nor transformers; where these are
-needed (a conversion), a subprocess uses them.
+it (context length, KV shape of each layer), and what is refused for its files alone. Weights as
+tensors and the forward pass do not: they live in ``execute``. Importing this package imports neither
+torch nor transformers; where these are needed (a conversion), a subprocess uses them.
 """
 
 from shoal.models.cache import cache_dir
+from shoal.models.checks import check_config, check_weights
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
+from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
-from shoal.models.resolve import pull_model, resolve_model
-from shoal.models.tokenizer import Tokenizer
+from shoal.models.resolve import check_model, pull_model, resolve_model
+from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
+from shoal.models.weights import read_weight_headers, refuse_incomplete, some_of
 
 __all__ = [
+    "NO_CHAT_TEMPLATE",
     "LayerFacts",
     "ModelFacts",
     "ModelInfo",
     "Progress",
     "Tokenizer",
+    "advised_sampling",
     "cache_dir",
+    "check_config",
+    "check_weights",
+    "check_model",
     "list_models",
     "pull_model",
     "read_facts",
+    "read_sampling_defaults",
+    "read_weight_headers",
+    "refuse_incomplete",
+    "some_of",
     "resolve_model",
 ]

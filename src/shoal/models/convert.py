@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shoal.models.weights import refuse_incomplete
+
 _STEPS = 4
+_LOCAL = {"trust_remote_code": False, "local_files_only": True}
+"""Neither code that lies beside the file nor anything from a network."""
 
 
 def main(arguments: list[str]) -> int:
@@ -44,13 +48,21 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _step("converting the tokenizer", 1)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **_LOCAL)
     tokenizer.save_pretrained(folder)
     _restore_pre_tokenizer(source, folder / "tokenizer.json")
     _step("converting the weights", 2)
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.bfloat16, **_dequantize()
+    _refuse_too_many_layers(source)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        dtype=torch.bfloat16,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they can be named
+        **_LOCAL,
+        **_dequantize(),
     )
+    refuse_incomplete(info, source.name)
     _step("saving the weights", 3)
     model.save_pretrained(folder)
     _step("converted", _STEPS)
@@ -63,6 +75,16 @@ def _dequantize() -> dict[str, Any]:
     except ImportError:
         return {}
     return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _refuse_too_many_layers(source: Path) -> None:
+    """Building the model goes before any look at its weights, and would not end for a wrong count."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(source)
+    for name, field in reader.fields.items():
+        if name.endswith(".block_count") and field.contents() > len(reader.tensors):
+            raise ValueError(f"{name} is {field.contents()}, but the file has {len(reader.tensors)} tensors")
 
 
 def _restore_pre_tokenizer(source: Path, tokenizer_file: Path) -> None:
@@ -88,7 +110,13 @@ def _convert_tokenizer(source: Path, folder: Path) -> None:
     _step("converting the tokenizer", 1)
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **_LOCAL)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError("it is code in the folder (auto_map), which is never run here") from error
+    tokenizer.save_pretrained(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError("transformers has no fast tokenizer for this model")
     _step("converted", _STEPS)

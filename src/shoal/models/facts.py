@@ -42,16 +42,17 @@ def read_facts(folder: Path) -> ModelFacts:
     """Facts of the model in ``folder``.
 
     Raises ModelUnavailable where it has no config.json, ModelUnsupported where that leaves out a
-    size (it then relies on defaults that only the model's code knows).
+    size (it then relies on defaults that only the model's code knows) or has no positive number for it.
     """
     config = read_json(folder / "config.json")
     if not config:
         raise ModelUnavailable(f"{folder} has no config.json, so it is no model folder")
     text = text_config(config)
-    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else config.get("model_type", "unknown")
     try:
         return ModelFacts(
-            architecture=str(architectures[0]),
+            architecture=str(architecture),
             context_tokens=_context_tokens(text),
             vocab_size=_size(text, "vocab_size"),
             eos_token_ids=eos_from_configs(folder),
@@ -63,18 +64,21 @@ def read_facts(folder: Path) -> ModelFacts:
 
 def _size(config: Mapping[str, Any], *names: str) -> int:
     for name in names:
-        if isinstance(config.get(name), int):
+        if _is_size(config.get(name)):
             return int(config[name])
     raise KeyError(" or ".join(names))
 
 
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
 def _layer(config: Mapping[str, Any]) -> LayerFacts:
     heads = _size(config, *_HEADS)
-    if isinstance(config.get("kv_lora_rank"), int):  # latent attention, stored expanded
+    if _is_size(config.get("kv_lora_rank")):  # latent attention, stored expanded
         key_dim = _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
         return LayerFacts(heads, key_dim, _size(config, "v_head_dim"))
-    given = config.get("head_dim")
-    head_dim = given if isinstance(given, int) else _size(config, *_HIDDEN) // heads
+    head_dim = config["head_dim"] if _is_size(config.get("head_dim")) else _size(config, *_HIDDEN) // heads
     return LayerFacts(_kv_heads(config, heads), head_dim, head_dim)
 
 
@@ -83,15 +87,17 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
         return 1
     for name in ("num_key_value_heads", "num_kv_heads"):
-        if isinstance(config.get(name), int):
+        if _is_size(config.get(name)):
             return int(config[name])
     return heads
 
 
 def _context_tokens(config: Mapping[str, Any]) -> int:
     longest = _size(config, *_CONTEXT)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) not in {"dynamic", "longrope", "su"}:
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return longest
+    if rope.get("rope_type", rope.get("type")) not in ("dynamic", "longrope", "su"):
         return longest
     original = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    return min(longest, original) if isinstance(original, int) else longest
+    return min(longest, original) if _is_size(original) else longest

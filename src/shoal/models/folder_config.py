@@ -16,6 +16,8 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise ModelUnavailable(f"{file} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise ModelUnavailable(f"{file} nests its values too deeply") from None
     if not isinstance(content, dict):
         raise ModelUnavailable(f"{file} holds no JSON object")
     return content
@@ -28,12 +30,17 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def eos_from_configs(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: from generation_config.json, else from config.json, else none."""
-    generation = read_json(folder / "generation_config.json")
-    for config in (generation, text_config(read_json(folder / "config.json"))):
-        found = config.get("eos_token_id")
-        if isinstance(found, int):
-            return (found,)
-        if isinstance(found, list) and found:
-            return tuple(int(token) for token in found)
+    """End-of-sequence ids: from generation_config.json, else from config.json, else none.
+
+    Raises ModelUnavailable where they are no token ids.
+    """
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        found = text_config(read_json(file)).get("eos_token_id")
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+            raise ModelUnavailable(
+                f"{file}: eos_token_id must be a token id or a list of them, got {found!r:.80}"
+            )
+        if ids:
+            return tuple(ids)
     return ()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core import ModelUnavailable
+from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
@@ -31,7 +32,10 @@ def snapshot(hub_id: str, progress: Progress, hint: str) -> Path:
         problem = "the hub asks you to accept its terms first; do so there and set HF_TOKEN"
     except RepositoryNotFoundError:
         problem = "the hub has no such model, or it is private (then set HF_TOKEN)"
-    except Exception as error:  # connection, offline mode, malformed id, disk: all end the same way
+    except Exception as error:  # connection, offline mode, malformed id: all end the same way
+        if is_disk_full(error):
+            store = Path(huggingface_hub.constants.HF_HUB_CACHE)
+            raise disk_full(f"cannot store {hub_id!r}", store, "set HF_HOME to a folder elsewhere") from error
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         problem = (
             f"the hub cannot be reached and no complete earlier download is in its cache ({first_line})"

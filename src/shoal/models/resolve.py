@@ -7,11 +7,26 @@ from pathlib import Path
 
 from shoal.core import ModelUnavailable
 from shoal.models import hub
-from shoal.models.cache import cache_dir
+from shoal.models.cache import ELSEWHERE, cache_dir
 from shoal.models.catalog import BUNDLED
+from shoal.models.checks import check_model_folder
 from shoal.models.conversion import converted_gguf, tokenizer_folder
+from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress, silent
 from shoal.models.pull import pull_bundled
+
+
+def check_model(name: str) -> None:
+    """Raise ModelUnavailable where ``name`` cannot be a model's; never asks the network, so it is quick."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix.lower() != ".gguf":
+        raise ModelUnavailable(f"{name} is a file, but neither a folder nor a .gguf file: name its folder")
+    if path.is_file() or (path / "config.json").is_file() or name in BUNDLED:
+        return
+    if path.is_dir():
+        raise ModelUnavailable(f"the folder {name} has no config.json, so it is no model{_gguf_inside(path)}")
+    if not _looks_like_hub_id(name):
+        raise ModelUnavailable(f"there is no model {name!r}. {_hint(name)}")
 
 
 def resolve_model(name: str, progress: Progress | None = None) -> Path:
@@ -20,29 +35,23 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     Tried in this order: a folder with config.json or a ``.gguf`` file that exists; an alias; an id
     ``owner/model`` on the hub. A folder without tokenizer.json is returned as it is, its converted
     tokenizer being in the cache, where ``Tokenizer.from_folder`` finds it. Raises ModelUnavailable
-    where the model cannot be found or fetched, ModelUnsupported where it cannot be converted.
+    where the model cannot be found or fetched or its files are damaged, ModelUnsupported where it cannot be
+    converted or its files alone show that it cannot be served.
     """
     with _file_errors(name):
         return _resolve(name, progress or silent)
 
 
 def _resolve(name: str, report: Progress) -> Path:
+    check_model(name)
     path = Path(name).expanduser()
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ModelUnavailable(
-                f"{name} is a file, but neither a folder nor a .gguf file: name its folder"
-            )
-        return converted_gguf(path, report)
+        return _checked(converted_gguf(path, report), report)
     if (path / "config.json").is_file():
         return _checked(path, report)
     if name in BUNDLED:
-        return pull_bundled(BUNDLED[name], report)
-    if path.is_dir():
-        raise ModelUnavailable(f"the folder {name} has no config.json, so it is no model{_gguf_inside(path)}")
-    if _looks_like_hub_id(name):
-        return _checked(hub.snapshot(name, report, hint=_hint(name)), report)
-    raise ModelUnavailable(f"there is no model {name!r}. {_hint(name)}")
+        return _checked(pull_bundled(BUNDLED[name], report), report)
+    return _checked(hub.snapshot(name, report, hint=_hint(name)), report)
 
 
 def pull_model(name: str, progress: Progress | None = None) -> Path:
@@ -52,7 +61,8 @@ def pull_model(name: str, progress: Progress | None = None) -> Path:
     """
     if name in BUNDLED:
         with _file_errors(name):
-            return pull_bundled(BUNDLED[name], progress or silent)
+            report = progress or silent
+            return _checked(pull_bundled(BUNDLED[name], report), report)
     return resolve_model(name, progress)
 
 
@@ -62,6 +72,8 @@ def _file_errors(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(f"storing the files of {name} failed", cache_dir(), ELSEWHERE) from error
         raise ModelUnavailable(
             f"reading or storing the files of {name} failed: {error}. Models are kept in {cache_dir()}; "
             "set SHOAL_CACHE to keep them elsewhere"
@@ -69,11 +81,7 @@ def _file_errors(name: str) -> Iterator[None]:
 
 
 def _checked(folder: Path, progress: Progress) -> Path:
-    if not any(folder.glob("*.safetensors")):
-        raise ModelUnavailable(
-            f"{folder} holds no *.safetensors weights; other formats are not read: save the model with"
-            " save_pretrained, or name a .gguf file"
-        )
+    check_model_folder(folder)
     tokenizer_folder(folder, progress)
     return folder
 

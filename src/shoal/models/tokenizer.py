@@ -15,6 +15,9 @@ from shoal.models.folder_config import eos_from_configs, read_json
 from shoal.models.progress import silent
 from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, keeps_text
 
+NO_CHAT_TEMPLATE = "no_chat_template"
+"""Code of the InvalidRequest that a conversation with a model without chat template raises."""
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -144,7 +147,7 @@ class Tokenizer:
                 "this model has no chat template, so it cannot chat: use completions, or set"
                 " chat_template on its service",
                 param="chat_template",
-                code="no_chat_template",
+                code=NO_CHAT_TEMPLATE,
             )
         return self._template
 
@@ -181,9 +184,12 @@ def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
 def _own_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ModelUnavailable(f"{file} is no text in UTF-8: {error}") from error
     template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
-        by_name = {entry.get("name"): entry.get("template") for entry in template}
-        template = by_name.get("default")
+        named = [entry for entry in template if isinstance(entry, Mapping)]
+        template = next((one.get("template") for one in named if one.get("name") == "default"), None)
     return template if isinstance(template, str) else None

@@ -4,8 +4,10 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from shoal.engine.children import end_with_parent, interrupts_held_back
 from shoal.reproduce.result import Effort
 
 Point = TypeVar("Point")
@@ -35,13 +37,28 @@ def at_each(
     tell = effort.progress or (lambda what, done, total: None)
     tell(what, 0, len(points))
     # Not forked: the progress bar has a thread, and a fork may copy its locks as they are.
-    pool = ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    theirs, lifeline = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(cores, context, initializer=_prepare, initargs=(theirs,))
     try:
-        futures = {pool.submit(function, points[at]): at for at in order}
+        with interrupts_held_back():
+            futures = {pool.submit(function, points[at]): at for at in order}
         found: dict[int, Found] = {}
         for done, future in enumerate(as_completed(futures), start=1):
             found[futures[future]] = future.result()
             tell(what, done, len(points))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        lifeline.close()  # ends whoever still works on a point that nobody wants
+        theirs.close()
     return [found[at] for at in range(len(points))]
+
+
+def _prepare(lifeline: Connection) -> None:
+    """Once in each process: it ends when its parent has no use for it, or was killed."""
+    end_with_parent(lifeline.fileno())
+    _LIFELINES.append(lifeline)
+
+
+_LIFELINES: list[Connection] = []
+"""Kept open for as long as the process lives."""

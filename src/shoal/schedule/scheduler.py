@@ -7,6 +7,7 @@ from shoal.core import (
     FinishReason,
     Idle,
     InvalidRequest,
+    Prompt,
     Request,
     StepPlan,
     StepResult,
@@ -30,7 +31,7 @@ from shoal.schedule.skip import DecodeRun, Skipped
 from shoal.schedule.skipper import Skipper
 from shoal.schedule.starvation import Guard
 from shoal.schedule.stats import Observed, SchedulerStats
-from shoal.schedule.tracked import Tracked, track
+from shoal.schedule.tracked import Tracked, hash_prompt, track
 from shoal.schedule.victims import VICTIMS
 
 
@@ -141,17 +142,32 @@ class Scheduler:
         return longest_total(self._pool, service, self._limits[service]) - prompt_tokens
 
     def submit(self, request: Request, now_ns: int) -> None:
-        """Queue a request.
+        """Queue a request; raises as ``submit_all`` does."""
+        self.submit_all((request,), now_ns)
+
+    def submit_all(self, requests: Sequence[Request], now_ns: int) -> None:
+        """Queue all of ``requests`` or none. A prompt that neighbours share, as choices do, is hashed once.
 
         Raises:
-            InvalidRequest: it can never be served as asked, or its id is in use.
+            InvalidRequest: one of them can never be served as asked, or its id is in use.
         """
-        if request.id in self._ledger.requests:
-            raise InvalidRequest(f"request id {request.id!r} is in use by an unfinished request", param="id")
-        ceiling = check_request(request, self._limits, self._pool)
+        ceilings = []
+        for request in requests:
+            if request.id in self._ledger.requests:
+                raise InvalidRequest(
+                    f"request id {request.id!r} is in use by an unfinished request", param="id"
+                )
+            ceilings.append(check_request(request, self._limits, self._pool))
+        hashed: Prompt | None = None
+        hashes: list[bytes] = []
+        for request, ceiling in zip(requests, ceilings, strict=True):
+            if self._pool.prefix_caching and request.prompt is not hashed:
+                hashed, hashes = request.prompt, hash_prompt(request.prompt, self._pool.block_size)
+            self._queue(request, ceiling, hashes, now_ns)
+
+    def _queue(self, request: Request, ceiling: int, hashes: Sequence[bytes], now_ns: int) -> None:
         eos = self._limits[request.service].eos_token_ids
-        hashed = self._pool.block_size if self._pool.prefix_caching else None
-        one = track(request, self._submitted, ceiling, eos, hashed)
+        one = track(request, self._submitted, ceiling, eos, hashes)
         group = self._groups[request.service]
         one.slo = resolve_slo(request.slo, group.slo, group.execution_s)
         one.predicted = group.beliefs.predictor.predict(request, 0, one.ceiling)

@@ -1,9 +1,10 @@
 """One request on its way through the scheduler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from shoal.core import NO_GOALS, SLO, FinishReason, Request, SyntheticPrompt, derive_seed
+from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, derive_seed
 from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
 
 BY_SEQUENCE = attrgetter("sequence")
@@ -105,20 +106,21 @@ class Tracked:
             self.hashes.append(hash_next(parent, self.tokens[start : start + block_size]))
 
 
+def hash_prompt(prompt: Prompt, block_size: int) -> list[bytes]:
+    """Hashes of the full blocks of a prompt; here alone prompts are hashed."""
+    if isinstance(prompt, SyntheticPrompt):
+        return hash_synthetic(prompt.block_hashes[: len(prompt) // block_size])
+    return hash_blocks(prompt, block_size)
+
+
 def track(
-    request: Request, number: int, ceiling: int, eos: tuple[int, ...], block_size: int | None
+    request: Request, number: int, ceiling: int, eos: tuple[int, ...], hashes: Sequence[bytes] = ()
 ) -> Tracked:
-    """A new request's state; here alone its prompt is hashed, if there is a ``block_size``."""
+    """A new request's state. hashes: of its prompt, if anybody looks for them."""
     prompt = request.prompt
     length = len(prompt)
     limit = ceiling if request.sampling.max_tokens is None else request.sampling.max_tokens
     longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
-    if isinstance(prompt, SyntheticPrompt):
-        tokens: list[int] = []
-        hashes = hash_synthetic(prompt.block_hashes[: length // block_size]) if block_size else []
-    else:
-        tokens = list(prompt)
-        hashes = hash_blocks(tokens, block_size) if block_size else []
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     return Tracked(
         request=request,
@@ -129,7 +131,7 @@ def track(
         prompt_tokens=length,
         last_token=length + longest,
         seed=derive_seed(0, number),
-        tokens=tokens,
-        hashes=hashes,
+        tokens=[] if isinstance(prompt, SyntheticPrompt) else list(prompt),
+        hashes=list(hashes),
         expected=length,
     )

@@ -84,7 +84,8 @@ class Answer(Response):
     async def _send_stream(self, generation: Generation, send: Send) -> None:
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
-                events = b"".join(map(_event, self._format.chunks(index, delta)))
+                chunks = self._format.chunks(index, delta, generation.choice_usage(index))
+                events = b"".join(map(_event, chunks))
                 if not events:
                     continue
                 if not self._started:

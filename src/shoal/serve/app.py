@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
@@ -17,9 +18,15 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.validation import check_prompt_length
 from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
-from shoal.serve.bodies import DEFAULT_COMPLETION_TOKENS, ChatBody, CompletionBody, GenerationBody
-from shoal.serve.errors import MODEL_NOT_FOUND, ShuttingDown, install_error_handlers
-from shoal.serve.formats import ChatFormat, CompletionFormat
+from shoal.serve.bodies import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    StreamOptions,
+)
+from shoal.serve.errors import MODEL_NOT_FOUND, EngineSilent, ShuttingDown, install_error_handlers
+from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
 from shoal.serve.generation import Call
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.logprobs import LogprobFormatter
@@ -73,7 +80,10 @@ class Api:
         created = int(time.time())
         self._cards = {
             service.name: ModelCard(
-                service.name, created, backend.info.services[service.name].max_total_tokens
+                service.name,
+                created,
+                backend.info.services[service.name].max_total_tokens,
+                service.sampling.over({}),
             )
             for service in services
         }
@@ -111,13 +121,14 @@ class Api:
         ]
         room = card.max_model_len - max(map(len, tokens))
         default = max(1, min(room, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
-        return self._answer(body, "cmpl", tokens, body.sampling(default), arrival_ns)
+        sampling = body.sampling(card.sampling_defaults, default)
+        return self._answer(body, "cmpl", tokens, sampling, arrival_ns)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a chat."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, ChatBody)
-        self._card(body.model, "model")
+        card = self._card(body.model, "model")
         messages = [message.for_template() for message in body.messages]
         text = await self._workers.run(
             f"chats of {body.model}",
@@ -128,7 +139,7 @@ class Api:
         )
         # The template writes every special token itself.
         tokens = await self._encode(body.model, text, add_special_tokens=False)
-        return self._answer(body, "chatcmpl", [tokens], body.sampling(), arrival_ns)
+        return self._answer(body, "chatcmpl", [tokens], body.sampling(card.sampling_defaults), arrival_ns)
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         return await parse_body(request, kind, self._max_body_bytes, self._backend.info, self._workers)
@@ -163,7 +174,9 @@ class Api:
         top = sampling.logprobs
         logprobs = None if top is None else LogprobFormatter(self._tokenizers[body.model], top)
         kind = ChatFormat if prefix == "chatcmpl" else CompletionFormat
-        format = kind(call.id, body.model, logprobs, body.wants_usage)
+        asked = body.stream_options or StreamOptions()
+        usage = StreamUsage(bool(asked.include_usage), bool(asked.continuous_usage_stats))
+        format = kind(call.id, body.model, logprobs, usage)
         return Answer(call, format, bool(body.stream), self._backend, self._metrics, self._lifecycle)
 
     async def health(self) -> Response:
@@ -172,15 +185,16 @@ class Api:
             raise ShuttingDown("the server is shutting down and takes no new requests")
         if not self._backend.alive:
             raise EngineDied("the engine has ended; restart the server")
+        if silence := self._backend.vitals.silence():
+            since = datetime.now(UTC) - timedelta(seconds=silence.duration_s)
+            raise EngineSilent(f"degraded since {since:%Y-%m-%dT%H:%M:%SZ}: {silence.what}")
         return _json(Health())
 
     async def metrics(self) -> Response:
         """Prometheus metrics; without those of the engine where it has ended."""
-        try:
-            stats = await self._backend.stats()
-        except EngineDied:
-            stats = None
-        return Response(self._metrics.render(stats), media_type=_METRICS_TYPE)
+        vitals = self._backend.vitals
+        stats = vitals.stats if self._backend.alive else None
+        return Response(self._metrics.render(stats, vitals.age_s), media_type=_METRICS_TYPE)
 
     async def version(self) -> Response:
         """The version of Shoal."""

@@ -11,7 +11,7 @@ from shoal.core import SLO, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
 from shoal.engine.reader import Delta
-from shoal.engine.stats import EngineStats
+from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 
 
@@ -40,15 +40,22 @@ class Backend(Protocol):
         """Whether requests can be answered."""
 
     async def submit(
-        self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
     ) -> DeltaStream:
         """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied.
 
-        slo: goals that go before those of the service.
+        slo: goals that go before those of the service. arrival_ns: when the request came, on the monotonic
+        clock; None: now.
         """
 
-    async def stats(self) -> EngineStats:
-        """Counters and gauges of now; raises EngineDied."""
+    @property
+    def vitals(self) -> Vitals:
+        """Signs of life, and the latest counters and gauges."""
 
 
 class TextCodec(Protocol):

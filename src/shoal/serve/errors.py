@@ -23,6 +23,10 @@ class ShuttingDown(ShoalError):
     """The server drains: requests in progress go on, new ones are turned away (HTTP 503)."""
 
 
+class EngineSilent(ShoalError):
+    """The engine has given no sign of life for some time, and may do so again (HTTP 503)."""
+
+
 class BodyTooLarge(ShoalError):
     """A request body is larger than the server reads (HTTP 413)."""
 
@@ -53,6 +57,8 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 429, body, {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         case EngineDied():
             return 503, ErrorBody(str(error), "server_error", None, "engine_died"), {}
+        case EngineSilent():
+            return 503, ErrorBody(str(error), "server_error", None, "degraded"), {}
         case ShuttingDown():
             return 503, ErrorBody(str(error), "server_error", None, "shutting_down"), {"Connection": "close"}
         case BodyTooLarge():

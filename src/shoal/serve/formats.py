@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from shoal.core import FinishReason, TokenLogprobs
 from shoal.engine.reader import Delta
@@ -47,11 +47,25 @@ class Output:
         return "".join(self.pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """Where a stream has token counts: in a last chunk of its own, and then perhaps in every chunk."""
+
+    last: bool
+    every: bool
+
+    def in_chunk(self, usage: Usage) -> Usage | UnsetType | None:
+        """What a chunk with a choice says."""
+        if not self.last:
+            return UNSET
+        return usage if self.every else None
+
+
 class Format(Protocol):
     """Writes one answer as JSON."""
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
-        """Chunks of a stream for what is new in choice ``index``."""
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
+        """Chunks of a stream for what is new in choice ``index``; ``usage``: its tokens so far."""
 
     def last_chunk(self, usage: Usage) -> bytes | None:
         """The chunk with the token counts, if it was asked for."""
@@ -61,37 +75,36 @@ class Format(Protocol):
 
 
 class ChatFormat:
-    """Chat completions. logprobs: None, or what writes them."""
+    """Chat completions. logprobs: None, or what writes them. usage: where a stream has token counts."""
 
     def __init__(
-        self, call_id: str, model: str, logprobs: LogprobFormatter | None, include_usage: bool
+        self, call_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
     ) -> None:
         self._head = (call_id, int(time.time()), model)
         self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._usage = usage
         self._begun: set[int] = set()
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
         """The role before anything else, then text, then the reason why it ended."""
         if index not in self._begun:
             self._begun.add(index)
-            yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")))
+            yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")), usage)
         logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
         if delta.text or logprobs:
-            yield self._chunk(ChatChunkChoice(index, ChatDelta(content=delta.text), logprobs))
+            yield self._chunk(ChatChunkChoice(index, ChatDelta(content=delta.text), logprobs), usage)
         if delta.finish is not None:
-            yield self._chunk(
-                ChatChunkChoice(
-                    index, ChatDelta(), finish_reason=_word(delta.finish), stop_reason=delta.stop_reason
-                )
+            end = ChatChunkChoice(
+                index, ChatDelta(), finish_reason=_word(delta.finish), stop_reason=delta.stop_reason
             )
+            yield self._chunk(end, usage)
 
-    def _chunk(self, choice: ChatChunkChoice) -> bytes:
-        return encode(ChatChunk(*self._head, [choice], None if self._include_usage else UNSET))
+    def _chunk(self, choice: ChatChunkChoice, usage: Usage) -> bytes:
+        return encode(ChatChunk(*self._head, [choice], self._usage.in_chunk(usage)))
 
     def last_chunk(self, usage: Usage) -> bytes | None:
         """Token counts, without choices."""
-        return encode(ChatChunk(*self._head, [], usage)) if self._include_usage else None
+        return encode(ChatChunk(*self._head, [], usage)) if self._usage.last else None
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """One message for each choice."""
@@ -109,30 +122,32 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """Completions. logprobs: None, or what writes them."""
+    """Completions. logprobs: None, or what writes them. usage: where a stream has token counts."""
 
     def __init__(
-        self, call_id: str, model: str, logprobs: LogprobFormatter | None, include_usage: bool
+        self, call_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
     ) -> None:
         self._head = (call_id, int(time.time()), model)
         self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._usage = usage
 
-    def chunks(self, index: int, delta: Delta) -> Iterator[bytes]:
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
         """Text, then the reason why it ended."""
         entries = delta.logprobs if self._logprobs else None
         if delta.text or entries:
             logprobs = self._logprobs.completion(index, entries) if self._logprobs and entries else None
-            yield self._chunk(CompletionChoice(index, delta.text, logprobs, None))
+            yield self._chunk(CompletionChoice(index, delta.text, logprobs, None), usage)
         if delta.finish is not None:
-            yield self._chunk(CompletionChoice(index, "", None, _word(delta.finish), delta.stop_reason))
+            yield self._chunk(
+                CompletionChoice(index, "", None, _word(delta.finish), delta.stop_reason), usage
+            )
 
-    def _chunk(self, choice: CompletionChoice) -> bytes:
-        return encode(Completion(*self._head, [choice], None if self._include_usage else UNSET))
+    def _chunk(self, choice: CompletionChoice, usage: Usage) -> bytes:
+        return encode(Completion(*self._head, [choice], self._usage.in_chunk(usage)))
 
     def last_chunk(self, usage: Usage) -> bytes | None:
         """Token counts, without choices."""
-        return encode(Completion(*self._head, [], usage)) if self._include_usage else None
+        return encode(Completion(*self._head, [], usage)) if self._usage.last else None
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """One text for each choice."""

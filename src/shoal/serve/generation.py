@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from shoal.core import SLO, FinishReason, RequestRecord, SamplingParams
+from shoal.core import SLO, EngineDied, FinishReason, QueueFull, RequestRecord, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
@@ -19,7 +19,8 @@ from shoal.serve.responses import PromptTokensDetails, Usage
 class Call:
     """What is asked of the engine: choices of every prompt.
 
-    arrival_ns: on the monotonic clock. slo: goals that go before the service's.
+    arrival_ns: when the head of the HTTP request had been read, on the monotonic clock. slo: goals that go
+    before the service's.
     """
 
     id: str
@@ -99,6 +100,12 @@ class Generation:
             if choice.finish is None:
                 self.metrics.ended(self.call.service, reason, self.call.slo)
 
+    def choice_usage(self, index: int) -> Usage:
+        """Tokens of one choice so far, with those of its prompt."""
+        number = index // self.call.sampling.n
+        prompt, output = len(self.call.prompts[number]), self._choices[index].output_tokens
+        return Usage(prompt, output, prompt + output, PromptTokensDetails(self._cached.get(number, 0)))
+
     def usage(self) -> Usage:
         """Tokens so far."""
         prompt = sum(map(len, self.call.prompts))
@@ -115,8 +122,13 @@ async def generating(backend: Backend, call: Call, metrics: ServerMetrics) -> As
     async with AsyncExitStack() as stack:
         streams: list[DeltaStream] = []
         for prompt in call.prompts:
-            streams.append(await backend.submit(call.service, prompt, call.sampling, call.slo))
-            stack.push_async_callback(streams[-1].aclose)
+            try:
+                stream = await backend.submit(call.service, prompt, call.sampling, call.slo, call.arrival_ns)
+            except (QueueFull, EngineDied) as error:
+                metrics.refused(call.service, error, len(call.prompts) * call.sampling.n)
+                raise
+            streams.append(stream)
+            stack.push_async_callback(stream.aclose)
         generation = Generation(call, streams, metrics)
         try:
             yield generation

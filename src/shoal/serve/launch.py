@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from shoal.core import EngineDied
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
-from shoal.models import Progress, Tokenizer, resolve_model
+from shoal.engine.sampling import with_sampling_defaults
+from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
 from shoal.serve.server import check_address, serve_until_stopped
@@ -23,12 +26,17 @@ def run_server(
 ) -> None:
     """Fetch what is missing, start the engine and serve until SIGTERM or SIGINT; main thread only.
 
+    Ends too when the engine does, with EngineDied.
+
     fetching and loading are told how the start goes, ready gets the base URL and what the
     engine tells about itself. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if
-    the start fails; an address in use is noticed before anything is loaded.
+    the start fails; an address in use and a model that cannot be are noticed before anything is fetched.
     """
     check_address(options)
+    for service in engine.services:
+        check_model(service.model)
     folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
+    engine = replace(engine, services=with_sampling_defaults(engine.services, folders))
     tokenizers = {
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
         for service in engine.services
@@ -59,11 +67,16 @@ async def _run(
             warming.cancel()
             return
         handle = starting.result()
+        dying = asyncio.create_task(handle.wait_died())
+        dying.add_done_callback(lambda _: stop.ask())
         try:
             await warming
             tell = None if ready is None else partial(_tell, ready, handle.info)
             await serve_until_stopped(handle, tokenizers, engine.services, options, stop, tell, workers)
+            if dying.done():
+                raise EngineDied(f"{dying.result()}, so the server ended too")
         finally:
+            dying.cancel()
             await handle.close()
 
 

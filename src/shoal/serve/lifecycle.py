@@ -35,6 +35,11 @@ class Lifecycle:
         self.draining = True
         self.expired.set()
 
+    @property
+    def active(self) -> int:
+        """Requests under way."""
+        return self._active
+
     async def wait_idle(self) -> None:
         """Return when no request is under way."""
         await self._idle.wait()

@@ -9,7 +9,9 @@ from prometheus_client.registry import Collector
 
 from shoal.core import (
     SLO,
+    EngineDied,
     FinishReason,
+    QueueFull,
     RequestRecord,
     Service,
     has_goal,
@@ -26,6 +28,7 @@ _TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
 _OUTCOMES = {True: "met", False: "missed"}
+_TURNED_AWAY = {QueueFull: "queue_full", EngineDied: "engine_died"}
 
 
 class ServerMetrics:
@@ -50,6 +53,12 @@ class ServerMetrics:
             ("service", "reason"),
             registry=self.registry,
         )
+        self._refused = Counter(
+            "shoal_requests_refused",
+            "Requests that were turned away, by reason: queue_full or engine_died.",
+            ("service", "reason"),
+            registry=self.registry,
+        )
         self._goals = Counter(
             "shoal_slo_requests",
             "Requests with latency goals that ended, by outcome: met or missed.",
@@ -63,6 +72,8 @@ class ServerMetrics:
         """Show the metrics of a service before its first request; nobody can tell a rate from a first 1."""
         for histogram in (self._ttft, self._tpot, self._e2e):
             histogram.labels(service.name)
+        for reason in _TURNED_AWAY.values():
+            self._refused.labels(service.name, reason)
         if service.execution_s is not None:
             self._normalised.labels(service.name)
         if has_goal(service.slo):
@@ -86,6 +97,10 @@ class ServerMetrics:
         if outcome is not None:
             self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
 
+    def refused(self, name: str, error: QueueFull | EngineDied, requests: int) -> None:
+        """Count requests that were turned away with ``error``, although nothing was wrong with them."""
+        self._refused.labels(name, _TURNED_AWAY[type(error)]).inc(requests)
+
     def ended(self, name: str, reason: FinishReason, own: SLO) -> None:
         """Count a request that was cancelled or failed; one that failed has missed its goals, if any."""
         service = self._services[name]
@@ -94,18 +109,19 @@ class ServerMetrics:
         if reason is FinishReason.ERROR and has_goal(goals):
             self._goals.labels(name, _OUTCOMES[False]).inc()
 
-    def render(self, stats: EngineStats | None) -> bytes:
-        """The Prometheus text; ``stats`` is None when the engine is gone."""
+    def render(self, stats: EngineStats | None, age_s: float = 0.0) -> bytes:
+        """The Prometheus text; ``stats``, ``age_s`` seconds old, is None when the engine is gone."""
         engine = CollectorRegistry()
-        engine.register(_EngineCollector(stats))
+        engine.register(_EngineCollector(stats, age_s))
         return generate_latest(self.registry) + generate_latest(engine)
 
 
 class _EngineCollector(Collector):
     """One snapshot of the engine's counters as metric families."""
 
-    def __init__(self, stats: EngineStats | None) -> None:
+    def __init__(self, stats: EngineStats | None, age_s: float) -> None:
         self._stats = stats
+        self._age_s = age_s
 
     def describe(self) -> list[Metric]:
         return []
@@ -114,6 +130,11 @@ class _EngineCollector(Collector):
         up = 0 if self._stats is None else 1
         yield GaugeMetricFamily("shoal_engine_up", "Whether the engine runs.", value=up)
         if self._stats is not None:
+            yield GaugeMetricFamily(
+                "shoal_engine_state_age_seconds",
+                "How old what this page says of the engine is.",
+                value=self._age_s,
+            )
             yield from _service_metrics(self._stats)
             yield from _observed_metrics(self._stats)
             yield from _kv_metrics(self._stats)

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from shoal.core import InvalidRequest
 from shoal.engine.info import EngineInfo
 from shoal.engine.validation import check_prompt_length
-from shoal.serve.bodies import FORMS, TOO_MANY_FIELDS, UNSUPPORTED, GenerationBody
+from shoal.serve.bodies import FORMS, GenerationBody
 from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
+from shoal.serve.neutral import TOO_MANY_FIELDS, UNSUPPORTED
 from shoal.serve.workers import Workers
 
 # A body that is too large is read to the end and thrown away, so that the client gets to read the

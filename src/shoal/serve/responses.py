@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from shoal.core import SamplingDefaults
+
 FinishWord = Literal["stop", "length"]
 encode = msgspec.json.Encoder().encode
 
@@ -155,11 +157,16 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
-    """A service, as OpenAI lists models. max_model_len: prompt and output together, in tokens."""
+    """A service, as OpenAI lists models.
+
+    max_model_len: prompt and output together, in tokens. sampling_defaults: what a request takes where it
+    leaves a field out.
+    """
 
     id: str
     created: int
     max_model_len: int
+    sampling_defaults: SamplingDefaults
     object: Literal["model"] = "model"
     owned_by: str = "shoal"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from shoal.serve.lifecycle import Lifecycle, StopSignal
 from shoal.serve.options import ServerOptions
 from shoal.serve.workers import Workers
 
+_log = logging.getLogger(__name__)
 # Once told to end, requests do within moments; a client that does not read is cut off after this.
 _LAST_WORDS_S = 2
 # Longer than clients keep idle connections, so that these close them and not we under their hands.
@@ -43,7 +45,8 @@ async def serve_until_stopped(
 
     Draining turns new requests away with a 503 and lets those under way go on for
     ``options.drain_s``, or until ``stop`` is asked for again; what remains ends with an error. ready
-    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises ConfigError if the address is taken.
+    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises
+    ConfigError if the address is taken.
     """
     listener = _listen(options)
     lifecycle = Lifecycle()
@@ -66,6 +69,13 @@ async def serve_until_stopped(
             ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await _first(serving, stop.drain.wait())
         lifecycle.drain()
+        if lifecycle.active and backend.alive:
+            _log.warning(
+                "stopping: waiting up to %g s for %d requests under way, no new ones are taken; "
+                "a second Ctrl-C (or SIGTERM) ends them at once",
+                options.drain_s,
+                lifecycle.active,
+            )
         await _first(serving, lifecycle.wait_idle(), stop.abort.wait(), timeout_s=options.drain_s)
     finally:
         lifecycle.expire()

@@ -19,6 +19,7 @@ import psutil
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
 from shoal.core import InvalidRequest
+from shoal.engine.children import interrupts_held_back
 
 Result = TypeVar("Result")
 
@@ -51,7 +52,8 @@ class WorkerProcesses:
 
     async def start(self) -> None:
         """Have a process at hand; without this the first piece of work waits a second for it."""
-        await self.run("", "starting a process", bool)
+        with interrupts_held_back():
+            await self.run("", "starting a process", bool)
 
     async def run(self, line: str, what: str, function: Callable[..., Result], *arguments: object) -> Result:
         """As ``Workers`` has it."""

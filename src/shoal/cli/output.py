@@ -1,0 +1,48 @@
+"""Files that commands write their results to; ``-`` stands for standard output."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.core import ConfigError
+
+STANDARD_OUTPUT = Path("-")
+"""As a result's file. What is otherwise printed then goes to standard error, so that others can read it."""
+
+
+def check_outputs(*files: Path | None, named: Sequence[Path | None] = ()) -> None:
+    """Raise ConfigError for a file that cannot be written, before there is work that would be lost.
+
+    named: folders and pictures, which standard output cannot take; folders are made, so need not exist.
+    """
+    wanted = [file for file in files if file is not None]
+    if wanted.count(STANDARD_OUTPUT) > 1:
+        raise ConfigError("only one result can go to standard output (-); name a file for the others")
+    if STANDARD_OUTPUT in named:
+        raise ConfigError("pictures and folders cannot go to standard output (-); give it a name")
+    for file in wanted:
+        if not file.parent.is_dir():
+            raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
+        if file.is_dir():
+            raise ConfigError(f"cannot write {file}: it is a folder")
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[Path]:
+    """The file to write for ``path``: itself, or one whose text then goes to standard output.
+
+    Raises ConfigError where it cannot be written.
+    """
+    if path != STANDARD_OUTPUT:
+        try:
+            yield path
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        file = Path(folder) / "output"
+        yield file
+        sys.stdout.write(file.read_text(encoding="utf-8"))
+        sys.stdout.flush()

@@ -1,0 +1,49 @@
+"""How much memory this process may still take: what the machine has left, and what its control groups do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
+_V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
+"""Of a control group: limit, use, and the parts of its use that are caches of files."""
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes of host memory that can still be taken without swapping or being killed.
+
+    Control groups (of containers, batch systems and systemd) limit it on Linux, both versions of them. root:
+    where their files and ``/proc`` are.
+    """
+    available: int = psutil.virtual_memory().available
+    return max(0, min((available, *_left_in_groups(root))))
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    for group, (limit, use, *caches) in _groups(root):
+        try:
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            used = int((group / use).read_text()) - sum(int(stat[cache]) for cache in caches)
+            yield int((group / limit).read_text()) - used
+        except (OSError, ValueError, KeyError):  # no such group in sight, or no limit ("max")
+            continue
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Every memory group that this process is in, and all above them, each of which may be the tightest."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, names = root / "sys/fs/cgroup/memory", _V1
+        elif not controllers:
+            mount, names = root / "sys/fs/cgroup", _V2
+        else:
+            continue
+        # Inside a container the path may be the host's; then only the mount's own files are there.
+        parts = [part for part in path.split("/") if part]
+        yield from ((mount.joinpath(*parts[:depth]), names) for depth in range(len(parts) + 1))

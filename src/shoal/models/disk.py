@@ -1,0 +1,29 @@
+"""A full disk, told as one: pip, the library of the hub and conversions each word it in their own way."""
+
+import errno
+import shutil
+from pathlib import Path
+
+from shoal.core import ModelUnavailable
+
+_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_WORDS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
+
+
+def is_disk_full(problem: BaseException | str) -> bool:
+    """Whether an error, one that caused it, or what a program printed says that a disk is full."""
+    if isinstance(problem, str):
+        return any(words in problem for words in _WORDS)
+    if getattr(problem, "errno", None) in _ERRNOS or is_disk_full(str(problem)):
+        return True
+    cause = problem.__cause__ or problem.__context__
+    return cause is not None and is_disk_full(cause)
+
+
+def disk_full(what: str, folder: Path, remedy: str) -> ModelUnavailable:
+    """The error for a full disk below ``folder``; what: was not possible. remedy: where else to store."""
+    place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    free_mb = shutil.disk_usage(place).free / 1e6
+    return ModelUnavailable(
+        f"{what}: the disk is full ({free_mb:.0f} MB are left at {place}). Make room there, or {remedy}"
+    )

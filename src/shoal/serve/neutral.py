@@ -1,0 +1,208 @@
+"""Fields of OpenAI and vLLM that a body may have, but only where they change nothing.
+
+Those that never change an answer are ignored. The others would, and are not implemented: they are declared
+with only their neutral values, so the OpenAPI document says what is possible, and described as not
+supported, so that anything else is refused with these words.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_FIELDS = 128
+TOO_MANY_FIELDS = "too_many_fields"
+
+
+class Strict(BaseModel):
+    """Takes only what it declares, of exactly the declared types."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, sent: Any) -> Any:
+        # Each unknown field would become an error of its own, and only one is ever told.
+        if isinstance(sent, dict) and len(sent) > MAX_FIELDS:
+            raise PydanticCustomError(TOO_MANY_FIELDS, f"{len(sent)} fields, at most {MAX_FIELDS} are read")
+        return sent
+
+    @classmethod
+    def unsupported(cls) -> frozenset[str]:
+        """Names of the fields that have only neutral values."""
+        fields = cls.model_fields.items()
+        return frozenset(name for name, field in fields if (field.description or "").startswith("Not supp"))
+
+
+def _must_be_false(value: bool) -> bool:
+    # Literal[False] would take a 0 as well.
+    if value:
+        raise PydanticCustomError("must_be_false", "Must be false")
+    return value
+
+
+def _must_be_true(value: bool) -> bool:
+    if not value:
+        raise PydanticCustomError("must_be_true", "Must be true")
+    return value
+
+
+NotTrue = Annotated[bool, AfterValidator(_must_be_false), WithJsonSchema({"const": False})]
+NotFalse = Annotated[bool, AfterValidator(_must_be_true), WithJsonSchema({"const": True})]
+EmptyList = Annotated[list[Any], Field(max_length=0)]
+EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
+Zero = Annotated[int, Field(ge=0, le=0)]
+Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
+
+
+class TextFormat(Strict):
+    """Plain text, the only format."""
+
+    type: Literal["text"]
+
+
+class NeutralFields(Strict):
+    """Of both generating endpoints."""
+
+    user: str | None = None
+    """Ignored."""
+    spaces_between_special_tokens: bool | None = None
+    """Ignored: special tokens have no text."""
+    include_reasoning: bool | None = None
+    """Ignored: reasoning is text like any other."""
+    length_penalty: float | None = None
+    """Ignored: it is for beam search."""
+
+    response_format: TextFormat | None = None
+    skip_special_tokens: NotFalse | None = None
+    """Special tokens have no text."""
+    logit_bias: EmptyDict | None = None
+    """Not supported, must be empty."""
+    echo: NotTrue | None = None
+    """Not supported."""
+    use_beam_search: NotTrue | None = None
+    """Not supported."""
+    include_stop_str_in_output: NotTrue | None = None
+    """Not supported."""
+    return_token_ids: NotTrue | None = None
+    """Not supported."""
+    return_tokens_as_token_ids: NotTrue | None = None
+    """Not supported."""
+    priority: Zero | None = None
+    """Not supported, must be 0."""
+    bad_words: EmptyList | None = None
+    """Not supported."""
+    logits_processors: EmptyList | None = None
+    """Not supported."""
+    allowed_token_ids: None = None
+    """Not supported."""
+    prompt_logprobs: None = None
+    """Not supported."""
+    truncate_prompt_tokens: None = None
+    """Not supported."""
+    structured_outputs: None = None
+    """Not supported."""
+    guided_json: None = None
+    """Not supported."""
+    guided_regex: None = None
+    """Not supported."""
+    guided_choice: None = None
+    """Not supported."""
+    guided_grammar: None = None
+    """Not supported."""
+    guided_decoding_backend: None = None
+    """Not supported."""
+    guided_whitespace_pattern: None = None
+    """Not supported."""
+    cache_salt: None = None
+    """Not supported."""
+    kv_transfer_params: None = None
+    """Not supported."""
+    vllm_xargs: EmptyDict | None = None
+    """Not supported."""
+
+
+class NeutralCompletionFields(NeutralFields):
+    """Of completions."""
+
+    suffix: Literal[""] | None = None
+    """Not supported."""
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    """Not supported."""
+
+
+class NeutralChatFields(NeutralFields):
+    """Of chats."""
+
+    metadata: Ignored | None = None
+    """Ignored."""
+    store: bool | None = None
+    """Ignored."""
+    service_tier: str | None = None
+    """Ignored."""
+    prompt_cache_key: str | None = None
+    """Ignored."""
+    prompt_cache_retention: str | None = None
+    """Ignored."""
+    safety_identifier: str | None = None
+    """Ignored."""
+    parallel_tool_calls: bool | None = None
+    """Ignored."""
+    prediction: Ignored | None = None
+    """Ignored: it may speed up an answer, but does not change it."""
+
+    add_special_tokens: NotTrue | None = None
+    """The chat template already has them."""
+    add_generation_prompt: NotFalse | None = None
+    """A chat is continued by a new message."""
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    tools: EmptyList | None = None
+    """Not supported."""
+    tool_choice: Literal["none", "auto"] | None = None
+    """Not supported; without tools, neither of these changes anything."""
+    functions: EmptyList | None = None
+    """Not supported."""
+    function_call: Literal["none", "auto"] | None = None
+    """Not supported."""
+    audio: None = None
+    """Not supported."""
+    reasoning_effort: Literal["none"] | None = None
+    """Not supported."""
+    verbosity: Literal["medium"] | None = None
+    """Not supported."""
+    web_search_options: None = None
+    """Not supported."""
+    continue_final_message: NotTrue | None = None
+    """Not supported."""
+    chat_template: None = None
+    """Not supported; a service may have one in its configuration."""
+    chat_template_kwargs: EmptyDict | None = None
+    """Not supported."""
+    mm_processor_kwargs: EmptyDict | None = None
+    """Not supported."""
+    documents: EmptyList | None = None
+    """Not supported."""
+
+
+class NeutralMessageFields(Strict):
+    """Of messages: what OpenAI returns with them may be sent back empty."""
+
+    name: str | None = None
+    """Ignored."""
+    refusal: Literal[""] | None = None
+    tool_calls: EmptyList | None = None
+    """Not supported."""
+    function_call: None = None
+    """Not supported."""
+    audio: None = None
+    """Not supported."""
+    annotations: EmptyList | None = None
+
+
+UNSUPPORTED = (
+    NeutralCompletionFields.unsupported()
+    | NeutralChatFields.unsupported()
+    | NeutralMessageFields.unsupported()
+)
