@@ -1,24 +1,19 @@
-"""Property tests run without deadlines: the machines that run them may be busy. Public data may be nearby."""
+"""Settings of all tests, and the public data that may be nearby."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-settings.register_profile("patient", settings(), deadline=None)
-settings.load_profile("patient")
+# Before anything imports torch: models this small take longer with more threads, and workers share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))
 
-SHARED = Path(__file__).parents[2] / "shared"
+from at_hand import shared_folder
+from hypothesis_profiles import register_profiles
 
-
-def shared_folder(name: str) -> Path:
-    """Public data beside the checkout, or where ``SHOAL_<NAME>`` says; skips the test without."""
-    variable = f"SHOAL_{name.upper()}"
-    folder = Path(os.environ.get(variable) or SHARED / name)
-    if not folder.is_dir():
-        pytest.skip(f"no public {name} at {folder}; {variable} can name another folder")
-    return folder
+register_profiles()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ from config_builders import from_flags, from_yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from shoal.config import ENGINE_FLAGS, SERVER_FLAGS, config_section
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service
 from shoal.schedule import ADMISSIONS, FcfsStrict
@@ -37,7 +38,7 @@ TESTED = [flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS) if flag.name in VALUES
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_and_flags_say_the_same(tmp_path, data):
     flags = data.draw(st.lists(st.sampled_from(TESTED), unique=True))
     written = {flag: data.draw(st.sampled_from(VALUES[flag.name])) for flag in flags}

@@ -66,7 +66,7 @@ def run_engine(
     rounds: Sequence[Sequence[Request]],
     *,
     preset: str = "shoal",
-    memory_bytes: int = 32 << 20,
+    memory_bytes: int = 4 << 20,
     swap_bytes: int | None = None,
     block_size: int = 16,
     layout: str | None = None,
@@ -77,14 +77,15 @@ def run_engine(
     step_s: float = 0.01,
     every: int = 0,
     after: Mapping[str, int] | None = None,
-    threads: int | None = None,
+    threads: int = 1,
     **scheduler: object,
 ) -> Outcome:
     """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along.
 
     preset: whose scheduler and layout are taken, except for what is given here. every: steps between two
     requests of a round (0: all come at once). after: how many steps after the begin of its round a request
-    of some id comes. A step takes ``step_s`` on the engine's clock.
+    of some id comes. A step takes ``step_s`` on the engine's clock. threads: one, as models this small take
+    longer with more.
     """
     chosen = PRESETS[preset]
     options = EngineOptions(
@@ -173,16 +174,21 @@ OVERCOMMIT = {"admission": Conservative(overcommit=20.0)}
 
 
 @cache
-def _reference(folder: Path) -> torch.nn.Module:
+def _reference_model(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def greedy_reference(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
-    """What `transformers` generates for ``prompt`` alone, in float32."""
-    model = _reference(folder)
-    ids = torch.tensor([list(prompt)])
+@cache
+def _reference_tokens(folder: Path, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    model = _reference_model(folder)
+    ids = torch.tensor([prompt])
     model.generation_config.eos_token_id = None
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
     )
-    return out[0, len(prompt) :].tolist()
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+def greedy_reference(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """What `transformers` generates for ``prompt`` alone, in float32."""
+    return list(_reference_tokens(folder, tuple(prompt), count))

@@ -43,6 +43,7 @@ async def burst(client: httpx.AsyncClient, numbers: range) -> None:
         await asyncio.gather(*(one(client, number) for number in range(start, start + 50)))
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leave_no_memory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     folder = make_model(tmp_path / "m", tiny_config("llama"))

@@ -165,27 +165,34 @@ def simulated(engine: Engine, times_ns: Sequence[int], requests: Sequence[Reques
     return log
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("depth", "overcommitted"),
+    [
+        (1, True),
+        (2, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_real_engine_and_simulator_write_the_same_schedule_log(
-    folders: dict[str, Path], preset: str, depth: int
+    folders: dict[str, Path], preset: str, depth: int, overcommitted: bool
 ) -> None:
     chosen = PRESETS[preset]
-    for seed, overcommitted in ((1, False), (2, True)):
-        knobs: dict[str, Any] = {"depth": depth, **TUNED.get(preset, {})}
-        if overcommitted and preset not in TUNED:
-            knobs["admission"] = Conservative(overcommit=20.0)
-        options = EngineOptions(
-            services=tuple(
-                Service(name=name, model=str(folder), dtype="float32", execution_s=0.05)
-                for name, folder in folders.items()
-            ),
-            kv_cache=KVCacheOptions(memory_bytes=160 << 10, block_size=4, layout=chosen.layout),
-            scheduler=replace(chosen.scheduler, **knobs),
-            threads=1,
-        )
-        requests = workload(seed)
-        recorder = real(folders, options, requests)
-        log = simulated(recorder.engine, recorder.times_ns, requests)
-        assert len(log) > 20
-        assert log == recorder.log
+    knobs: dict[str, Any] = {"depth": depth, **TUNED.get(preset, {})}
+    if overcommitted and preset not in TUNED:
+        knobs["admission"] = Conservative(overcommit=20.0)
+    options = EngineOptions(
+        services=tuple(
+            Service(name=name, model=str(folder), dtype="float32", execution_s=0.05)
+            for name, folder in folders.items()
+        ),
+        kv_cache=KVCacheOptions(memory_bytes=160 << 10, block_size=4, layout=chosen.layout),
+        scheduler=replace(chosen.scheduler, **knobs),
+        threads=1,
+    )
+    requests = workload(seed=2 if overcommitted else 1)
+    recorder = real(folders, options, requests)
+    log = simulated(recorder.engine, recorder.times_ns, requests)
+    assert len(log) > 20
+    assert log == recorder.log

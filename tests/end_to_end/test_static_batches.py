@@ -8,11 +8,11 @@ import pytest
 from end_to_end_builders import greedy_reference
 from execute_builders import make_model, make_prompt, tiny_config
 
+from at_hand import bundled_model
 from shoal.core import (
     ConfigError,
     FinishReason,
     InvalidRequest,
-    ModelUnavailable,
     Request,
     SamplingParams,
     Service,
@@ -25,7 +25,7 @@ from shoal.execute.static_batch import StaticBatchExecutor, StaticModel, load_st
 from shoal.forecast.latency import LatencyModel
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.latency_profile import LatencyProfile, save_profile
-from shoal.models import Tokenizer, resolve_model
+from shoal.models import Tokenizer
 from shoal.schedule.static import MemoryByBytes
 
 LADDER = ("sls", "so", "pm", "ab", "lb", "scls")
@@ -181,10 +181,7 @@ TEXTS = (
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("chat", [False, True])
 def test_smollm2_in_slices_says_what_transformers_says(chat: bool) -> None:
-    try:
-        folder = resolve_model("smollm2")
-    except ModelUnavailable as error:
-        pytest.skip(f"the bundled model is not at hand: {error}")
+    folder = bundled_model("smollm2")
     limit = 40
     sampling = SamplingParams(temperature=0.0, max_tokens=limit)
     wanted = None

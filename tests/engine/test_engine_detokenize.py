@@ -4,6 +4,7 @@ from engine_builders import ByteTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from shoal.engine.detokenize import IncrementalDecoder, IncrementalDetokenizer, StopStrings
 
 TEXT = st.text(st.sampled_from("ab é€😀\ufffd\n") | st.characters(codec="utf-8"), max_size=40)
@@ -108,7 +109,7 @@ def naive_cut(text: str, stops: list[str]) -> tuple[str, str | None]:
     st.lists(st.text("abc", min_size=1, max_size=5), max_size=4),
     st.lists(st.integers(0, 30), max_size=30),
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_stop_strings_cut_where_a_naive_search_does(text, stops, cuts):
     checker = StopStrings(stops)
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})

@@ -9,6 +9,7 @@ from engine_builders import EOS, VOCAB, ByteTokenizer, expected_tokens, next_tok
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError, FinishReason, InvalidRequest, Request, SamplingParams, Service
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.static import StaticEngine, largest_total
@@ -143,7 +144,7 @@ def test_every_preset_answers_everybody_as_if_alone(preset: str, workers: int) -
     assert len(outcome.report.worker_completion_s) == workers
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 40), st.integers(0, 8)), max_size=25),
     preset=st.sampled_from(sorted(STATIC_PRESETS)),

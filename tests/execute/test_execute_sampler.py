@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from hypothesis_profiles import examples
 from shoal.core import NO_TOKEN, SamplingParams
 from shoal.execute.group import RunningSequence
 from shoal.execute.sampler import sample
@@ -71,7 +72,7 @@ def test_a_flat_nucleus_wider_than_the_first_candidates_is_widened() -> None:
     assert len(set(tokens)) > 400
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_a_row_gets_the_same_token_in_any_company(seed: int, others: list[int]) -> None:
     kinds: list[dict[str, float]] = [

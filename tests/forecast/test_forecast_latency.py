@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError
 from shoal.forecast import (
     Bilinear,
@@ -166,7 +167,7 @@ def test_short_steps_count_as_much_as_long_ones():
     assert model.step_time(shapes[-2]) == pytest.approx(seconds[-2], rel=0.01)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(rows, st.floats(1e-4, 10.0)), min_size=1, max_size=30), rows)
 def test_no_fit_ever_predicts_a_negative_time(samples, other):
     model, _ = fit_latency([StepShape.of(one) for one, _ in samples], [seconds for _, seconds in samples])

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt
 from shoal.forecast import Accuracy, LearnedLengths
 
@@ -46,7 +47,7 @@ def test_buckets_double_up_to_the_maximum(maximum, bounds):
 
 
 @given(st.integers(1, 5_000), st.integers(1, 6_000))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_length_is_in_the_first_bucket_that_reaches_it(maximum, tokens):
     predictor = LearnedLengths(maximum)
     reaching = [place for place, bound in enumerate(predictor.bounds) if bound >= tokens]

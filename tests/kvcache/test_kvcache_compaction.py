@@ -18,6 +18,7 @@ from kvcache_builders import (
     make_split_pool,
 )
 
+from hypothesis_profiles import examples
 from shoal.kvcache import BlockPool, Move
 
 PER_MERGED = [{"a": 4, "b": 3}, {"a": 2, "b": 8, "c": 1}, {"a": 6, "b": 4, "c": 9}]
@@ -130,7 +131,7 @@ def act(tenants: Tenants, what: str, which: int, size: int) -> None:
                 tenants.publish(service, block)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     per_merged=st.sampled_from(PER_MERGED),
     merged_blocks=st.integers(2, 9),
@@ -178,7 +179,7 @@ def fewest_copied(pool: BlockPool, live: Mapping[int, int], per_merged: int, wan
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(kept=st.lists(st.integers(1, 6), min_size=2, max_size=6), count=st.integers(1, 4))
 def test_as_few_blocks_as_possible_are_copied(kept: list[int], count: int) -> None:
     pool = make_pool({"a": 6, "b": 1}, len(kept))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvcache_builders import GEMMA3, SMOLLM2, make_shape
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError
 from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
 
@@ -83,7 +84,7 @@ def test_a_much_smaller_model_is_packed_even_where_hardly_anything_fits() -> Non
     assert layout.services["small"].blocks_per_merged > size / shapes["small"].block_bytes(16) / 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(shape_sets, st.integers(1, 5), st.integers(1, 300_000))
 def test_merged_strides_are_exact_aligned_and_large_enough(
     shapes: dict[str, KVShape], block_size: int, extra: int
@@ -103,7 +104,7 @@ def test_merged_strides_are_exact_aligned_and_large_enough(
         assert view.units_per_block == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(shape_sets, st.integers(1, 3), st.integers(0, 200_000))
 def test_no_smaller_merged_block_with_fewer_sub_blocks_pads_less(
     shapes: dict[str, KVShape], block_size: int, extra: int
@@ -120,7 +121,7 @@ def test_no_smaller_merged_block_with_fewer_sub_blocks_pads_less(
             assert other >= padding - 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(shape_sets, st.integers(1, 4))
 def test_merged_views_address_every_element_once(shapes: dict[str, KVShape], block_size: int) -> None:
     layout = plan_layout(shapes, memory_bytes=64 << 10, block_size=block_size)

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 from kvcache_builders import StampedBuffer, make_merged_layout, make_shape
 
+from hypothesis_profiles import examples
 from shoal.kvcache import BlockPool, KVShape, LayerShape, PoolLayout, hash_blocks, plan_layout
 
 SHAPES: Mapping[str, KVShape] = {
@@ -195,13 +196,14 @@ class PoolMachine(RuleBasedStateMachine):
         assert usage.live_bytes == 0
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["merged", "split"])
 def test_books_balance_and_no_content_is_overwritten(kind: str) -> None:
     machine = type(f"{kind.title()}Machine", (PoolMachine,), {"kind": kind})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=100,
+            max_examples=examples(100),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

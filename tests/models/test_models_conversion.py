@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from models_builders import byte_level_alphabet
 
-from shoal.core import ModelUnavailable, ModelUnsupported
+from at_hand import bundled_model
+from shoal.core import ModelUnsupported
 from shoal.models import Tokenizer, list_models, read_facts, resolve_model
 
 HIDDEN, HEADS, INNER, LAYERS = 16, 4, 32, 2
@@ -116,10 +117,7 @@ def test_smollm2_speaks_and_its_files_agree() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        folder = resolve_model("smollm2")
-    except ModelUnavailable as problem:
-        pytest.skip(f"smollm2 is neither in the cache nor on the index: {problem}")
+    folder = bundled_model("smollm2")
     facts = read_facts(folder)
     assert len(facts.layers) == 30
     assert (facts.layers[0].kv_heads, facts.layers[0].key_dim) == (3, 64)

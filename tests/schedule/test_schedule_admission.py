@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from schedule_builders import make_pool, make_request, make_scheduler, run
 
 import shoal.schedule.tracked as tracked_module
+from hypothesis_profiles import examples
 from shoal.core import SyntheticPrompt, uniform
 from shoal.forecast import LengthHistory
 from shoal.kvcache import BlockPool
@@ -110,7 +111,7 @@ ADMISSIONS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(crowds(), st.sampled_from(ADMISSIONS))
 def test_decisions_are_those_of_the_plain_formulas(state, admission):
     """One newcomer after another, where the capacity is about what they need."""
@@ -134,7 +135,7 @@ def test_decisions_are_those_of_the_plain_formulas(state, admission):
         crowd = with_one
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(crowds())
 def test_what_was_forecast_before_does_not_change_a_forecast(state):
     running, newcomers, past, block_size, per_merged, _ = state

@@ -50,11 +50,11 @@ def plain_fits(admission, crowds, capacity):
     return admission.demand(crowds) <= admission.limit(capacity)
 
 
-def bursts(seed, services, shared_prefixes):
+def bursts(seed, count, services, shared_prefixes):
     """Many requests, a few long ones among them: when one of those ends, several others find room."""
     random = Random(seed)
     requests = []
-    for number in range(140):
+    for number in range(count):
         long = number % 9 == 0
         prompt, output = (random.randint(*((30, 60) if long else (1, 8))) for _ in range(2))
         service = services[number % len(services)]
@@ -83,12 +83,13 @@ def record(monkeypatch, admission, order, per_merged, requests, depth):
     return answers, done.log, max(len(plan.joined) for plan in done.plans)
 
 
+@pytest.mark.parametrize("count", [50, pytest.param(140, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("admission", ADMISSIONS)
-def test_decisions_are_those_of_one_forecast_for_each_newcomer(monkeypatch, admission, order):
+def test_decisions_are_those_of_one_forecast_for_each_newcomer(monkeypatch, admission, order, count):
     seed = sorted(ADMISSIONS).index(admission) + len(ADMISSIONS) * sorted(ORDERS).index(order)
     per_merged = {"a": 2, "b": 1} if seed % 3 == 0 else {"a": 1}
-    requests = bursts(seed, list(per_merged), shared_prefixes=(0.0, 0.3)[seed % 2])
+    requests = bursts(seed, count, list(per_merged), shared_prefixes=(0.0, 0.3)[seed % 2])
     case = ADMISSIONS[admission], order, per_merged, requests, 1 + seed % 2
     answers, log, most_joined = record(monkeypatch, *case)
     assert most_joined > 4

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orders_builders import FakeGroup, decide, make_tracked, standing
 
+from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError
 from shoal.schedule.orders import ORDERS, DoublingBudget, FcfsStrict, order_class
 from shoal.schedule.orders.doubling_budget import VARIANTS
@@ -69,7 +70,7 @@ def some_groups(draw):
 
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(groups=some_groups(), step=st.integers(21, 200))
 def test_everybody_has_a_turn_whatever_memory_refuses(order, groups, step):
     turns = decide(order, *groups, step=step)
@@ -94,7 +95,7 @@ def test_everybody_has_a_turn_whatever_memory_refuses(order, groups, step):
 
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(groups=some_groups())
 def test_deciding_twice_is_deciding_once(order, groups):
     first, second = (order.decide(standing(*groups, step=30), 7) for _ in range(2))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orders_builders import SECOND, FakeGroup, make_tracked, standing
 
+from hypothesis_profiles import examples
 from shoal.schedule.orders import DoublingBudget
 
 Job = tuple[int, int]
@@ -81,7 +82,7 @@ def best_of_all_schedules(jobs: list[Job]) -> float:
     return rest(0, tuple(time for _, time in jobs))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.sampled_from(["join", "literal", "c-mu"]),

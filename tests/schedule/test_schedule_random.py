@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
+from hypothesis_profiles import examples
 from shoal.core import FinishReason
 from shoal.schedule import (
     ADMISSIONS,
@@ -179,7 +180,7 @@ policies = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
 @pytest.mark.parametrize("eviction", EVICTIONS, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(work=workloads(), admission=st.sampled_from(ADMISSION_POINTS), policy=policies)
 def test_every_request_ends_exactly_once(order, eviction, work, admission, policy):
     scheduler, done = serve(work, admission, **{**policy, **eviction, "order": order})
@@ -187,7 +188,7 @@ def test_every_request_ends_exactly_once(order, eviction, work, admission, polic
     check_ends(work, scheduler, done)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(workloads(), st.sampled_from(ADMISSION_POINTS), policies, st.sampled_from(EVICTIONS))
 def test_outputs_do_not_depend_on_the_policy(work, admission, policy, eviction):
     work = {**work, "cancels": {}}
@@ -197,7 +198,7 @@ def test_outputs_do_not_depend_on_the_policy(work, admission, policy, eviction):
     assert other.ends == plain.ends
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(workloads(), st.sampled_from([1, 2]), policies)
 def test_conservative_never_evicts(work, depth, policy):
     """With several services packed demand counts: compaction may be needed, eviction never is."""
@@ -205,7 +206,7 @@ def test_conservative_never_evicts(work, depth, policy):
     assert sum(one.evictions for one in scheduler.stats().services.values()) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(EVICTIONS))
 def test_nobody_is_evicted_inside_a_slice(work, tokens, policy, eviction):
     """Who leaves has generated a multiple of a slice's tokens since it was let in."""
@@ -237,7 +238,7 @@ def test_nobody_is_evicted_inside_a_slice(work, tokens, policy, eviction):
     assert not any(evicted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(workloads(services=("a",)))
 def test_the_oracle_never_evicts_in_lockstep(work):
     """One service, whole prompts in one step, every length known: the forecast is exact."""
@@ -250,7 +251,7 @@ def test_the_oracle_never_evicts_in_lockstep(work):
     assert scheduler.stats().services["a"].evictions == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(workloads(), st.sampled_from(ADMISSION_POINTS))
 def test_every_token_is_computed_once_where_nothing_is_found_or_lost(work, admission):
     """Prompt and output without the last token; what was evicted or found in the prefix index beside."""
@@ -266,7 +267,7 @@ def test_every_token_is_computed_once_where_nothing_is_found_or_lost(work, admis
         assert (done.computed_tokens, cached) == (needed + again, 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(workloads(), st.sampled_from(ADMISSION_POINTS), st.sampled_from(list(VICTIMS)))
 def test_the_same_input_gives_the_same_log(work, admission, victim):
     assert serve(work, admission, victim=victim)[1].log == serve(work, admission, victim=victim)[1].log

@@ -57,7 +57,9 @@ def waits(order, admission, eviction, starved="a", threshold=THRESHOLD_STEPS):
 
 @pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
 @pytest.mark.parametrize("admission", [Aggressive(), PastFuture(), Predicted(), Conservative()], ids=str)
-@pytest.mark.parametrize("eviction", [{}, {"eviction": "swap", "preempt": True}], ids=str)
+@pytest.mark.parametrize(
+    "eviction", [{"eviction": "swap", "preempt": True}, pytest.param({}, marks=pytest.mark.slow)], ids=str
+)
 def test_the_wait_of_a_long_request_is_bounded(order, admission, eviction):
     """threshold + (starved services ahead + 1) longest steps; evicting takes no step of its own here.
 

@@ -18,6 +18,7 @@ from static_builders import (
     random_jobs,
 )
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError, InvalidRequest
 from shoal.schedule.static import (
     FORMERS,
@@ -218,7 +219,7 @@ def jobs_of(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.parametrize("engine", STATIC_ENGINES)
 @pytest.mark.parametrize("preset", STATIC_PRESETS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(jobs=jobs_of(), workers=st.integers(1, 3), room=st.sampled_from([600, 2_000, 20_000]))
 def test_nobody_is_lost(preset: str, engine: str, jobs: list[Job], workers: int, room: int) -> None:
     options = static_preset(preset, engine)
@@ -228,7 +229,7 @@ def test_nobody_is_lost(preset: str, engine: str, jobs: list[Job], workers: int,
 
 @pytest.mark.parametrize("former", FORMERS)
 @pytest.mark.parametrize("offloader", OFFLOADERS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     jobs=jobs_of(),
     interval=st.sampled_from([WhenIdle(), FixedInterval(0.0), FixedInterval(2.0), AdaptiveInterval(1.0)]),

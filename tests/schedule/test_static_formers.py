@@ -19,6 +19,7 @@ from static_builders import (
     tokens_of,
 )
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError
 from shoal.schedule.static import (
     FORMERS,
@@ -107,7 +108,7 @@ def total(requests: Sequence[StaticRequest], forming: Forming) -> float:
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=7)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(lengths, st.integers(0, 1_000_000), st.integers(30, 150), st.one_of(st.none(), st.integers(1, 5)))
 def test_least_time_is_the_best_of_all_set_partitions(
     tokens: list[int], seed: int, room: int, max_batch: int | None
@@ -124,7 +125,7 @@ def test_least_time_is_the_best_of_all_set_partitions_of_nine(seed: int) -> None
     assert total(requests, forming) == pytest.approx(best_partition(requests, forming))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(lengths)
 def test_least_time_does_not_need_a_cost_that_rises_with_size(tokens: list[int]) -> None:
     requests = make_requests(*tokens)
@@ -132,7 +133,7 @@ def test_least_time_does_not_need_a_cost_that_rises_with_size(tokens: list[int])
     assert total(requests, forming) == pytest.approx(best_partition(requests, forming))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, max_size=9),
     st.integers(0, 1_000_000),
@@ -279,7 +280,7 @@ def pools(draw: st.DrawFn) -> list[StaticRequest]:
 
 
 @EVERY_FORMER
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(pool=pools(), forming=formings())
 def test_everybody_is_in_one_batch_that_fits(name: str, pool: list[StaticRequest], forming: Forming) -> None:
     batches = FORMERS[name].form(pool, forming)

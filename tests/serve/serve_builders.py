@@ -34,6 +34,7 @@ from shoal.engine.validation import check_request
 from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
+from shoal.serve.workers import Workers
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2
 VOCAB = 258
@@ -279,7 +280,9 @@ def events(text: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine, **options: Any) -> AsyncIterator[tuple[str, StopSignal, Any]]:
+async def serving(
+    engine: FakeEngine, workers: Workers | None = None, **options: Any
+) -> AsyncIterator[tuple[str, StopSignal, Any]]:
     """A real server on a loopback port: (base URL, stop signal, its task)."""
     stop = StopSignal()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -291,10 +294,11 @@ async def serving(engine: FakeEngine, **options: Any) -> AsyncIterator[tuple[str
             ServerOptions(port=0, **options),
             stop,
             ready.set_result,
+            workers or InlineWorkers(),
         )
     )
     try:
-        yield await asyncio.wait_for(ready, 10), stop, task
+        yield await asyncio.wait_for(ready, 60), stop, task
     finally:
         stop.ask()
         stop.ask()
@@ -317,16 +321,16 @@ def serving_in_thread(engine: FakeEngine) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     try:
-        assert begun.wait(10)
+        assert begun.wait(60)
         yield state["url"]
     finally:
         state["loop"].call_soon_threadsafe(state["stop"].ask)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 async def until(condition: Any) -> None:
     """Wait for something that other tasks bring about."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post
 
+from hypothesis_profiles import examples
 from shoal.serve.bodies import ChatBody, CompletionBody
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -331,7 +332,7 @@ _json = st.recursive(
 _FIELDS = sorted(CompletionBody.model_fields | ChatBody.model_fields)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from([COMPLETIONS, CHAT]), st.dictionaries(st.sampled_from(_FIELDS), _json, max_size=3))
 def test_no_json_ever_breaks_the_server(path, fields):
     base = completion(max_tokens=4) if path == COMPLETIONS else chat(max_tokens=4)

@@ -6,6 +6,8 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from serve_builders import FakeEngine, make_app
 
+from hypothesis_profiles import examples
+
 APP = make_app(FakeEngine(context=96, max_queue=10**6))
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
 # What a schema of single fields cannot say: how fields go together, the vocabulary and the context.
@@ -25,7 +27,7 @@ SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.N
 
 @SCHEMA.parametrize()
 @settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulate_builders import make_request, make_spec, make_workload, run
 
+from hypothesis_profiles import examples
 from shoal.schedule import (
     Admission,
     Aggressive,
@@ -60,7 +61,7 @@ def engine_logs(log: list[str]) -> dict[str, list[str]]:
     return logs
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     order=st.sampled_from(ORDERS),
     admission=st.sampled_from(ADMISSIONS),
@@ -106,7 +107,7 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
     assert Counter(row.request_id for row in on.requests) == {one.id: 1 for one in requests}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     clients=st.sampled_from([None, 1, 7]),
     engines=st.sampled_from([2, 3]),
@@ -126,7 +127,7 @@ def test_several_engines_and_clients_that_wait(
     assert records[0] == records[1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     admission=st.sampled_from(ADMISSIONS),
     block_size=st.sampled_from([1, 4]),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from static_runs import CONTEXT, TIME, make_cluster, make_request
 
+from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError
 from shoal.forecast.predictors import OracleLengths
 from shoal.schedule.static import STATIC_PRESETS, MemoryByBytes
@@ -71,7 +72,7 @@ def check_workers(run: StaticRun, workers: int) -> None:
         assert run.report.worker_completion_s[worker] == last
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     shapes=SHAPES,
     preset=st.sampled_from(sorted(STATIC_PRESETS)),

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from static_runs import drive_really, make_cluster, make_request
 
+from hypothesis_profiles import examples
 from shoal.forecast.predictors import OracleLengths
 from shoal.schedule.static import STATIC_PRESETS
 
@@ -61,7 +62,9 @@ def test_every_preset_decides_the_same(monkeypatch, preset, workers):
     check_same(monkeypatch, requests, preset=preset, workers=workers)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(1, 60), st.integers(1, 50), st.integers(1, 40), st.integers(0, 3000)),
