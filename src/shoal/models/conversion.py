@@ -17,8 +17,8 @@ from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
-REVISION = 1
-"""Counts up when a conversion's result changes; part of every cache key."""
+REVISION = 2
+"""Counts up when a conversion's result changes, or what it refuses; part of every cache key."""
 
 SOURCE_FILE = "shoal-source.json"
 """Says, inside a converted folder, what it was converted from."""
