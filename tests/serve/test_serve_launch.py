@@ -1,6 +1,7 @@
 """From options to a server and back to nothing, in a process of its own."""
 
 import asyncio
+import resource
 import signal
 import socket
 import sys
@@ -160,3 +161,9 @@ def test_an_address_in_use_is_noticed_before_anything_is_loaded(nothing_is_fetch
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
         run_server(options, ServerOptions(port=taken.getsockname()[1]))
+
+
+def test_too_few_open_files_are_noticed_before_anything_is_fetched(nothing_is_fetched, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    with pytest.raises(ConfigError, match="only 16 files may be open"):
+        run_server(EngineOptions(services=(Service(name="a", model="a"),)), ServerOptions(port=0))

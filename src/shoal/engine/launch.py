@@ -32,8 +32,8 @@ _LAST_WORDS_S = 0.1
 _BEATS = 4096
 
 
-def _check_open_files() -> None:
-    """Where files run out, libraries end the process or tell of something else."""
+def check_open_files() -> None:
+    """Raise ConfigError where too few files may be open: running out, libraries hang or abort."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < _LEAST_OPEN_FILES:
         raise ConfigError(
@@ -97,7 +97,7 @@ class EngineProcess:
 
         Raises ConfigError where too few files may be open.
         """
-        _check_open_files()
+        check_open_files()
         channel = _Channel()
         lifeline, its_end = socket.socketpair()
         lifeline.setblocking(False)

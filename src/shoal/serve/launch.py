@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.core import EngineDied
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
+from shoal.engine.launch import check_open_files
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.lifecycle import StopSignal
@@ -32,6 +33,7 @@ def run_server(
     engine tells about itself. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if
     the start fails; an address in use and a model that cannot be are noticed before anything is fetched.
     """
+    check_open_files()
     check_address(options)
     for service in engine.services:
         check_model(service.model)
