@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from uvicorn.loops.auto import auto_loop_factory
+
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.models import Progress, Tokenizer, resolve_model
 from shoal.serve.lifecycle import StopSignal
@@ -33,7 +35,8 @@ def run_server(
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
         for service in engine.services
     }
-    asyncio.run(_run(engine, options, folders, tokenizers, loading, ready))
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        runner.run(_run(engine, options, folders, tokenizers, loading, ready))
 
 
 async def _run(
