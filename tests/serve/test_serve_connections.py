@@ -64,6 +64,7 @@ async def answer_of(reader):
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 BODY = post(completion())
+CHUNKED = BODY[: BODY.index(b"Content-Length")] + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -318,11 +319,12 @@ def test_a_client_that_leaves_frees_also_what_came_before_its_latest_request(run
     [
         (HEAD + b"\r\n") * 200,
         HEAD + b"X: " + b"x" * 2**20,
-        BODY[: BODY.index(b"Content-Length")] + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"x" * 2**20,
+        CHUNKED + b"0\r\nX: " + b"x" * 2**20,
+        CHUNKED + b"1\r\n \r\n" * 20_000,
         b"GET /health?\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x00\xff\r\n\r\n",
     ],
-    ids=["requests", "headers", "trailers", "target", "garbage"],
+    ids=["requests", "headers", "trailers", "chunks", "target", "garbage"],
 )
 def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
     async def main():

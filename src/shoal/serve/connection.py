@@ -18,7 +18,10 @@ _SLOWEST_BYTES_PER_S = 1024
 # Headers, trailers or chunk extensions, read without coming to anything.
 _MAX_HEAD_BYTES = 64 * 2**10
 # Requests sent ahead while an earlier one is answered.
-_MAX_PIPELINED = 32
+_MAX_PIPELINED = 8
+# A body may have so many chunks, and more only if they have so many bytes on average: each costs time.
+_MAX_SMALL_CHUNKS = 8192
+_SMALL_CHUNK_BYTES = 64
 
 
 class Connection(HttpToolsProtocol):
@@ -37,6 +40,8 @@ class Connection(HttpToolsProtocol):
         self._begun = False  # whether bytes of the next request have come
         self._in_body = False
         self._head_bytes = 0  # read since something came of it
+        self._body_bytes = 0  # of the data that is being parsed
+        self._small_chunks = 0.0  # of this body; large ones make up for them
         self._read_deadline_s = math.inf
         self._write_deadline_s = math.inf
         self._unsent_bytes = 0
@@ -119,6 +124,11 @@ class Connection(HttpToolsProtocol):
             self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
         self._head_bytes += len(data)
         super().data_received(data)
+        if self._in_body:
+            won_s = self._body_bytes / _SLOWEST_BYTES_PER_S
+            latest_s = time.monotonic() + self._options.read_timeout_s
+            self._read_deadline_s = min(self._read_deadline_s + won_s, latest_s)
+        self._body_bytes = 0
         if self._head_bytes > _MAX_HEAD_BYTES:
             self.refuse(
                 InvalidRequest(f"headers are limited to {_MAX_HEAD_BYTES} bytes", code="invalid_http")
@@ -131,6 +141,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         self._in_body = False
+        self._small_chunks = 0.0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -154,18 +165,19 @@ class Connection(HttpToolsProtocol):
         self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Take a part of the body; raises ValueError, which becomes a 400."""
+        # Little is done here, since chunks may be small.
         self._head_bytes = 0
-        self._read_deadline_s = min(
-            self._read_deadline_s + len(body) / _SLOWEST_BYTES_PER_S,
-            time.monotonic() + self._options.read_timeout_s,
-        )
+        self._body_bytes += len(body)
+        self._small_chunks += 1 - len(body) / _SMALL_CHUNK_BYTES
+        if self._small_chunks > _MAX_SMALL_CHUNKS:
+            raise ValueError("too many small chunks")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is wholly here."""
         super().on_message_complete()
-        self._begun = False
+        self._begun = self._in_body = False
         self._head_bytes = 0
         if self.cycle.response_complete:
             self._await_next()

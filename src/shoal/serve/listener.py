@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
 import psutil
@@ -19,6 +19,7 @@ _MOST_CONNECTIONS = 4096
 # Descriptors for what the process opens beside connections: worker processes, files, the engine.
 _RESERVED_FILES = 32
 _ACCEPT_RETRY_S = 0.1
+_ACCEPTED_AT_ONCE = 64
 # Time-outs are noticed with this delay; shorter where they are short themselves.
 _LONGEST_SWEEP_S = 1.0
 _log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Listener:
             f"the server has {limit} connections (server.max_connections) and can take no more now"
         )
         self._turned_away = closing_answer(self._full)
+        self._connecting: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept(), name="accept")
         self._sweeping = asyncio.create_task(self._sweep(min(_LONGEST_SWEEP_S, timeout_s / 4)), name="sweep")
 
@@ -77,25 +79,47 @@ class Listener:
         while True:
             try:
                 client, _ = await loop.sock_accept(self._listening)
+                clients = [client, *self._accept_more()]
             except OSError as error:
                 _log.warning("cannot accept a connection: %s", error.strerror or error)
                 self._make_room()
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            if len(self._connections) >= self._limit:
-                _log.warning(
-                    "%d connections are open, the most (server.max_connections): "
-                    "those that wait longest for a request are closed",
-                    self._limit,
-                )
-                if not self._make_room():
-                    self._turn_away(client)
-                    await asyncio.sleep(0)
-                    continue
-            try:
-                await loop.connect_accepted_socket(self._make, client)
-            except OSError:
-                client.close()
+            for client in clients:
+                self._take(client)
+            # Connections that there are have their turn.
+            await asyncio.sleep(0)
+            if self._connecting:
+                await asyncio.wait(tuple(self._connecting))
+
+    def _accept_more(self) -> Iterator[socket.socket]:
+        """Those that wait already; one at a time they would wait long behind many."""
+        with suppress(OSError):
+            for _ in range(_ACCEPTED_AT_ONCE - 1):
+                client, _ = self._listening.accept()
+                client.setblocking(False)
+                yield client
+
+    def _take(self, client: socket.socket) -> None:
+        """Begin to serve ``client``, or turn it away."""
+        if len(self._connections) + len(self._connecting) >= self._limit:
+            _log.warning(
+                "%d connections are open, the most (server.max_connections): "
+                "those that wait longest for a request are closed",
+                self._limit,
+            )
+            if not self._make_room():
+                self._turn_away(client)
+                return
+        task = asyncio.create_task(self._connect(client))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, client: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._make, client)
+        except OSError:
+            client.close()
 
     def _make_room(self) -> bool:
         """Close a connection that nothing is lost with; whether there was one."""
@@ -123,7 +147,7 @@ class Listener:
     async def stop_accepting(self) -> None:
         """Accept no more, and free the address."""
         self._accepting.cancel()
-        await asyncio.wait((self._accepting,))
+        await asyncio.wait((self._accepting, *self._connecting))
         self._listening.close()
 
     def abort(self) -> None:
