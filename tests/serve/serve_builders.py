@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,14 +34,17 @@ from shoal.engine.validation import check_request
 from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
+from shoal.serve.generation import Call, Generation, generating
+from shoal.serve.metrics import ServerMetrics
 from shoal.serve.workers import Workers
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2
 VOCAB = 258
+BASE = "base"
 # Goals that everything meets, and none.
 SERVICES = (
     Service(name="chat", model="fake-chat", slo=SLO(ttft_s=600, e2e_scale=60), execution_s=10),
-    Service(name="base", model="fake-base"),
+    Service(name=BASE, model="fake-base"),
 )
 
 
@@ -277,6 +280,15 @@ def events(text: str) -> list[Any]:
     assert all(line.startswith("data: ") for line in lines)
     payloads = [line.removeprefix("data: ") for line in lines]
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def generation(
+    engine: FakeEngine, prompts: Sequence[str], **fields: Any
+) -> AbstractAsyncContextManager[Generation]:
+    """A call of ``prompts`` under way, below HTTP."""
+    tokens = [ByteTokenizer().encode(prompt) for prompt in prompts]
+    call = Call(id="c", service=BASE, prompts=tokens, sampling=SamplingParams(**fields), arrival_ns=0)
+    return generating(engine, call, ServerMetrics(SERVICES))
 
 
 @asynccontextmanager

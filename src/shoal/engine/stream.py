@@ -1,34 +1,41 @@
 """What a client reads of one call."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
 from shoal.engine.reader import Delta
 
+# A delta takes much more memory than the text of one token: so many are kept before they are joined.
+_MOST_PIECES = 256
+
 
 class Stream(AsyncIterator[Delta]):
-    """The deltas of all choices of one call, in the order in which the engine made them.
+    """The deltas of all choices of one call, those of each choice in order.
 
     Ends after the last delta of the last choice, or raises InvalidRequest or EngineDied after the
     deltas that came before. Closing it early cancels what is unfinished. Reading slowly delays nobody
-    else: deltas wait here.
+    else: what waits here becomes one delta for each choice, no larger than what is in it.
     """
 
     def __init__(self, call_id: str, prompt_tokens: int, close: Callable[[], None]) -> None:
         self.id = call_id
         self.prompt_tokens = prompt_tokens
         self._close = close
-        self._deltas: deque[Delta] = deque()
+        self._unread: dict[int, list[Delta]] = {}  # by choice, in the order in which they came to wait
         self._error: Exception | None = None
         self._ended = False
         self._news = asyncio.Event()
 
     def push(self, delta: Delta) -> None:
         """Add a delta; for the owner of the stream."""
-        self._deltas.append(delta)
+        waiting = self._unread.setdefault(delta.choice, [])
+        waiting.append(delta)
+        if len(waiting) >= _MOST_PIECES:
+            waiting[:] = [_joined(waiting)]
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:
@@ -43,22 +50,22 @@ class Stream(AsyncIterator[Delta]):
         return self._ended
 
     async def __anext__(self) -> Delta:
-        """The next delta."""
-        while not self._deltas:
+        """What is new in the choice that has waited longest."""
+        while not self._unread:
             if self._error is not None:
                 raise self._error
             if self._ended:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        return self._deltas.popleft()
+        return _joined(self._unread.pop(next(iter(self._unread))))
 
     async def aclose(self) -> None:
         """Cancel what is unfinished; what was not read is dropped."""
         if not self._ended:
             self._close()
         self._ended, self._error = True, None
-        self._deltas.clear()
+        self._unread.clear()
         self._news.set()
 
     async def __aenter__(self) -> Self:
@@ -71,3 +78,17 @@ class Stream(AsyncIterator[Delta]):
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    """Successive deltas of one choice as one."""
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return replace(
+        last,
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+    )

@@ -2,8 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
@@ -247,20 +248,30 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         answers = returns(whole, "The answer, whole or as a stream.")
         answers[200]["content"].update(streams(chunk))
         app.post(path, responses=answers | _GENERATION_ERRORS, openapi_extra=takes(body))(endpoint)
-    app.get("/v1/models", responses=returns(ModelList, "The services."))(api.models)
+    _get(app, "/v1/models", api.models, responses=returns(ModelList, "The services."))
     name = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
-    app.get(
+    _get(
+        app,
         "/v1/models/{model_id:path}",
+        api.model,
         responses=returns(ModelCard, "The service.") | fails(404),
         openapi_extra={"parameters": [name]},
-    )(api.model)
-    app.get("/health", responses=returns(Health, "Requests are taken.") | fails(503))(api.health)
-    app.get("/version", responses=returns(Version, "The version."))(api.version)
-    app.get(
+    )
+    _get(app, "/health", api.health, responses=returns(Health, "Requests are taken.") | fails(503))
+    _get(app, "/version", api.version, responses=returns(Version, "The version."))
+    _get(
+        app,
         "/metrics",
+        api.metrics,
         responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
         response_class=Response,
-    )(api.metrics)
+    )
+
+
+def _get(app: FastAPI, path: str, endpoint: Callable[..., Any], **documented: Any) -> None:
+    """Route GET and HEAD; the web server leaves out the body of an answer to HEAD."""
+    app.get(path, **documented)(endpoint)
+    app.head(path, include_in_schema=False)(endpoint)
 
 
 def _json(value: Struct) -> Response:

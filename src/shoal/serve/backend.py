@@ -16,7 +16,7 @@ from shoal.models.chat_template import ChatTemplate
 
 
 class DeltaStream(Protocol):
-    """The deltas of one accepted prompt, of all its choices in one stream."""
+    """The deltas of one accepted prompt, of all its choices in one stream; unread ones may be joined."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """The stream itself."""

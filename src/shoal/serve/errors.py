@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -35,6 +36,18 @@ class WrongContentType(ShoalError):
     """A request body is not JSON (HTTP 415)."""
 
 
+class HostNotAllowed(ShoalError):
+    """A request is meant for another host (HTTP 403)."""
+
+
+class RequestTimeout(ShoalError):
+    """A request did not arrive in time (HTTP 408)."""
+
+
+class TooManyConnections(ShoalError):
+    """No connection more can be served (HTTP 503)."""
+
+
 class GenerationFailed(ShoalError):
     """The engine gave up on one request (HTTP 500)."""
 
@@ -65,20 +78,33 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 413, ErrorBody(str(error), "invalid_request_error", None, "body_too_large"), {}
         case WrongContentType():
             return 415, ErrorBody(str(error), "invalid_request_error", None, "unsupported_media_type"), {}
+        case HostNotAllowed():
+            return 403, ErrorBody(str(error), "invalid_request_error", None, "host_not_allowed"), {}
+        case RequestTimeout():
+            return 408, ErrorBody(str(error), "invalid_request_error", None, "request_timeout"), {}
+        case TooManyConnections():
+            return 503, ErrorBody(str(error), "server_error", None, "too_many_connections"), {}
         case GenerationFailed():
             return 500, ErrorBody(str(error), "server_error", None, "generation_failed"), {}
         case HTTPException():
-            return error.status_code, ErrorBody(*_routing_error(error)), dict(error.headers or {})
+            headers = dict(error.headers or {})
+            if headers.get("Allow") == "GET":
+                headers["Allow"] = "GET, HEAD"
+            return error.status_code, ErrorBody(*_routing_error(error, headers)), headers
     _log.error("request failed", exc_info=error)
     return 500, _INTERNAL, {}
 
 
-def _routing_error(error: HTTPException) -> tuple[str, str, None, str]:
+def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[str, str, None, str]:
     if error.status_code == 404:
         return "no such route; GET /openapi.json lists them", "invalid_request_error", None, "unknown_url"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        return f"method not allowed; allowed: {allowed}", "invalid_request_error", None, "method_not_allowed"
+        return (
+            f"method not allowed; allowed: {headers.get('Allow', '')}",
+            "invalid_request_error",
+            None,
+            "method_not_allowed",
+        )
     return str(error.detail), "invalid_request_error", None, "http_error"
 
 

@@ -142,16 +142,17 @@ async def generating(backend: Backend, call: Call, metrics: ServerMetrics) -> As
 
 async def _merge(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """(stream's number, delta) in the order in which they come; the first error ends all."""
-    arrived: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue()
+    # Streams join what waits in them; nothing should wait here.
+    arrived: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
 
     async def pump(number: int, stream: DeltaStream) -> None:
         try:
             async for delta in stream:
-                arrived.put_nowait((number, delta))
+                await arrived.put((number, delta))
         except Exception as error:
-            arrived.put_nowait((number, error))
+            await arrived.put((number, error))
         else:
-            arrived.put_nowait((number, None))
+            await arrived.put((number, None))
 
     pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
     try:

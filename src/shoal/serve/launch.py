@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from uvicorn.loops.auto import auto_loop_factory
+
 from shoal.core import EngineDied
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.engine.launch import check_open_files
@@ -43,7 +45,8 @@ def run_server(
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
         for service in engine.services
     }
-    asyncio.run(_run(engine, options, folders, tokenizers, loading, ready))
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        runner.run(_run(engine, options, folders, tokenizers, loading, ready))
 
 
 async def _run(

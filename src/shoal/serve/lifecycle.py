@@ -75,7 +75,12 @@ class LifecycleMiddleware:
             await error_response(ShuttingDown(_DRAINING))(scope, receive, send)
             return
         with self._lifecycle.request():
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._lifecycle.expired.is_set():
+                    raise
+                # The server ends and has closed the connection: nothing is wrong with this request.
 
 
 class StopSignal:

@@ -58,7 +58,8 @@ def read_body(raw: bytes, kind: type[Body], info: EngineInfo) -> Body:
 
 def _check_content_type(header: str | None) -> None:
     if header is None:
-        return
+        # Web pages of others can send what has no type, but not JSON.
+        raise WrongContentType("the request has no Content-Type; send Content-Type: application/json")
     media, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [
         value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"

@@ -6,21 +6,26 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from shoal.core import ConfigError, Service
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.connection import Connection
+from shoal.serve.hosts import AllowedHosts, allowed_hosts
 from shoal.serve.lifecycle import Lifecycle, StopSignal
+from shoal.serve.listener import Listener, connection_limit
+from shoal.serve.logs import log_config
 from shoal.serve.options import ServerOptions
 from shoal.serve.workers import Workers
 
 _log = logging.getLogger(__name__)
 # Once told to end, requests do within moments; a client that does not read is cut off after this.
 _LAST_WORDS_S = 2
-# Longer than clients keep idle connections, so that these close them and not we under their hands.
-_KEEP_ALIVE_S = 75
 _STARTUP_POLL_S = 0.01
 
 
@@ -45,27 +50,23 @@ async def serve_until_stopped(
 
     Draining turns new requests away with a 503 and lets those under way go on for
     ``options.drain_s``, or until ``stop`` is asked for again; what remains ends with an error. ready
-    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises
-    ConfigError if the address is taken.
+    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises ConfigError
+    if the address is taken, or if there may be no connections.
     """
-    listener = _listen(options)
+    limit = connection_limit(options.max_connections)
+    listening = _listen(options)
+    host, port = listening.getsockname()[:2]
     lifecycle = Lifecycle()
-    app = create_app(backend, tokenizers, services, options, lifecycle, workers)
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        log_level="info" if options.access_log else "warning",
-        access_log=options.access_log,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LAST_WORDS_S,
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    app: ASGIApp = create_app(backend, tokenizers, services, options, lifecycle, workers)
+    hosts = allowed_hosts(options.allowed_hosts, options.host, host)
+    server = _Server(_uvicorn_config(app if hosts is None else AllowedHosts(app, hosts), options))
+    # Without sockets: accepting is left to the listener.
+    serving = asyncio.create_task(server.serve(sockets=[]))
+    while not (server.started or serving.done()):
+        await asyncio.sleep(_STARTUP_POLL_S)
+    listener = _listener(listening, server, limit, options)
     try:
-        while not (server.started or serving.done()):
-            await asyncio.sleep(_STARTUP_POLL_S)
-        if ready is not None and server.started:
-            host, port = listener.getsockname()[:2]
+        if ready is not None:
             ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await _first(serving, stop.drain.wait())
         lifecycle.drain()
@@ -79,12 +80,48 @@ async def serve_until_stopped(
         await _first(serving, lifecycle.wait_idle(), stop.abort.wait(), timeout_s=options.drain_s)
     finally:
         lifecycle.expire()
+        await listener.stop_accepting()
         server.should_exit = True
+        cutting_off = asyncio.get_running_loop().call_later(_LAST_WORDS_S, listener.abort)
         await serving
+        cutting_off.cancel()
+        await listener.aclose()
+
+
+def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        log_config=log_config(),
+        log_level="info" if options.access_log else "warning",
+        access_log=options.access_log,
+        # Anybody could write another's address into the log.
+        proxy_headers=False,
+        # After connections have been cut off.
+        timeout_graceful_shutdown=_LAST_WORDS_S + 1,
+    )
+
+
+def _listener(
+    listening: socket.socket, server: uvicorn.Server, limit: int, options: ServerOptions
+) -> Listener:
+    waiting: dict[Connection, None] = {}
+    state = server.server_state
+    return Listener(
+        listening,
+        partial(Connection, options, waiting, config=server.config, server_state=state, app_state={}),
+        cast(set[Connection], state.connections),
+        waiting,
+        limit,
+        min(options.read_timeout_s, options.write_timeout_s, options.keep_alive_s),
+    )
 
 
 def check_address(options: ServerOptions) -> None:
-    """Raise ConfigError if the address cannot be listened on."""
+    """Raise ConfigError if the address cannot be listened on, or not with so many connections."""
+    connection_limit(options.max_connections)
     _listen(options).close()
 
 

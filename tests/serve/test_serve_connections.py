@@ -1,0 +1,388 @@
+"""Clients that are slow, idle, many or unfair, over real sockets."""
+
+import asyncio
+import errno
+import json
+import os
+import resource
+import socket
+import sys
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import psutil
+import pytest
+import uvloop
+from serve_builders import BASE, FakeEngine, completion, generation, serving, until
+
+from shoal.core import ConfigError
+from shoal.serve import ServerOptions, server
+from shoal.serve.listener import connection_limit
+
+ENDLESS = completion(max_tokens=150, ignore_eos=True)
+SOON_S = 0.2
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    def run(main):
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(main, 60))
+
+    return run
+
+
+@asynccontextmanager
+async def connected(url, *sent):
+    """A raw connection on which ``sent`` was written."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for part in sent:
+            writer.write(part)
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def post(body, headers=""):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n{headers}\r\n"
+    ).encode() + raw
+
+
+async def answer_of(reader):
+    """Status and parsed body of the one answer before the connection is closed; None if there is none."""
+    raw = await reader.read()
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return (int(head.split()[1]), json.loads(body)) if raw else None
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+BODY = post(completion())
+CHUNKED = BODY[: BODY.index(b"Content-Length")] + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(b"", None), (b"G", "request_timeout"), (HEAD, "request_timeout"), (BODY[:-1], "request_timeout")],
+    ids=["nothing", "a byte", "half of the headers", "half of the body"],
+)
+def test_requests_that_do_not_arrive_end_the_connection(run, sent, code):
+    async def main():
+        async with (
+            serving(FakeEngine(), read_timeout_s=SOON_S) as (url, _, _),
+            connected(url, sent) as (reader, _),
+        ):
+            answer = await answer_of(reader)
+            assert answer is None if code is None else (answer[0], answer[1]["error"]["code"]) == (408, code)
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [HEAD + b"X: ", BODY[:-10]])
+def test_a_byte_now_and_then_is_not_enough(start):
+    async def main():
+        async with (
+            serving(FakeEngine(), read_timeout_s=SOON_S) as (url, _, _),
+            connected(url, start) as (reader, writer),
+        ):
+            answering = asyncio.create_task(answer_of(reader))
+            # More than comes in one time-out, and never the whole request.
+            while not answering.done():
+                with suppress(OSError):
+                    writer.write(b" ")
+                await asyncio.sleep(SOON_S / 4)
+            with suppress(ConnectionResetError):
+                assert answering.result()[0] == 408
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_time_that_the_engine_takes_is_not_the_clients():
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event())
+        options = {"read_timeout_s": 0.05, "write_timeout_s": 0.05, "keep_alive_s": 0.05}
+        # The next request is begun early: it must not end the first.
+        async with serving(engine, **options) as (url, _, _), connected(url, BODY, HEAD) as (reader, _):
+            await until(lambda: engine.paused == 1)
+            await asyncio.sleep(0.3)
+            engine.hold.set()
+            assert (await reader.readline()).split()[1] == b"200"
+
+    asyncio.run(main())
+
+
+def test_idle_connections_are_closed(run):
+    async def main():
+        async with serving(FakeEngine(), keep_alive_s=SOON_S) as (url, _, _):
+            async with connected(url, BODY) as (reader, _):
+                status, body = await answer_of(reader)
+                assert (status, body["choices"][0]["text"]) == (200, "hello world")
+            # The answer comes before the request is whole.
+            async with connected(url, BODY.replace(b"/completions", b"/nothing")[:-1]) as (reader, writer):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"}")
+                assert b"unknown_url" in await reader.read()
+
+    run(main())
+
+
+@pytest.fixture
+def small_buffers(monkeypatch):
+    """Little is sent before the client must read."""
+    listen = server._listen
+
+    def small(options):
+        listening = listen(options)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listening
+
+    monkeypatch.setattr(server, "_listen", small)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reader_that_stalls_is_cut_off_and_its_request_cancelled(run, small_buffers, stream):
+    async def main():
+        engine = FakeEngine(context=10**6, pause_at=2000, hold=asyncio.Event() if stream else None)
+        body = completion(max_tokens=4000, ignore_eos=True, logprobs=5, stream=stream)
+        async with serving(engine, write_timeout_s=SOON_S) as (url, _, _):
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                host, _, port = url.removeprefix("http://").rpartition(":")
+                client.connect((host, int(port)))
+                client.sendall(post(body))
+                await until(lambda: engine.submitted)
+                await until(lambda: engine.cancelled if stream else not engine.tasks)
+                await until(lambda: not is_served(client))
+                # What the kernel held, and then no end.
+                received = b"".join(iter(lambda: client.recv(2**16), b""))
+                assert received.startswith(b"HTTP/1.1 200")
+                assert not received.endswith((b"}", b"0\r\n\r\n"))
+
+    run(main())
+
+
+def is_served(client):
+    """Whether the other end of a connection is open, which is in this process."""
+    peers = {connection.raddr for connection in psutil.Process().net_connections()}
+    return client.getsockname() in peers
+
+
+def test_several_prompts_of_a_call_wait_joined():
+    async def main():
+        engine = FakeEngine(context=10**4)
+        async with generation(engine, ["a", "b"], max_tokens=500, ignore_eos=True) as call:
+            deltas = call.deltas()
+            first = [await anext(deltas)]
+            await until(lambda: not engine.tasks)
+            rest = [pair async for pair in deltas]
+        assert sum(len(delta.tokens) for _, delta in first + rest) == 1000
+        assert len(rest) < 10
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, BODY[:-1]], ids=["idle", "headers", "body"])
+def test_those_that_wait_make_room_for_new_connections(run, sent):
+    async def main():
+        async with (
+            serving(FakeEngine(), max_connections=4) as (url, _, _),
+            connected(url, sent) as (oldest, _),
+        ):
+            for _ in range(5):
+                async with (
+                    connected(url, sent) as _,
+                    connected(url, sent) as _,
+                    connected(url, sent) as _,
+                    httpx.AsyncClient(base_url=url) as client,
+                ):
+                    assert (await client.get("/health")).status_code == 200
+            answer = await answer_of(oldest)
+            assert answer is None if not sent else answer[1]["error"]["code"] == "too_many_connections"
+
+    run(main())
+
+
+def test_connections_beyond_those_that_are_answered_get_a_503(run):
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event())
+        async with (
+            serving(engine, max_connections=2) as (url, _, _),
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            asking = [
+                asyncio.create_task(client.post("/v1/completions", json=completion())) for _ in range(2)
+            ]
+            await until(lambda: engine.paused == 2)
+            async with connected(url, HEAD + b"\r\n") as (reader, _):
+                status, body = await answer_of(reader)
+            assert (status, body["error"]["code"]) == (503, "too_many_connections")
+            engine.hold.set()
+            assert [(await answer).status_code for answer in asking] == [200, 200]
+            async with httpx.AsyncClient(base_url=url) as other:
+                assert (await other.get("/health")).status_code == 200
+
+    run(main())
+
+
+def test_accepting_goes_on_after_errors_with_one_line_in_the_log(monkeypatch, caplog):
+    async def main():
+        loop = asyncio.get_running_loop()
+        accept, failures = loop.sock_accept, iter([errno.EMFILE, errno.EMFILE, errno.ECONNABORTED])
+
+        async def failing(listening):
+            for number in failures:
+                raise OSError(number, os.strerror(number))
+            return await accept(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", failing)
+        async with serving(FakeEngine()) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/health")).status_code == 200
+
+    asyncio.run(main())
+    assert len(caplog.records) <= 1
+
+
+PROGRAM = """
+import asyncio, resource, sys
+import psutil, uvloop
+sys.path.insert(0, sys.argv[1])
+from serve_builders import SERVICES, FakeEngine, make_tokenizers
+from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
+async def main():
+    files = psutil.Process().num_fds() + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    stop = StopSignal()
+    with stop.on_signals():
+        say = lambda url: print(url, flush=True)
+        await serve_until_stopped(FakeEngine(), make_tokenizers(), SERVICES, ServerOptions(port=0), stop, say)
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main())
+"""
+
+
+def test_a_server_with_few_files_answers_while_many_connections_are_idle():
+    async def main():
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PROGRAM, os.path.dirname(__file__)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        url = (await process.stdout.readline()).decode().strip()
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        idle = [socket.create_connection((host, int(port))) for _ in range(100)]
+        async with httpx.AsyncClient(base_url=url) as client:
+            for _ in range(3):
+                assert (await client.get("/health")).status_code == 200
+        for connection in idle:
+            connection.close()
+        process.terminate()
+        log = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+        assert "Traceback" not in log
+        assert len(log.splitlines()) <= 2
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_more_connections_than_files_are_refused(monkeypatch):
+    open_now = psutil.Process().num_fds()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (open_now + 52, 10**6))
+    assert 10 <= connection_limit(None) <= 20
+    assert connection_limit(3) == 3
+    with pytest.raises(ConfigError, match="ulimit -n"):
+        connection_limit(100)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    with pytest.raises(ConfigError, match="16 files"):
+        connection_limit(None)
+
+
+def test_a_client_that_leaves_frees_also_what_came_before_its_latest_request(run):
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event())
+        async with serving(engine) as (url, _, _):
+            async with connected(url, BODY, BODY):
+                await until(lambda: engine.paused == 1)
+                await asyncio.sleep(0.05)
+            await until(lambda: len(engine.cancelled) == 1)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (HEAD + b"\r\n") * 200,
+        HEAD + b"X: " + b"x" * 2**20,
+        CHUNKED + b"0\r\nX: " + b"x" * 2**20,
+        CHUNKED + b"1\r\n \r\n" * 20_000,
+        b"GET /health?\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x00\xff\r\n\r\n",
+    ],
+    ids=["requests", "headers", "trailers", "chunks", "target", "garbage"],
+)
+def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
+    async def main():
+        async with (
+            serving(FakeEngine(), access_log=True, read_timeout_s=1000) as (url, _, _),
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            async with connected(url, sent) as (reader, _):
+                with suppress(ConnectionResetError):
+                    # Whatever it was answered: it is over.
+                    while await reader.read(2**16):
+                        pass
+            assert (await client.get("/health")).status_code == 200
+
+    run(main())
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_slow_body_at_shutdown_is_refused_without_a_traceback(run, capsys):
+    async def main():
+        async with (
+            serving(FakeEngine(), drain_s=0) as (url, stop, task),
+            connected(url, BODY[:-1]) as (reader, _),
+        ):
+            async with httpx.AsyncClient(base_url=url) as client:
+                await client.get("/health")
+            stop.ask()
+            status, body = await answer_of(reader)
+            assert (status, body["error"]["code"]) == (503, "shutting_down")
+            await asyncio.wait_for(task, 10)
+
+    run(main())
+    assert capsys.readouterr().err == ""
+
+
+def test_head_and_options_have_an_answer():
+    async def main():
+        async with serving(FakeEngine()) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
+            for path in (
+                "/health",
+                "/v1/models",
+                f"/v1/models/{BASE}",
+                "/metrics",
+                "/version",
+                "/openapi.json",
+            ):
+                answer = await client.head(path)
+                assert (answer.status_code, answer.content) == (200, b"")
+                assert (await client.get(path)).headers["Content-Type"] == answer.headers["Content-Type"]
+                options = await client.options(path)
+                assert options.status_code == 405
+                assert set(options.headers["Allow"].split(", ")) == {"GET", "HEAD"}
+            assert (await client.options("/v1/completions")).headers["Allow"] == "POST"
+
+    asyncio.run(main())
+
+
+def test_options_without_meaning_are_refused():
+    for field in ("read_timeout_s", "write_timeout_s", "keep_alive_s", "max_connections"):
+        with pytest.raises(ConfigError, match=field):
+            ServerOptions(**{field: 0})
