@@ -10,7 +10,7 @@ from typing import Self
 
 from shoal.engine.reader import Delta
 
-# A delta takes much more memory than the text of one token, so this many are joined; but no more, since whoever
+# A delta takes much more memory than the text of one token, so this many are joined; no more, since whoever
 # writes them down holds up others meanwhile.
 _JOINED_AT_MOST = 64
 
