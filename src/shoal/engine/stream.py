@@ -1,6 +1,7 @@
 """What a client reads of one call."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -9,8 +10,9 @@ from typing import Self
 
 from shoal.engine.reader import Delta
 
-# A delta takes much more memory than the text of one token: so many are kept before they are joined.
-_MOST_PIECES = 256
+# A delta takes much more memory than the text of one token, so this many are joined; no more, since whoever
+# writes them down holds up others meanwhile.
+_JOINED_AT_MOST = 64
 
 
 class Stream(AsyncIterator[Delta]):
@@ -18,24 +20,29 @@ class Stream(AsyncIterator[Delta]):
 
     Ends after the last delta of the last choice, or raises InvalidRequest or EngineDied after the
     deltas that came before. Closing it early cancels what is unfinished. Reading slowly delays nobody
-    else: what waits here becomes one delta for each choice, no larger than what is in it.
+    else: what waits here is joined, and takes little more memory than what is in it.
     """
 
     def __init__(self, call_id: str, prompt_tokens: int, close: Callable[[], None]) -> None:
         self.id = call_id
         self.prompt_tokens = prompt_tokens
         self._close = close
-        self._unread: dict[int, list[Delta]] = {}  # by choice, in the order in which they came to wait
+        # By choice, in the order in which they came to wait; lists of deltas to be joined.
+        self._unread: dict[int, deque[list[Delta]]] = {}
         self._error: Exception | None = None
         self._ended = False
         self._news = asyncio.Event()
 
     def push(self, delta: Delta) -> None:
         """Add a delta; for the owner of the stream."""
-        waiting = self._unread.setdefault(delta.choice, [])
-        waiting.append(delta)
-        if len(waiting) >= _MOST_PIECES:
-            waiting[:] = [_joined(waiting)]
+        waiting = self._unread.get(delta.choice)
+        if waiting is None:
+            self._unread[delta.choice] = deque([[delta]])
+        elif len(waiting[-1]) < _JOINED_AT_MOST:
+            waiting[-1].append(delta)
+        else:
+            waiting[-1] = [_joined(waiting[-1])]
+            waiting.append([delta])
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:
@@ -58,7 +65,11 @@ class Stream(AsyncIterator[Delta]):
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        return _joined(self._unread.pop(next(iter(self._unread))))
+        choice, waiting = next(iter(self._unread.items()))
+        deltas = waiting.popleft()
+        if not waiting:
+            del self._unread[choice]
+        return _joined(deltas)
 
     async def aclose(self) -> None:
         """Cancel what is unfinished; what was not read is dropped."""
