@@ -3,6 +3,9 @@
 The keys are the dataclass's own fields: a key is the field's name without its unit (``memory_bytes``
 is written ``memory``), and the field's type says what it can be. So a room that adds an option adds
 a key, and nothing here names it a second time.
+
+No pydantic models: units, the wording and lines of errors and the documentation's labels would still be ours,
+and telling pydantic's errors in these words takes as much code as reading the values.
 """
 
 import dataclasses
