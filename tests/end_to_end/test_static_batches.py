@@ -188,7 +188,9 @@ def test_smollm2_in_slices_says_what_transformers_says(chat: bool) -> None:
     for preset in LADDER:
         interval_s = None if preset in ("sls", "so") else 0.01
         slice_tokens = None if preset == "sls" else 16
-        setup = StaticSetup(preset=preset, slice_tokens=slice_tokens, max_batch=3, interval_s=interval_s)
+        setup = StaticSetup(
+            preset=preset, slice_tokens=slice_tokens, max_batch=3, interval_s=interval_s, threads=1
+        )
         shoal = StaticShoal(Service(name="smollm2", model="smollm2", dtype="float32"), setup, progress=False)
         if wanted is None:
             wanted = []
