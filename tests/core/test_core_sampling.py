@@ -72,5 +72,6 @@ def test_defaults_and_parameters_by_name_are_checked_too() -> None:
         SamplingDefaults(top_p=2)
     with pytest.raises(InvalidRequest, match="maxtokens: unknown key, did you mean 'max_tokens'"):
         SamplingDefaults().params({"maxtokens": 3})
-    with pytest.raises(InvalidRequest, match="wrong type"):
-        SamplingDefaults().params({"temperature": "hot"})
+    with pytest.raises(InvalidRequest, match="max_tokens: '5' has the wrong type") as caught:
+        SamplingDefaults().params({"min_tokens": 9, "max_tokens": "5"})
+    assert caught.value.param == "max_tokens"

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 from serve_builders import (
+    FIRST_BYTE,
     SERVICES,
+    ByteTokenizer,
     FakeEngine,
     InlineWorkers,
     chat,
@@ -22,8 +24,9 @@ from serve_builders import (
     post,
 )
 
-from shoal.core import SLO, SamplingDefaults
+from shoal.core import SLO, SamplingDefaults, TokenLogprobs
 from shoal.serve import create_app
+from shoal.serve.logprobs import LogprobFormatter
 
 
 def ask(path, body, engine=None, **options):
@@ -223,6 +226,7 @@ NEUTRAL = {
     "cache_salt": None,
     "vllm_xargs": {},
     "include_reasoning": True,
+    "best_of": 1,
     "response_format": {"type": "text"},
 }
 NEUTRAL_IN_CHATS = NEUTRAL | {
@@ -244,12 +248,20 @@ def test_fields_of_vllm_may_be_neutral():
         assert answer["choices"] == plain["choices"]
 
 
+def test_what_servers_return_with_messages_may_be_sent_back():
+    said = {"role": "assistant", "content": "Hi", "reasoning_content": None, "reasoning": "", "refusal": None}
+    assert ask(CHAT, chat(messages=[said, {"role": "user", "content": "And?"}])).status_code == 200
+
+
 def test_completion_logprobs():
     logprobs = ask(COMPLETIONS, completion(prompt="aé", logprobs=2)).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9", ""]  # the last ends the text
     assert logprobs["token_logprobs"] == [-0.5] * 4
     assert logprobs["top_logprobs"][0] == {"a": -0.5, "b": -2.0}
     assert logprobs["text_offset"][0] == 0
+    entry = TokenLogprobs(FIRST_BYTE + ord("z"), -3.0, ((FIRST_BYTE + ord("a"), -0.1),))
+    unlikely = LogprobFormatter(ByteTokenizer(), top=1).completion(0, [entry])
+    assert unlikely.top_logprobs == [{"a": -0.1, "z": -3.0}]
     assert ask(COMPLETIONS, completion(logprobs=0)).json()["choices"][0]["logprobs"]["top_logprobs"] is None
 
 

@@ -123,7 +123,7 @@ def test_stopping_says_what_it_waits_for():
                 told = await asyncio.wait_for(process.stderr.readline(), 30)
                 process.send_signal(signal.SIGINT)
                 await process.wait()
-        assert b"waiting up to 30 s for 1 requests under way" in told
+        assert b"waiting up to 30 s for requests under way (1)" in told
         assert b"a second Ctrl-C (or SIGTERM) ends them at once" in told
 
     asyncio.run(main())

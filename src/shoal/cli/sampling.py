@@ -8,13 +8,11 @@ from shoal.core import SamplingParams
 
 _PANEL = "Sampling"
 
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Most output tokens; as many as fit if left out.", rich_help_panel=_PANEL)
-]
+MaxTokens = Annotated[int | None, typer.Option(help="Most output tokens.", rich_help_panel=_PANEL)]
 Temperature = Annotated[
     float | None,
     typer.Option(
-        help="0 always takes the likeliest token. Default, as of the four below: the service's.",
+        help="0 always takes the likeliest token. Default of what is left out here: the service's.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -138,7 +138,18 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**given)
     except TypeError as error:
-        raise InvalidRequest(f"a sampling parameter has the wrong type: {error}") from error
+        name = next(filter(lambda name: _has_wrong_type(name, given[name]), given))
+        raise InvalidRequest(f"{name}: {given[name]!r:.40} has the wrong type", param=name) from error
+
+
+def _has_wrong_type(name: str, value: Any) -> bool:
+    try:
+        SamplingParams(**{name: value})
+    except TypeError:
+        return True
+    except InvalidRequest:
+        pass  # only together with others does it have a meaning
+    return False
 
 
 def _require(holds: bool, param: str, problem: str) -> None:

@@ -43,8 +43,12 @@ class LogprobFormatter:
             offset = self._offsets.get(index, 0)
             offsets.append(offset)
             self._offsets[index] = offset + len(self._bytes(entry.token).decode("utf-8", "ignore"))
+        # Whatever its rank, the token itself is among them, as OpenAI and vLLM have it.
         top = [
-            {self._escape(token): _finite(logprob) for token, logprob in entry.top[: self._top]}
+            {
+                self._escape(token): _finite(logprob)
+                for token, logprob in (*entry.top[: self._top], (entry.token, entry.logprob))
+            }
             for entry in entries
         ]
         return CompletionLogprobs(

@@ -82,6 +82,8 @@ class NeutralFields(Strict):
     """Not supported, must be empty."""
     echo: NotTrue | None = None
     """Not supported."""
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    """Not supported."""
     use_beam_search: NotTrue | None = None
     """Not supported."""
     include_stop_str_in_output: NotTrue | None = None
@@ -128,8 +130,6 @@ class NeutralCompletionFields(NeutralFields):
     """Of completions."""
 
     suffix: Literal[""] | None = None
-    """Not supported."""
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     """Not supported."""
 
 
@@ -187,11 +187,13 @@ class NeutralChatFields(NeutralFields):
 
 
 class NeutralMessageFields(Strict):
-    """Of messages: what OpenAI returns with them may be sent back empty."""
+    """Of messages: what OpenAI and vLLM return with them may be sent back empty."""
 
     name: str | None = None
     """Ignored."""
     refusal: Literal[""] | None = None
+    reasoning: Literal[""] | None = None
+    reasoning_content: Literal[""] | None = None
     tool_calls: EmptyList | None = None
     """Not supported."""
     function_call: None = None

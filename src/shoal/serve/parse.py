@@ -137,7 +137,8 @@ def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> 
         return InvalidRequest(f"{where} is missing", param=where)
     if names[-1] in UNSUPPORTED or names[0] in UNSUPPORTED:
         return InvalidRequest(f"{where} is not supported by this server; leave it out", param=where)
-    return InvalidRequest(f"{where}: {detail['msg'][0].lower()}{detail['msg'][1:]}", param=where)
+    problem = detail["msg"].replace(" after validation", "")
+    return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
 
 
 def _hint(names: list[str], kind: type[BaseModel]) -> str:

@@ -72,7 +72,7 @@ async def serve_until_stopped(
         lifecycle.drain()
         if lifecycle.active and backend.alive:
             _log.warning(
-                "stopping: waiting up to %g s for %d requests under way, no new ones are taken; "
+                "stopping: waiting up to %g s for requests under way (%d), no new ones are taken; "
                 "a second Ctrl-C (or SIGTERM) ends them at once",
                 options.drain_s,
                 lifecycle.active,
