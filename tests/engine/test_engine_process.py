@@ -10,7 +10,7 @@ from shoal.engine.process import EngineServer
 
 
 class Frames:
-    """A socket whose other end has sent all that it will send."""
+    """A socket whose other end has sent all that it will send; then the engine is told to shut down."""
 
     def __init__(self, *messages):
         self.frames = [wire.encode(message) for message in messages]
@@ -25,22 +25,27 @@ class Frames:
         self.sent.append(wire.decode_from_engine(frame))
 
     def poll(self, timeout):
-        raise AssertionError("the loop waits although messages are there")
+        assert not self.frames, "the loop waits although messages are there"
+        self.frames.append(wire.encode(wire.Shutdown()))
 
 
-def left_before_each_step(*messages, model="fake", **options):
-    """How many messages were left to take at each step, until told to shut down."""
+def submitted_before_each_step(*messages, model="fake", **options):
+    """How many calls had been submitted at each step, up to the last one that found new ones."""
     engine, _ = make_engine(model, **options)
-    socket = Frames(*messages, wire.Shutdown())
-    step, left = engine.step, []
+    step, submit, calls, counts = engine.step, engine.submit, [], []
 
     def counted():
-        left.append(len(socket.frames))
+        if len(calls) > (counts[-1] if counts else 0):
+            counts.append(len(calls))
         return step()
 
-    engine.step = counted
-    EngineServer(engine, socket).run()
-    return left
+    def noted(*requests):
+        calls.append(requests)
+        submit(*requests)
+
+    engine.step, engine.submit = counted, noted
+    EngineServer(engine, Frames(*messages)).run()
+    return counts
 
 
 def call(number, prompt=8, n=1):
@@ -49,23 +54,29 @@ def call(number, prompt=8, n=1):
 
 
 def test_steps_go_on_while_many_submissions_arrive():
-    assert left_before_each_step(*map(call, range(100)), blocks=400) == [69, 37, 5]
+    assert submitted_before_each_step(*map(call, range(100)), blocks=400) == [32, 64, 96, 100]
 
 
 def test_calls_of_many_choices_or_with_long_prompts_are_taken_few_at_a_time():
-    assert left_before_each_step(*(call(number, n=20) for number in range(6))) == [5, 3, 1]
-    long = [call(number, prompt=40_000) for number in range(4)]
-    assert left_before_each_step(*long, model="fake?context=50000", blocks=12_000) == [3, 1]
+    assert submitted_before_each_step(*(call(number, n=20) for number in range(6))) == [2, 4, 6]
+    long = [call(number, prompt=20_000) for number in range(4)]
+    assert submitted_before_each_step(*long, model="fake?context=50000", blocks=12_000) == [2, 4]
 
 
-def test_cancels_are_taken_at_once():
-    cancels = [wire.Cancel([f"call-{number}-0"]) for number in range(30)]
-    assert left_before_each_step(*map(call, range(30)), *cancels) == []
+def test_cancels_and_questions_do_not_wait_behind_submissions():
+    calls = [call(number, n=8) for number in range(200)]
+    cancels = [wire.Cancel([id for id, _ in message.choices]) for message in calls]
+    assert submitted_before_each_step(*calls, *cancels) == []
+    assert submitted_before_each_step(*calls[:8], *cancels[4:8]) == [4]
+    engine, _ = make_engine()
+    socket = Frames(*calls, wire.AskStats(7), wire.Shutdown())
+    EngineServer(engine, socket).run()
+    assert [message.key for message in socket.sent] == [7]
 
 
 def test_a_call_that_can_never_be_served_leaves_nothing_behind():
     engine, _ = make_engine()
-    socket = Frames(call(1, prompt=300, n=3), wire.Shutdown())
+    socket = Frames(call(1, prompt=300, n=3))
     EngineServer(engine, socket).run()
     assert [type(message) for message in socket.sent] == [wire.Refused]
     assert engine.unfinished == 0

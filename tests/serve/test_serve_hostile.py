@@ -23,6 +23,7 @@ from shoal.models.chat_template import ChatTemplate
 from shoal.serve import create_app
 from shoal.serve.bodies import MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
 from shoal.serve.neutral import MAX_FIELDS
+from shoal.serve.parse import read_body
 from shoal.serve.workers import WorkerProcesses, WorkLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -113,7 +114,8 @@ def test_large_bodies_and_templates_are_not_handled_in_the_servers_process():
         async with make_client(app) as client:
             for path, body, lines in (
                 (COMPLETIONS, completion(), []),
-                (COMPLETIONS, completion(user="x" * 2**18), ["bodies"]),
+                (COMPLETIONS, completion(user="x" * 2**15), ["bodies"]),
+                (COMPLETIONS, completion(user="x" * 2**18), ["large bodies"]),
                 (CHAT, chat(), ["chats of chat"]),
             ):
                 workers.lines.clear()
@@ -141,6 +143,51 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(path):
     assert error["code"] == "context_length_exceeded"
     assert "at least 6" in error["message"]
     assert not any(tokenizer.threads for tokenizer in tokenizers.values())
+
+
+def test_of_a_text_with_far_too_many_tokens_only_pieces_are_tokenised():
+    tokenizers, lengths = make_tokenizers(), []
+    encode = tokenizers["base"].encode
+    tokenizers["base"].least_tokens = lambda text: 0
+    tokenizers["base"].encode = lambda text, *options, **more: (
+        lengths.append(len(text)) or encode(text, *options, **more)
+    )
+    app = create_app(FakeEngine(context=40_000), tokenizers, SERVICES, workers=InlineWorkers())
+
+    async def main():
+        async with make_client(app) as client:
+            return [await client.post(COMPLETIONS, json=completion(prompt="x" * n)) for n in (10**6, 35_000)]
+
+    refused, served = asyncio.run(main())
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert served.status_code == 200
+    assert max(lengths) == 35_000
+
+
+def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatch):
+    order = []
+
+    def noted(raw, kind, info):
+        order.append("body")
+        return read_body(raw, kind, info)
+
+    monkeypatch.setattr("shoal.serve.parse.read_body", noted)
+    app = create_app(FakeEngine(), make_tokenizers(), SERVICES, workers=InlineWorkers())
+
+    async def other():
+        for _ in range(100):
+            order.append("other")
+            await asyncio.sleep(0)
+
+    async def main():
+        async with make_client(app) as client:
+            asked = [client.post(COMPLETIONS, json=completion(max_tokens=1)) for _ in range(20)]
+            await asyncio.gather(*asked, other())
+
+    asyncio.run(main())
+    assert order.count("body") == 20
+    first, last = order.index("body"), len(order) - 1 - order[::-1].index("body")
+    assert ["body", "body"] not in [order[at : at + 2] for at in range(first, last)]
 
 
 def test_token_ids_that_cannot_fit_are_refused_where_the_body_is_parsed():
@@ -178,11 +225,11 @@ def worker_functions(monkeypatch):
 
 def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions):
     async def main():
-        workers = WorkerProcesses(WorkLimits(time_s=1.0, memory_bytes=2**26))
+        workers = WorkerProcesses(WorkLimits(cpu_s=1.0, memory_bytes=2**26))
         await workers.start()
         for function, says in (
-            (worker_functions.run_forever, "more than 1 seconds or 64 MiB"),
-            (worker_functions.fill_memory, "more than 1 seconds or 64 MiB"),
+            (worker_functions.run_forever, "more than 1 seconds of CPU or 64 MiB"),
+            (worker_functions.fill_memory, "more than 1 seconds of CPU or 64 MiB"),
             (worker_functions.go_deep, "too deep"),
         ):
             with pytest.raises(InvalidRequest, match=says):
@@ -197,7 +244,7 @@ def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions
 
 def test_lines_of_work_do_not_wait_for_each_other(worker_functions):
     async def main():
-        workers = WorkerProcesses(WorkLimits(time_s=30.0))
+        workers = WorkerProcesses(WorkLimits(cpu_s=30.0))
         stuck = asyncio.create_task(workers.run("a", "this work", worker_functions.run_forever))
         await asyncio.sleep(0)
         assert await workers.run("b", "this work", sum, [1, 2]) == 3
@@ -216,6 +263,10 @@ def test_lines_of_work_do_not_wait_for_each_other(worker_functions):
         ("{{ 'x' * 10000000000 }}", 1),
         ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", 1),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", 1),
+        ("{{ '\\ud800' }}", 1),
+        ("{{ raise_exception('\\ud800') }}", 1),
+        ("{% for x in cycler() %}{% endfor %}", 1),
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, 1),
     ],
 )
 def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(template, answers_meanwhile):
@@ -223,7 +274,7 @@ def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(tem
         pass
 
     Wild.template = template
-    workers = WorkerProcesses(WorkLimits(time_s=1.0, memory_bytes=2**26))
+    workers = WorkerProcesses(WorkLimits(cpu_s=1.0, memory_bytes=2**26))
     app = create_app(FakeEngine(), {**make_tokenizers(), "chat": Wild()}, SERVICES, workers=workers)
 
     async def main():

@@ -11,6 +11,7 @@ from shoal.core.errors import InvalidRequest
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 2048
 COLDEST = 1e-5
 """Temperatures below this are greedy."""
 _LARGEST_TOP_K = 2**31 - 1
@@ -79,6 +80,8 @@ class SamplingParams:
     def _check_stops(self) -> None:
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         _require(all(self.stop), "stop", "strings must not be empty")
+        longest = max(map(len, self.stop), default=0)
+        _require(longest <= MAX_STOP_CHARACTERS, "stop", f"at most {MAX_STOP_CHARACTERS} characters each")
         _require(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "must not be negative")
 
     def _check_range(self, name: str, value: float, low: float, high: float) -> None:

@@ -1,6 +1,7 @@
 """Tokens into text, one token at a time: whole characters only, and nothing past a stop string."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -80,11 +81,15 @@ class IncrementalDecoder:
 class StopStrings:
     """Cuts a text at the first stop string to be completed, however the text is split.
 
-    Text that may be the beginning of a stop string is held back until that is known.
+    Text that may be the beginning of a stop string is held back until that is known. Of stop strings that
+    are completed together, the longest counts. The search is that of Knuth, Morris and Pratt (1977), so its
+    cost does not depend on how much is held back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._stops = sorted(stops, key=len, reverse=True)
+        # How much of each stop string the text so far ends with.
+        self._matched = [0] * len(stops)
         self._held = ""
         self.found: str | None = None
 
@@ -92,16 +97,17 @@ class StopStrings:
         """What can be shown of the text so far; sets ``found`` when a stop string is complete."""
         if not self._stops:
             return text
-        text = self._held + text
-        starts = ((text.find(stop), stop) for stop in self._stops)
-        matches = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-        if matches:
-            _, start, self.found = min(matches)
-            self._held = ""
-            return text[:start]
-        held = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        new, text = len(self._held), self._held + text
+        for end in range(new + 1, len(text) + 1):
+            for number, stop in enumerate(self._stops):
+                self._matched[number] = _advance(stop, self._matched[number], text[end - 1])
+                if self._matched[number] == len(stop):
+                    self.found, self._held = stop, ""
+                    self._matched = [0] * len(self._stops)
+                    return text[: end - len(stop)]
+        shown = len(text) - max(self._matched)
+        self._held = text[shown:]
+        return text[:shown]
 
     def release(self) -> str:
         """The text held back, now that it begins no stop string."""
@@ -109,12 +115,25 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``, but not all of it."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+def _advance(stop: str, matched: int, character: str) -> int:
+    """How much of ``stop`` a text ends with, that ended with ``matched`` of it before this character."""
+    while character != stop[matched]:
+        if not matched:
+            return 0
+        matched = _borders(stop)[matched - 1]
+    return matched + 1
+
+
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> list[int]:
+    """Of every beginning of ``stop``: the length of its longest other end that is a beginning, too."""
+    borders = [0]
+    for end in range(1, len(stop)):
+        length = borders[-1]
+        while length and stop[end] != stop[length]:
+            length = borders[length - 1]
+        borders.append(length + (stop[end] == stop[length]))
+    return borders
 
 
 class IncrementalDetokenizer:

@@ -35,9 +35,11 @@ Builder = Callable[..., tuple[Engine, EngineInfo]]
 _LINGER_MS = 2000
 _BEAT_S = 1.0
 # What is taken between two steps, beyond which running requests would wait for newcomers: a request takes
-# about as long to take in as 2 KiB of prompt do, a tenth of a millisecond or more.
+# about as long to submit as a thousand tokens of prompt do, a tenth of a millisecond or more.
 _MOST_CHOICES = 32
-_MOST_BYTES = 64 * 2**10
+_MOST_TOKENS = 2**15
+# Reading a message takes much less.
+_MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class EngineServer:
         self._engine = engine
         self._socket = socket
         self._running = True
+        # Calls that were read and wait to be submitted, by the id of their first choice.
+        self._arrived: dict[str, wire.Submit] = {}
 
     def run(self) -> None:
         """Serve until told to shut down; an engine's error is raised."""
@@ -71,32 +75,44 @@ class EngineServer:
             events = self._engine.step()
             if events:
                 self._send_events(events)
-            elif self._engine.waits:
+            elif self._engine.waits and not self._arrived:
                 self._socket.poll(self._idle_timeout_ms())
 
     def _take_messages(self) -> None:
-        """Take what has come, but no more than a step may wait for."""
-        choices = size = 0
-        while self._running and choices < _MOST_CHOICES and size < _MOST_BYTES:
+        """Read what has come, and submit no more of it than a step may wait for."""
+        self._read_messages()
+        choices = tokens = 0
+        while self._arrived and choices < _MOST_CHOICES and tokens < _MOST_TOKENS:
+            message = self._arrived.pop(next(iter(self._arrived)))
+            self._submit(message)
+            choices += len(message.choices)
+            tokens += len(message.request.prompt)
+
+    def _read_messages(self) -> None:
+        size = 0
+        while self._running and size < _MOST_BYTES:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            message = wire.decode_to_engine(frame)
-            self._handle(message)
+            self._handle(wire.decode_to_engine(frame))
             size += len(frame)
-            choices += len(message.choices) if isinstance(message, wire.Submit) else 0
+
+    def _submit(self, message: wire.Submit) -> None:
+        try:
+            self._engine.submit(*message.to_requests())
+        except InvalidRequest as error:
+            self._send(wire.Refused(message.request.id, str(error), error.param, error.code))
 
     def _handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.Submit():
-                try:
-                    self._engine.submit(*message.to_requests())
-                except InvalidRequest as error:
-                    self._send(wire.Refused(message.request.id, str(error), error.param, error.code))
+                self._arrived[message.request.id] = message
             case wire.Cancel():
+                # The choices of a call that has not been submitted are cancelled together: clients left.
                 for request_id in message.ids:
-                    self._engine.cancel(request_id, complete=message.complete)
+                    if self._arrived.pop(request_id, None) is None:
+                        self._engine.cancel(request_id, complete=message.complete)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.Shutdown():

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -50,6 +50,11 @@ class ChatTemplate:
                 f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
                 param="chat_template",
             ) from error
+        except Exception as error:  # Python cannot compile what Jinja makes of it
+            raise InvalidRequest(
+                f"the chat template cannot be compiled: {error or type(error).__name__}",
+                param="chat_template",
+            ) from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int | None = None) -> str:
         """The conversation as text that ends where the assistant is to go on.
@@ -64,27 +69,16 @@ class ChatTemplate:
         names = {**self.special_tokens, "messages": plain, "add_generation_prompt": True}
         pieces = self._compile().generate({**names, "tools": None, "documents": None})
         try:
-            return _join(pieces, max_characters)
+            text = _join(pieces, max_characters)
+            text.encode()  # half a character is no text
+            return text
         except InvalidRequest:
             raise
-        except _TEMPLATE_FAULTS as error:
+        except Exception as error:  # whatever somebody else's template makes of itself
             raise InvalidRequest(
                 f"the model's chat template cannot lay out these messages: {error or type(error).__name__}",
                 param="messages",
             ) from error
-
-
-# What a template can raise while it is carried out.
-_TEMPLATE_FAULTS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
 
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:

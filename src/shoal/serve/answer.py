@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from anyio import to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -76,7 +77,8 @@ class Answer(Response):
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 outputs[index].add(delta)
-        body = self._format.whole(outputs, generation.usage())
+        # An answer may have megabytes of log-probabilities.
+        body = await to_thread.run_sync(self._format.whole, outputs, generation.usage())
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._start(send, headers)
         await send({"type": "http.response.body", "body": body})

@@ -1,5 +1,6 @@
 """The HTTP application: OpenAI's endpoints and those for operators."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from shoal.core import EngineDied, InvalidRequest, SamplingParams, Service
 from shoal.core.sampling import MAX_CHOICES
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
-from shoal.engine.validation import check_prompt_length
 from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.bodies import (
@@ -35,6 +35,7 @@ from shoal.serve.metrics import ServerMetrics
 from shoal.serve.openapi import document, fails, returns, streams, takes
 from shoal.serve.options import ServerOptions
 from shoal.serve.parse import Body, parse_body
+from shoal.serve.prompts import encode_prompt
 from shoal.serve.responses import (
     ChatChunk,
     ChatCompletion,
@@ -47,8 +48,9 @@ from shoal.serve.responses import (
 )
 from shoal.serve.workers import WorkerProcesses, Workers
 
-# Text longer than this is tokenised in a thread, and so many at once: it would hold up every stream.
-_LONG_TEXT = 2048
+# Texts longer than this together are tokenised in a thread, and so many at once: they would hold up every
+# stream.
+_LONG_TEXT = 1024
 _LONG_TEXTS_AT_ONCE = 2
 # Text has about 4 bytes for each token, JSON may write a character with 6 or 12.
 _BODY_BYTES_PER_TOKEN = 64
@@ -75,6 +77,7 @@ class Api:
         self._tokenizers = tokenizers
         self._max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
         self._workers = workers
+        self._turns = asyncio.Lock()
         self._long_texts = CapacityLimiter(_LONG_TEXTS_AT_ONCE)
         self._lifecycle = lifecycle
         self._metrics = ServerMetrics(services)
@@ -114,12 +117,7 @@ class Api:
         card = self._card(body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
-        tokens = [
-            await self._encode(body.model, prompt, body.add_special_tokens is not False)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in prompts
-        ]
+        tokens = await self._encode(body.model, prompts, body.add_special_tokens is not False)
         room = card.max_model_len - max(map(len, tokens))
         default = max(1, min(room, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
         sampling = body.sampling(card.sampling_defaults, default)
@@ -139,20 +137,30 @@ class Api:
             _TEMPLATE_GROWTH * self._max_body_bytes,
         )
         # The template writes every special token itself.
-        tokens = await self._encode(body.model, text, add_special_tokens=False)
-        return self._answer(body, "chatcmpl", [tokens], body.sampling(card.sampling_defaults), arrival_ns)
+        tokens = await self._encode(body.model, [text], add_special_tokens=False)
+        return self._answer(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
-        return await parse_body(request, kind, self._max_body_bytes, self._backend.info, self._workers)
+        return await parse_body(
+            request, kind, self._max_body_bytes, self._backend.info, self._workers, self._turns
+        )
 
-    async def _encode(self, service: str, text: str, add_special_tokens: bool) -> list[int]:
-        def work() -> list[int]:
-            tokenizer = self._tokenizers[service]
-            limits = self._backend.info.services[service]
-            check_prompt_length(limits, service, tokenizer.least_tokens(text), at_least=True)
-            return tokenizer.encode(text, add_special_tokens)
+    async def _encode(
+        self, service: str, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of prompts that are texts; those that are ids already stay as they are."""
+        tokenizer = self._tokenizers[service]
+        limits = self._backend.info.services[service]
 
-        if len(text) <= _LONG_TEXT:
+        def work() -> list[list[int]]:
+            return [
+                encode_prompt(tokenizer, limits, service, prompt, add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT:
             return work()
         return await to_thread.run_sync(work, limiter=self._long_texts)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, Field
 
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
-from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS
+from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, Strict
 
@@ -25,7 +25,7 @@ TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
@@ -35,7 +35,8 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 FORMS = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
     f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
-    "stop": f"must be a string that is not empty, or a list of at most {MAX_STOP_STRINGS} such strings",
+    "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
+    f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
     f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",

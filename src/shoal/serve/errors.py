@@ -53,8 +53,9 @@ class GenerationFailed(ShoalError):
 
 
 def shorten(text: str, longest: int) -> str:
-    """``text``, cut where it is longer than ``longest`` characters."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    """``text``, cut where it is longer than ``longest`` characters, and without halves of characters."""
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return cut.encode(errors="replace").decode()
 
 
 def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:

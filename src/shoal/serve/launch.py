@@ -45,6 +45,8 @@ def run_server(
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
         for service in engine.services
     }
+    for tokenizer in tokenizers.values():
+        tokenizer.least_tokens("")  # reads all of the vocabulary once; requests should not wait for that
     with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
         runner.run(_run(engine, options, folders, tokenizers, loading, ready))
 

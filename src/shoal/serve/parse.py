@@ -1,5 +1,6 @@
 """From the bytes of a request to a checked body, and from what pydantic reports to one clear sentence."""
 
+import asyncio
 import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
@@ -22,21 +23,37 @@ _PATIENCE = 8
 
 # Names of fields are repeated in errors up to so many characters.
 _LONGEST_NAME = 80
-# Larger bodies are parsed in another process: it takes longer than streams should wait.
-_SMALL_BYTES = 256 * 2**10
+# Larger bodies are parsed in another process: it takes longer than streams should wait. Those of ordinary
+# size need not wait there for the largest.
+_SMALL_BYTES = 16 * 2**10
+_LARGE_BYTES = 256 * 2**10
+# No type that is JSON needs more.
+_LONGEST_CONTENT_TYPE = 256
 
 Body = TypeVar("Body", bound=GenerationBody)
 
 
 async def parse_body(
-    request: Request, kind: type[Body], max_bytes: int, info: EngineInfo, workers: Workers
+    request: Request,
+    kind: type[Body],
+    max_bytes: int,
+    info: EngineInfo,
+    workers: Workers,
+    turns: asyncio.Lock,
 ) -> Body:
-    """The body of ``request``; raises InvalidRequest, BodyTooLarge or WrongContentType."""
+    """The body of ``request``; raises InvalidRequest, BodyTooLarge or WrongContentType.
+
+    turns: shared by all requests; bodies that are parsed here take them.
+    """
     _check_content_type(request.headers.get("content-type"))
     raw = await _read(request, max_bytes)
-    if len(raw) <= _SMALL_BYTES:
+    if len(raw) > _SMALL_BYTES:
+        line = "bodies" if len(raw) <= _LARGE_BYTES else "large bodies"
+        return await workers.run(line, f"a body of {len(raw)} bytes", read_body, raw, kind, info)
+    async with turns:
+        # Between two of the many bodies that may come at once, others get on with theirs.
+        await asyncio.sleep(0)
         return read_body(raw, kind, info)
-    return await workers.run("bodies", f"a body of {len(raw)} bytes", read_body, raw, kind, info)
 
 
 def read_body(raw: bytes, kind: type[Body], info: EngineInfo) -> Body:
@@ -60,6 +77,8 @@ def _check_content_type(header: str | None) -> None:
     if header is None:
         # Web pages of others can send what has no type, but not JSON.
         raise WrongContentType("the request has no Content-Type; send Content-Type: application/json")
+    if len(header) > _LONGEST_CONTENT_TYPE:
+        raise WrongContentType("the Content-Type is too long; send Content-Type: application/json")
     media, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [
         value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"

@@ -5,6 +5,7 @@ stream if it ran in the server's own process, in a thread too. The processes are
 ``anyio.to_process``; they are made when needed, kept, and end with the server.
 """
 
+import gc
 import os
 import resource
 import signal
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 class WorkLimits:
     """What one piece of work may take."""
 
-    time_s: float = 10.0
+    cpu_s: float = 2.0
     memory_bytes: int = 128 * 2**20
 
 
@@ -63,7 +64,7 @@ class WorkerProcesses:
                 _limited, limits, function, arguments, cancellable=True, limiter=self._lines[line]
             )
         except BrokenWorkerProcess:
-            most = f"{limits.time_s:g} seconds or {limits.memory_bytes / 2**20:g} MiB of memory"
+            most = f"{limits.cpu_s:g} seconds of CPU or {limits.memory_bytes / 2**20:g} MiB of memory"
             raise InvalidRequest(f"{what} takes more than {most}; send less") from None
         except RecursionError:
             raise InvalidRequest(f"{what} goes too deep; send less that is nested") from None
@@ -72,13 +73,15 @@ class WorkerProcesses:
 def _limited(limits: WorkLimits, function: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
     _prepare(limits.memory_bytes)
     # Nothing catches this alarm, so it ends the process wherever it is, and with nobody to wait for it.
-    signal.setitimer(signal.ITIMER_REAL, limits.time_s)
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+    gc.disable()  # whose time grows with the square of what is parsed; most work leaves no cycles
     try:
         return function(*arguments)
     except MemoryError:
         os._exit(1)  # what is left of the memory may not do for the next piece of work
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        gc.enable()
 
 
 @cache
