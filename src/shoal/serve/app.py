@@ -128,12 +128,11 @@ class Api:
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, ChatBody)
         card = self._card(body.model, "model")
-        messages = [message.for_template() for message in body.messages]
         text = await self._workers.run(
             f"chats of {body.model}",
             f"laying out these messages with the chat template of {body.model}",
             self._tokenizers[body.model].chat_template.render,
-            messages,
+            body.conversation(),
             _TEMPLATE_GROWTH * self._max_body_bytes,
         )
         # The template writes every special token itself.
