@@ -355,3 +355,26 @@ def test_models_pull_says_what_it_does_once_and_where_it_ends(monkeypatch, tmp_p
     result = runner.invoke(models_app, ["pull", "smollm2"], catch_exceptions=False)
     assert result.stdout == f"smollm2 is at {tmp_path}\n"
     assert result.stderr.splitlines() == ["downloading smollm2", "converting smollm2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "--model", "a" * 300, "hi"], "there is no model"),
+        (["generate", "--model", "smollm2", "--threads", "99999999999999", "hi"], "threads must be 1 to"),
+        (["chat", "--url", "http://256.256.256.256"], "--url"),
+        (["chat", "--url", "http://127.0.0.1:99999"], "no server at"),
+    ],
+)
+def test_odd_values_are_told_in_a_line(arguments, says, capsys):
+    assert run(arguments) != 0
+    told = capsys.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
+
+
+def test_prompts_that_nest_too_deeply_are_told_by_their_line(tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("[" * 100_000)
+    assert run(["generate", "--model", "smollm2", "--file", str(file)]) != 0
+    assert "not valid JSON" in capsys.readouterr().err

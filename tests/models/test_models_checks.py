@@ -1,5 +1,6 @@
 """What is refused for a model folder's files alone, before torch or an engine starts."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.numpy import save_file
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models import pull_model, read_facts, resolve_model
 from shoal.models.catalog import BUNDLED
+from shoal.models.folder_config import read_json
 from shoal.models.pull import bundled_folder
 
 CODE = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.Mine"}
@@ -119,3 +121,12 @@ def test_odd_sizes_are_named(tmp_path: Path, odd: dict[str, object]) -> None:
     config = {**SIZES, "num_hidden_layers": 1, "architectures": "Odd", "rope_scaling": "odd", **odd}
     with pytest.raises(ModelUnsupported, match=rf"does not say .*{next(iter(odd))}"):
         read_facts(make_folder(tmp_path, None, config=config))
+
+
+def test_what_should_be_a_small_file_and_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("folder.json", "pipe.json"):
+        with pytest.raises(ModelUnavailable, match=f"{name} is no file"):
+            read_json(tmp_path / name)
+    assert read_json(tmp_path / "absent.json") == {}

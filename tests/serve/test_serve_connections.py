@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import psutil
 import pytest
-import uvloop
 from serve_builders import BASE, FakeEngine, completion, generation, serving, until
 
 from shoal.core import ConfigError
@@ -23,13 +22,9 @@ ENDLESS = completion(max_tokens=150, ignore_eos=True)
 SOON_S = 0.2
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request):
-    def run(main):
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            return runner.run(asyncio.wait_for(main, 60))
-
-    return run
+@pytest.fixture
+def run():
+    return lambda main: asyncio.run(asyncio.wait_for(main, 60))
 
 
 @asynccontextmanager
@@ -250,7 +245,7 @@ def test_accepting_goes_on_after_errors_with_one_line_in_the_log(monkeypatch, ca
 
 PROGRAM = """
 import asyncio, resource, sys
-import psutil, uvloop
+import psutil
 sys.path.insert(0, sys.argv[1])
 from serve_builders import SERVICES, FakeEngine, make_tokenizers
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
@@ -261,8 +256,7 @@ async def main():
     with stop.on_signals():
         say = lambda url: print(url, flush=True)
         await serve_until_stopped(FakeEngine(), make_tokenizers(), SERVICES, ServerOptions(port=0), stop, say)
-with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-    runner.run(main())
+asyncio.run(main())
 """
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
+
 from shoal.core import ConfigError
 
 STANDARD_OUTPUT = Path("-")
@@ -44,5 +46,8 @@ def output_file(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         file = Path(folder) / "output"
         yield file
-        sys.stdout.write(file.read_text(encoding="utf-8"))
-        sys.stdout.flush()
+        try:
+            typer.echo(file.read_text(encoding="utf-8"), nl=False)
+            sys.stdout.flush()
+        except (OSError, AttributeError) as error:  # it may be full, or closed
+            raise ConfigError(f"cannot write to standard output: {error}") from error

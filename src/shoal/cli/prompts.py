@@ -58,7 +58,7 @@ def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
 def _parse(line: str, where: str, sampling: Mapping[str, Any]) -> PromptLine:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}") from error
     if isinstance(value, dict):
         return PromptLine(_prompt(value.get("prompt"), where), _override(sampling, value, where))

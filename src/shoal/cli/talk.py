@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import httpx
 
 from shoal.cli.demo_client import chunk_text, error_code, error_message, stream_chunks
-from shoal.core import EngineDied, InvalidRequest, QueueFull, Service
+from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service
 from shoal.engine import EngineHandle, EngineOptions
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, resolve_model
@@ -42,13 +42,16 @@ class ServerTalk:
     async def open(cls, url: str, model: str | None) -> "ServerTalk":
         """Connect to the server at ``url``; without ``model``, to its first service."""
         base = url.rstrip("/").removesuffix("/v1")
-        client = httpx.AsyncClient(base_url=base, timeout=httpx.Timeout(300.0, connect=10.0))
+        try:
+            client = httpx.AsyncClient(base_url=base, timeout=httpx.Timeout(300.0, connect=10.0))
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"--url {url}: {error}") from None
         try:
             response = await client.get("/v1/models")
             if response.status_code != httpx.codes.OK:
                 raise EngineDied(f"{url} answered with status {response.status_code}: is it a Shoal server?")
             names = [card["id"] for card in response.json()["data"]]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, ExceptionGroup, OverflowError, ValueError, KeyError, TypeError) as error:
             await client.aclose()
             reason = str(error) or type(error).__name__
             raise EngineDied(

@@ -1,6 +1,7 @@
 """Kinds of values that only scenarios have: models, devices, step times, lengths, arrivals."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class FilePath:
         """The path; one in a flag starts where the command runs."""
         text: str = Text().read(node, path)
         file = located(text, node.where, self.folder)
-        if not file.exists():
+        if not os.path.exists(file):
             raise problem(node.where, path, f"there is no file or folder {file}")
         return file
 

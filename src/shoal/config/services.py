@@ -1,5 +1,6 @@
 """Services as they are written: a model alone is enough."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def check_name(name: str, where: str, path: str) -> None:
 
 def default_name(model: str) -> str:
     """The name of a service for ``model``: an alias or hub id as it is, a path's last part."""
-    is_path = model.startswith((".", "/", "~")) or model.endswith(".gguf") or Path(model).exists()
+    is_path = model.startswith((".", "/", "~")) or model.endswith(".gguf") or os.path.exists(model)
     if not is_path:
         return model
     return Path(model).expanduser().resolve().name.removesuffix(".gguf").replace(" ", "-")

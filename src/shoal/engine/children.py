@@ -41,6 +41,9 @@ def end_with_parent(lifeline: int) -> None:
 def _watch(lifeline: int, parent: int) -> None:
     while os.getppid() == parent:
         readable, _, _ = select.select([lifeline], [], [], _PARENT_CHECK_S)
-        if readable and not os.read(lifeline, 1):
+        try:
+            if readable and not os.read(lifeline, 1):
+                break
+        except ConnectionError:  # the parent ended without having read everything
             break
     os._exit(1)

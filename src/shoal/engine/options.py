@@ -7,6 +7,9 @@ from shoal.core.slo import LONGEST_GOAL_S
 from shoal.kvcache.options import KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
 
+# More than any machine has; each takes memory.
+_MOST_THREADS = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -36,8 +39,8 @@ class EngineOptions:
             raise ConfigError(f"service names must differ, but {', '.join(twice)} is used more than once")
         for service in self.services:
             _check_service(service)
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
+            raise ConfigError(f"threads must be 1 to {_MOST_THREADS}, got {self.threads}")
         if self.max_queue < 1:
             raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
 

@@ -10,10 +10,12 @@ from shoal.core import ModelUnavailable
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in ``file``, {} where there is no such file; raises ModelUnavailable where it is broken."""
+    if not file.exists():
+        return {}
+    if not file.is_file():  # reading a pipe would take for ever
+        raise ModelUnavailable(f"{file} is no file")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except ValueError as error:
         raise ModelUnavailable(f"{file} is not valid JSON: {error}") from error
     except RecursionError:

@@ -20,6 +20,10 @@ from shoal.models.pull import pull_bundled
 def check_model(name: str) -> None:
     """Raise ModelUnavailable where ``name`` cannot be a model's; never asks the network, so it is quick."""
     path = Path(name).expanduser()
+    try:
+        path.exists()
+    except OSError as error:  # a name that no file can have
+        raise ModelUnavailable(f"there is no model {name!r:.80}: {error.strerror}") from None
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise ModelUnavailable(f"{name} is a file, but neither a folder nor a .gguf file: name its folder")
     if path.is_file() or (path / "config.json").is_file() or name in BUNDLED:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from uvicorn.loops.auto import auto_loop_factory
-
 from shoal.core import EngineDied
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.engine.launch import check_open_files
@@ -47,8 +45,8 @@ def run_server(
     }
     for tokenizer in tokenizers.values():
         tokenizer.least_tokens("")  # reads all of the vocabulary once; requests should not wait for that
-    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        runner.run(_run(engine, options, folders, tokenizers, loading, ready))
+    # Not uvloop's: children that it starts would be open to the Ctrl-C of a terminal.
+    asyncio.run(_run(engine, options, folders, tokenizers, loading, ready))
 
 
 async def _run(
