@@ -54,7 +54,7 @@ class ModelShape:
         """The shape."""
         text: str = Text().read(node, path)
         file = located(text, node.where, self.folder)
-        file = file / "config.json" if file.is_dir() else file
+        file = file / "config.json" if os.path.isdir(file) else file
         try:
             if file.suffix == ".json":
                 return ModelSpec.from_config(_read_json(file), file.resolve().parent.name)
