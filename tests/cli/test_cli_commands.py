@@ -378,3 +378,10 @@ def test_prompts_that_nest_too_deeply_are_told_by_their_line(tmp_path, capsys):
     file.write_text("[" * 100_000)
     assert run(["generate", "--model", "smollm2", "--file", str(file)]) != 0
     assert "not valid JSON" in capsys.readouterr().err
+
+
+def test_a_simulated_model_of_wrong_types_is_told(tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"hidden_size": "x", "num_attention_heads": 2, "num_hidden_layers": 1}))
+    assert run(["simulate", "--model", str(file)]) != 0
+    assert "describes no model" in capsys.readouterr().err

@@ -33,6 +33,7 @@ def with_config(folder: Path, **config: object) -> Path:
         ({"num_hidden_layers": 3}, r"num_hidden_layers: 3, but no more than 2 could be in its weight files"),
         ({"num_labels": 10**400}, r"num_labels: 10{19}, but no more than 100000"),
         ({"text_config": {"num_local_experts": 10**9}}, r"num_local_experts: 1000000000"),
+        ({"attribute_map": {"num_hidden_layers": "z"}, "z": 10**9}, "has an attribute_map"),
     ],
 )
 def test_a_config_that_cannot_be_served_is_refused_at_once(
@@ -130,3 +131,8 @@ def test_what_should_be_a_small_file_and_is_none_is_named(tmp_path: Path) -> Non
         with pytest.raises(ModelUnavailable, match=f"{name} is no file"):
             read_json(tmp_path / name)
     assert read_json(tmp_path / "absent.json") == {}
+    folder = whole_folder(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(ModelUnavailable, match=r"model\.safetensors is no file"):
+        resolve_model(str(folder))

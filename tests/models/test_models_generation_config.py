@@ -48,3 +48,9 @@ def test_the_catalog_speaks_for_bundled_models_whose_files_do_not(tmp_path: Path
     assert advised_sampling("other", tmp_path) == {}
     folder = make_folder(tmp_path / "own", None, generation_config={"temperature": 0.6})
     assert advised_sampling("smollm2", folder) == {"temperature": 0.6}
+
+
+def test_a_number_beyond_all_floats_is_no_temperature(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, None, generation_config={"temperature": 10**400})
+    with pytest.raises(ModelUnavailable, match="generation_config"):
+        read_sampling_defaults(folder)

@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from models_builders import CHATML, byte_level_backend, make_folder, pieces_backend
+from tokenizers import models
 
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
 from shoal.models import Tokenizer
@@ -223,3 +225,9 @@ def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelUnavailable, match=r"tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_a_tokenizer_that_fails_with_every_text_is_refused_at_the_start(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
+    with pytest.raises(ModelUnavailable, match="cannot be used"):
+        Tokenizer.from_folder(make_folder(tmp_path, backend))

@@ -129,4 +129,6 @@ def _answer(
 
 
 def _read_line() -> str:
+    if sys.stdin is None:  # closed by whoever started this
+        raise EOFError
     return input("> " if sys.stdin.isatty() else "")

@@ -35,7 +35,8 @@ class ServerProcess:
 
     def __init__(self, arguments: Sequence[str], port: int, command: Sequence[str] | None = None) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        start = command or (sys.executable, "-m", "shoal.cli", "serve")
+        # It ends with this process, however that ends.
+        start = command or (sys.executable, "-m", "shoal.models.child", "shoal.cli", "serve")
         self._command = [*start, *arguments, "--host", "127.0.0.1", "--port", str(port)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,7 +45,7 @@ class ServerProcess:
         """Start the server; it is not ready yet."""
         self._process = subprocess.Popen(
             self._command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

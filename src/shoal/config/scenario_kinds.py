@@ -18,6 +18,14 @@ from shoal.forecast.model_spec import ModelSpec, find_model_spec, model_spec
 from shoal.workload import ARRIVALS, LENGTHS, SIDE_DISTRIBUTIONS, FixedLength, Independent, Replay
 
 
+def _shape(file: Path) -> ModelSpec:
+    config = _read_json(file)
+    try:
+        return ModelSpec.from_config(config, file.resolve().parent.name)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(f"{file} describes no model: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class FilePath:
     """A file or folder that exists. ``folder``: where relative paths start that are no flags."""
@@ -57,7 +65,7 @@ class ModelShape:
         file = file / "config.json" if os.path.isdir(file) else file
         try:
             if file.suffix == ".json":
-                return ModelSpec.from_config(_read_json(file), file.resolve().parent.name)
+                return _shape(file)
             return find_model_spec(text) or model_spec(text)
         except ConfigError as error:
             raise problem(node.where, path, str(error)) from None

@@ -37,6 +37,10 @@ def check_config(folder: Path) -> None:
             f" transformers has no model_type {config.get('model_type')!r:.80} of its own"
         )
     for part in _sections(config):
+        if part.get("attribute_map"):
+            raise ModelUnsupported(
+                f"{folder / 'config.json'} has an attribute_map, which would make its names mean others"
+            )
         _refuse_counts(folder, part, _LISTED, _LONGEST_LIST, "are read here")
         quantisation = part.get("quantization_config") or part.get("compression_config")
         if quantisation:

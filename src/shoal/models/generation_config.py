@@ -33,6 +33,6 @@ def read_sampling_defaults(folder: Path) -> dict[str, float | int]:
         found = {"temperature": 0.0, **{name: found[name] for name in found if name not in _CHOICE}}
     try:
         SamplingParams(**found)
-    except InvalidRequest as error:
+    except (InvalidRequest, OverflowError) as error:
         raise ModelUnavailable(f"{file}: {error}") from error
     return found

@@ -61,6 +61,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(description))
         except Exception as error:  # the library raises plain Exception
             raise ModelUnavailable(f"{description} cannot be read: {error}") from error
+        _try(backend, description)
         # Padding and truncation are settings of the training run that saved the file.
         backend.no_padding()
         backend.no_truncation()
@@ -150,6 +151,16 @@ class Tokenizer:
                 code=NO_CHAT_TEMPLATE,
             )
         return self._template
+
+
+def _try(backend: tokenizers.Tokenizer, description: Path) -> None:
+    """Raise ModelUnavailable where every text, or one with a new word, would be an error."""
+    try:
+        backend.encode_batch_fast(["A word, 2 numbers: 17\n", "\u00e9\U0001f600"])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library also panics
+        raise ModelUnavailable(f"{description} cannot be used: {error!s:.200}") from None
 
 
 def _state(part: Any) -> dict[str, Any] | None:

@@ -103,6 +103,8 @@ def _inside(folder: Path, name: Any, named_by: Path) -> Path:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    if not file.is_file():  # reading a pipe would take for ever
+        raise ModelUnavailable(f"{file} is no file")
     try:
         with safe_open(file, framework="numpy") as opened:
             for name in opened.keys():  # noqa: SIM118 (no mapping)

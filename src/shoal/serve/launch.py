@@ -68,8 +68,10 @@ async def _run(
         if not starting.done():
             starting.cancel()
             await asyncio.wait((starting,))
-        if starting.cancelled():
+        if starting.cancelled() or starting.exception():
             warming.cancel()
+            await asyncio.wait((warming,))
+        if starting.cancelled():
             return
         handle = starting.result()
         dying = asyncio.create_task(handle.wait_died())
