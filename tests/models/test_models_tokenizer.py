@@ -1,11 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from models_builders import CHATML, byte_level_backend, make_folder, pieces_backend
-from tokenizers import models
+from tokenizers import models, normalizers
 
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
 from shoal.models import Tokenizer
@@ -230,4 +231,13 @@ def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
 def test_a_tokenizer_that_fails_with_every_text_is_refused_at_the_start(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
     with pytest.raises(ModelUnavailable, match="cannot be used"):
+        Tokenizer.from_folder(make_folder(tmp_path, backend))
+
+
+@pytest.mark.parametrize("steps", [[("Replace", "ab" * 9)] * 3, [("Prepend", "x" * 1000)]])
+def test_a_normalizer_that_makes_short_texts_enormous_is_refused(tmp_path: Path, steps: list[Any]) -> None:
+    kinds = {"Replace": lambda text: normalizers.Replace("a", text), "Prepend": normalizers.Prepend}
+    backend = byte_level_backend()
+    backend.normalizer = normalizers.Sequence([kinds[kind](text) for kind, text in steps])
+    with pytest.raises(ModelUnavailable, match="enormous"):
         Tokenizer.from_folder(make_folder(tmp_path, backend))

@@ -8,6 +8,7 @@ printable character. SentencePiece-style vocabularies (Kudo and Richardson, 2018
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
+from math import prod
 from typing import Any
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -35,6 +36,18 @@ def keeps_text(normalizer: Mapping[str, Any] | None) -> bool:
     """Whether the ``normalizer`` entry of a tokenizer.json leaves a text at least as long as it is."""
     steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
     return all(step.get("type") == "Prepend" or _only_lengthens(step) for step in steps)
+
+
+def growth(normalizer: Mapping[str, Any] | None) -> float:
+    """How many times as long, at the most, the ``normalizer`` entry of a tokenizer.json makes a character."""
+    step = normalizer or {}
+    if step.get("type") == "Sequence":
+        return prod(growth(inner) for inner in step.get("normalizers", []))
+    if step.get("type") == "Prepend":
+        return 1 + len(step.get("prepend", ""))
+    if step.get("type") == "Replace":
+        return max(1, len(step.get("content", "")) / max(1, len(step["pattern"].get("String", ""))))
+    return 1
 
 
 def _only_lengthens(step: Mapping[str, Any]) -> bool:

@@ -13,10 +13,13 @@ from shoal.models.chat_template import ChatTemplate
 from shoal.models.conversion import tokenizer_folder
 from shoal.models.folder_config import eos_from_configs, read_json
 from shoal.models.progress import silent
-from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, keeps_text
+from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, growth, keeps_text
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of the InvalidRequest that a conversation with a model without chat template raises."""
+
+# Normalizers write a few characters for one at the most.
+_MOST_GROWTH = 64
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -61,6 +64,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(description))
         except Exception as error:  # the library raises plain Exception
             raise ModelUnavailable(f"{description} cannot be read: {error}") from error
+        if growth(_state(backend.normalizer)) > _MOST_GROWTH:
+            raise ModelUnavailable(f"{description} cannot be used: its normalizer makes short texts enormous")
         _try(backend, description)
         # Padding and truncation are settings of the training run that saved the file.
         backend.no_padding()
