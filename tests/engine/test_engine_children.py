@@ -4,10 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -31,23 +28,6 @@ def test_ctrl_c_does_not_reach_an_engine_that_starts():
             await process.stop()
 
     asyncio.run(main())
-
-
-def test_a_child_ends_with_a_parent_that_has_not_read_what_it_said():
-    ours, its = socket.socketpair()
-    program = """
-import os, time
-from shoal.engine.children import end_with_parent
-os.write(0, b".")
-end_with_parent(0)
-time.sleep(300)
-"""
-    child = subprocess.Popen([sys.executable, "-c", program], stdin=its, stderr=subprocess.PIPE)
-    its.close()
-    ours.recv(1, socket.MSG_PEEK)
-    ours.close()
-    assert child.communicate(timeout=60)[1] == b""
-    assert child.returncode == 1
 
 
 def test_too_few_open_files_are_told_before_an_engine_starts(monkeypatch):

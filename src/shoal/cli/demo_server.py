@@ -36,7 +36,7 @@ class ServerProcess:
     def __init__(self, arguments: Sequence[str], port: int, command: Sequence[str] | None = None) -> None:
         self.url = f"http://127.0.0.1:{port}"
         # It ends with this process, however that ends.
-        start = command or (sys.executable, "-m", "shoal.models.child", "shoal.cli", "serve")
+        start = command or (sys.executable, "-m", "shoal.models.run_child", "shoal.cli", "serve")
         self._command = [*start, *arguments, "--host", "127.0.0.1", "--port", str(port)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,13 +1,9 @@
-"""Processes that others start: Ctrl-C is not theirs, and they end with whoever started them."""
+"""Starting processes that a terminal's Ctrl-C does not reach."""
 
-import os
-import select
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PARENT_CHECK_S = 1.0
 _INTERRUPT = {signal.SIGINT}
 _holding = 0
 
@@ -27,23 +23,3 @@ def interrupts_held_back() -> Iterator[None]:
         _holding -= 1
         if not _holding:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
-
-
-def end_with_parent(lifeline: int) -> None:
-    """From now on, end this process at once when its parent is gone, or closes its end of ``lifeline``.
-
-    lifeline: file descriptor of a pipe whose other end only the parent has, and never writes to.
-    """
-    arguments = (lifeline, os.getppid())
-    threading.Thread(target=_watch, args=arguments, name="parent-watch", daemon=True).start()
-
-
-def _watch(lifeline: int, parent: int) -> None:
-    while os.getppid() == parent:
-        readable, _, _ = select.select([lifeline], [], [], _PARENT_CHECK_S)
-        try:
-            if readable and not os.read(lifeline, 1):
-                break
-        except ConnectionError:  # the parent ended without having read everything
-            break
-    os._exit(1)

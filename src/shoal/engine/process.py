@@ -25,10 +25,10 @@ import zmq
 
 from shoal.core import InvalidRequest, TokenEvent
 from shoal.engine import wire
-from shoal.engine.children import end_with_parent
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
+from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 

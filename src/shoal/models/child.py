@@ -1,16 +1,14 @@
-"""Processes that end with the one that started them, however that ends: conversions and downloads.
-
-``python -m shoal.models.child MODULE ARGUMENTS`` runs a module as ``python -m`` does, and watches standard
-input, whose other end the parent holds open: end of file there means that the parent is gone.
-"""
+"""Processes that end with the one that started them, however that ends."""
 
 import os
-import runpy
+import select
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
+
+_PARENT_CHECK_S = 1.0
 
 
 def start_child(
@@ -22,7 +20,7 @@ def start_child(
     stderr: IO[bytes] | int,
 ) -> subprocess.Popen[bytes]:
     """Start ``module`` with ``arguments``; the module itself finds its standard input empty."""
-    command = [sys.executable, "-m", "shoal.models.child", module, *arguments]
+    command = [sys.executable, "-m", "shoal.models.run_child", module, *arguments]
     return subprocess.Popen(
         command, env=dict(environment), stdin=subprocess.PIPE, stdout=stdout, stderr=stderr
     )
@@ -37,21 +35,21 @@ def end_child(child: "subprocess.Popen[bytes]") -> None:
     child.stdin.close()
 
 
-def _end_with_parent(watched: int) -> None:
-    os.read(watched, 1)
+def end_with_parent(lifeline: int) -> None:
+    """From now on, end this process at once when its parent is gone, or closes its end of ``lifeline``.
+
+    lifeline: file descriptor of a pipe whose other end only the parent has, and never writes to.
+    """
+    arguments = (lifeline, os.getppid())
+    threading.Thread(target=_watch, args=arguments, name="parent-watch", daemon=True).start()
+
+
+def _watch(lifeline: int, parent: int) -> None:
+    while os.getppid() == parent:
+        readable, _, _ = select.select([lifeline], [], [], _PARENT_CHECK_S)
+        try:
+            if readable and not os.read(lifeline, 1):
+                break
+        except ConnectionError:  # the parent ended without having read everything
+            break
     os._exit(1)
-
-
-def main() -> None:
-    """Run the module that the arguments name; ends as that does."""
-    watched = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    threading.Thread(target=_end_with_parent, args=(watched,), name="parent-watch", daemon=True).start()
-    sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -66,7 +66,7 @@ class Tokenizer:
             raise ModelUnavailable(f"{description} cannot be read: {error}") from error
         if growth(_state(backend.normalizer)) > _MOST_GROWTH:
             raise ModelUnavailable(f"{description} cannot be used: its normalizer makes short texts enormous")
-        _try(backend, description)
+        _check_usable(backend, description)
         # Padding and truncation are settings of the training run that saved the file.
         backend.no_padding()
         backend.no_truncation()
@@ -158,7 +158,7 @@ class Tokenizer:
         return self._template
 
 
-def _try(backend: tokenizers.Tokenizer, description: Path) -> None:
+def _check_usable(backend: tokenizers.Tokenizer, description: Path) -> None:
     """Raise ModelUnavailable where every text, or one with a new word, would be an error."""
     try:
         backend.encode_batch_fast(["A word, 2 numbers: 17\n", "\u00e9\U0001f600"])

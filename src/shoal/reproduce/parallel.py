@@ -7,7 +7,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from shoal.engine.children import end_with_parent, interrupts_held_back
+from shoal.engine.children import interrupts_held_back
+from shoal.models.child import end_with_parent
 from shoal.reproduce.result import Effort
 
 Point = TypeVar("Point")

@@ -30,7 +30,9 @@ class WorkLimits:
     """What one piece of work may take."""
 
     cpu_s: float = 2.0
+    """Processor time; a busy machine does not make work fail."""
     memory_bytes: int = 128 * 2**20
+    """Beyond what its process has at its start."""
 
 
 class Workers(Protocol):
