@@ -94,15 +94,26 @@ ANONYMOUS_TOKEN = -2
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a plan produced: one token (or NO_TOKEN) for each entry of ``plan.sampled``, in that order.
+    """What a plan produced: at least one token for each entry of ``plan.sampled``, in that order."""
 
-    logprobs: None, or one entry for each sampled token (None where the request wants none).
-    """
-
-    tokens: Sequence[int]
-    duration_ns: int
-    logprobs: Sequence[TokenLogprobs | None] | None = None
+    tokens: Sequence[Sequence[int]]
+    """Tokens [n][sampled]: the first of every row, then the second, ...; NO_TOKEN where none could be sampled.
+    n is the number of iterations done, unless ``counts`` says otherwise; at least 1, at most
+    ``plan.iterations``."""
+    durations_ns: Sequence[int]
+    """Of each iteration done."""
+    counts: Sequence[int] | None = None
+    """How many of its column's tokens each row has; None: all. An executor that makes several tokens of a row in
+    one iteration (speculation) says it here."""
+    logprobs: Sequence[Sequence[TokenLogprobs | None]] | None = None
+    """Of each token (None where the request wants none); or None."""
     timings: StepTimings = field(default_factory=StepTimings)
+    """Where the time went."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Of all iterations."""
+        return sum(self.durations_ns)
 
 
 @dataclass(frozen=True, slots=True)

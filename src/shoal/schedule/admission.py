@@ -1,8 +1,8 @@
 """Admissions: is there memory for one more request?
 
-One family over the question "which output lengths do I believe": the largest possible (conservative),
-none beyond what is there (aggressive), those of the recent past (past-future), those that a length predictor
-gives each request (predicted), the true ones (oracle), the next few tokens only (slice).
+One family over the question which output lengths to assume: the largest possible (conservative), none beyond
+what is there (aggressive), those of the recent past (past-future), those that a length predictor gives each
+request (predicted), the true ones (oracle), the next few tokens only (slice).
 Memory is counted in merged blocks. Past-Future scheduler: Gong et al., sections 3.1 to 3.3.
 
 No admission sees fragmentation: blocks that are free inside another service's merged blocks count as free,
@@ -12,30 +12,31 @@ and compaction makes them so.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.core import ConfigError
-from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
-from shoal.schedule.belief import PREDICTIONS, TRUTHS, Belief, draws
-from shoal.schedule.crowd import Crowd
-from shoal.schedule.lookup import lookup
+from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory
+from shoal.schedule.memory_forecast import MemoryForecast, most_tokens, peaks_with_each, total_peaks
+from shoal.schedule.registry import lookup
+from shoal.schedule.running_batch import IntArray, RequestTable
+
+Numbers = npt.NDArray[np.floating[Any]] | IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(ABC):
-    """Decides from numbers alone; holds knobs, no state.
+    """Decides from numbers alone; holds knobs, no state."""
 
-    admit_every: admission is tried at every so many steps (and whenever nothing runs).
-    stays_refused: whom it refuses, it refuses again as long as those running only decode and nobody leaves.
-    reads_lengths: it looks at predicted lengths.
-    """
-
-    stays_refused: ClassVar[bool] = False
+    stays_rejected: ClassVar[bool] = False
+    """Whom it rejects, it rejects again as long as those running only decode and nobody leaves."""
     reads_lengths: ClassVar[bool] = False
+    """It looks at predicted lengths."""
 
     admit_every: int = 1
+    """Admission is tried at every so many steps (and whenever nothing runs)."""
 
     def __post_init__(self) -> None:
         """Refuse knobs without meaning; raises ConfigError."""
@@ -47,17 +48,37 @@ class Admission(ABC):
         """Output tokens after which a request must be scheduled anew; None: it runs while memory lasts."""
         return None
 
-    def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
-        """Whether the requests in ``crowds`` (one of each service) fit in ``capacity`` merged blocks."""
-        return self.demand(crowds) <= self.limit(capacity)
+    def how_many_fit(
+        self,
+        running: MemoryForecast,
+        candidates: RequestTable,
+        others: Sequence[MemoryForecast],
+        capacity: int,
+    ) -> int:
+        """How many of ``candidates``, from the first on, fit in ``capacity`` merged blocks.
+
+        running: requests of the candidates' service; the candidates share no blocks with them. others: those of
+        the other services.
+        """
+        return leading(self.demand_with_each(running, candidates, others) <= self.limit(capacity))
+
+    def fits(self, forecasts: Sequence[MemoryForecast], capacity: int) -> bool:
+        """Whether requests (a forecast for each service) fit in ``capacity`` merged blocks."""
+        return bool(self.demand(forecasts) <= self.limit(capacity))
 
     @abstractmethod
     def limit(self, capacity: int) -> float:
         """How many of ``capacity`` merged blocks may be asked for."""
 
     @abstractmethod
-    def demand(self, crowds: Sequence[Crowd]) -> float:
-        """Merged blocks believed to be needed at once, from ``footprint`` up to ``most`` of the crowds."""
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
+        """Merged blocks assumed to be needed at once, from ``footprint`` up to ``most`` of the forecasts."""
+
+    @abstractmethod
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> Numbers:
+        """The same with the first, the first two, ... of ``candidates`` [k]; see ``how_many_fit``."""
 
     def new_history(self, maximum: int) -> LengthHistory:
         """The memory of past output lengths to keep for a service whose longest output is ``maximum``."""
@@ -66,14 +87,12 @@ class Admission(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conservative(Admission):
-    """Every request takes its ceiling, and none leaves before another: prompt + most output, summed up.
+    """Every request takes all it may, and none leaves before another: prompt + most output, summed up."""
 
-    overcommit: share of the capacity that this sum may reach, 1.5 for 150%.
-    """
-
-    stays_refused: ClassVar[bool] = True
+    stays_rejected: ClassVar[bool] = True
 
     overcommit: float = 1.0
+    """Share of the capacity that this sum may reach, 1.5 for 150%."""
 
     def __post_init__(self) -> None:
         """Refuse knobs without meaning; raises ConfigError."""
@@ -84,21 +103,25 @@ class Conservative(Admission):
         """The overcommitted capacity."""
         return self.overcommit * capacity
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
-        """The sum of ceilings."""
-        return sum([crowd.most for crowd in crowds])
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
+        """The sum of what each may take."""
+        return sum([forecast.most for forecast in forecasts])
+
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> Numbers:
+        """The same with candidates."""
+        return _most_with_each(running, candidates, others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggressive(Admission):
-    """No request grows: tokens held and the newcomer's are all that counts.
+    """No request grows: tokens held and the candidate's are all that counts."""
 
-    watermark: share of the capacity that they may reach.
-    """
-
-    stays_refused: ClassVar[bool] = True
+    stays_rejected: ClassVar[bool] = True
 
     watermark: float = 0.95
+    """Share of the capacity that they may reach."""
 
     def __post_init__(self) -> None:
         """Refuse knobs without meaning; raises ConfigError."""
@@ -109,76 +132,93 @@ class Aggressive(Admission):
         """The capacity up to the watermark."""
         return self.watermark * capacity
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
         """What is known already."""
-        return sum([crowd.footprint for crowd in crowds])
+        return sum([forecast.footprint for forecast in forecasts])
+
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> Numbers:
+        """The same with candidates."""
+        return _footprint_with_each(running, candidates, others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasting(Admission):
-    """What admissions have in common that believe in certain output lengths: memory is their peak, M*."""
+    """What admissions have in common that assume certain output lengths: memory is their peak, M*."""
+
+    def samples(self, requests: int) -> int:
+        """How many lengths are drawn for each of so many requests; never more for more of them."""
+        return 1
 
     @abstractmethod
-    def belief(self, crowds: Sequence[Crowd]) -> Belief:
-        """In which lengths."""
+    def estimate(self, table: RequestTable, lengths: LengthDistribution, samples: int) -> IntArray:
+        """Output lengths of some requests [samples, n]; those of one do not depend on the others."""
 
-    def combine(self, peaks: Sequence[int]) -> float:
-        """One number of the peaks of all draws, that does not fall when one of them rises."""
-        return peaks[0]
+    def combine(self, peaks: IntArray) -> Numbers:
+        """One number of the peaks of all draws [..., draws], that does not fall when one of them rises."""
+        return peaks[..., 0]
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
-        """The safe M* of all services."""
-        belief = self.belief(crowds)
-        return self._safe(crowds, [crowd.peak(belief) for crowd in crowds])
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
+        """The sum of every service's M*."""
+        samples = self.samples(max(1, sum(map(len, forecasts))))
+        lengths = [self.estimate(forecast.table, forecast.lengths, samples) for forecast in forecasts]
+        return float(self.combine(total_peaks(forecasts, lengths)))
 
-    def fits(self, crowds: Sequence[Crowd], capacity: int) -> bool:
-        """See ``Admission``; bounds come first, since most answers need no forecast then."""
-        limit, belief = self.limit(capacity), self.belief(crowds)
-        known = [peak for crowd in crowds if (peak := crowd.known_peak(belief)) is not None]
-        if len(known) == len(crowds):
-            return self._safe(crowds, known) <= limit
-        # No belief takes less than what is known already, or more than what everybody could take.
-        footprint = most = 0
-        for crowd in crowds:
-            footprint += crowd.footprint
-            most += crowd.most
-        if footprint > limit:
-            return False
-        if most <= limit:
-            return True
-        glimpses = [seen for crowd in crowds if (seen := crowd.glimpse(belief)) is not None]
-        if len(glimpses) == len(crowds) and self._safe(crowds, glimpses) > limit:
-            return False
-        bounds = [crowd.bounds(belief) for crowd in crowds]
-        if self._safe(crowds, [high for _, high in bounds]) <= limit:
-            return True
-        if all(low is high for low, high in bounds) or self._safe(crowds, [low for low, _ in bounds]) > limit:
-            return False
-        return self.demand(crowds) <= limit
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> Numbers:
+        """The same with candidates."""
+        before = len(running) + sum(map(len, others))
+        samples = [self.samples(before + joined + 1) for joined in range(len(candidates))]
+        most = samples[0]
+        peaks = peaks_with_each(
+            running,
+            self.estimate(running.table, running.lengths, most),
+            candidates,
+            self.estimate(candidates, running.lengths, most),
+        )
+        if others:
+            lengths = [self.estimate(other.table, other.lengths, most) for other in others]
+            peaks = peaks + total_peaks(others, lengths)
+        if samples[-1] == most:
+            return self.combine(peaks)
+        return np.array(
+            [self.combine(some[:drawn]) for some, drawn in zip(peaks, samples, strict=True)], dtype=np.float64
+        )
 
-    def _safe(self, crowds: Sequence[Crowd], blocks: Sequence[Sequence[int]]) -> float:
-        """One number of the peaks of each crowd."""
-        if len(crowds) == 1:
-            return self.combine([*map(crowds[0].merged, blocks[0])])
-        peaks = [np.array([*map(crowd.merged, some)]) for crowd, some in zip(crowds, blocks, strict=True)]
-        return self.combine(safe_peak(peaks).tolist())
+    def how_many_fit(
+        self,
+        running: MemoryForecast,
+        candidates: RequestTable,
+        others: Sequence[MemoryForecast],
+        capacity: int,
+    ) -> int:
+        """See ``Admission``; a forecast is made only where sums leave the answer open."""
+        limit = self.limit(capacity)
+        if leading(_most_with_each(running, candidates, others) <= limit) == len(candidates):
+            return len(candidates)
+        possible = leading(_footprint_with_each(running, candidates, others) <= limit)
+        if not possible:
+            return 0
+        if possible < len(candidates):
+            candidates = candidates.take(np.arange(possible))
+        return leading(self.demand_with_each(running, candidates, others) <= limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastFuture(Forecasting):
-    """Output lengths drawn from those of the recent past; memory as their peak, M*.
-
-    reserved: share of the capacity kept back for forecasts that were too low.
-    window: how many finished requests of a service are remembered.
-    cold_start: "kaplan-meier" or "max"; what is believed before as many have finished (``LengthHistory``).
-    draws: "mean" of M* over 10 draws (fewer for more than 64 requests, at least 3), or "max" over
-        min(5, 200 // requests + 1), as LightLLM does.
-    """
+    """Output lengths drawn from those of the recent past; memory as their peak, M*."""
 
     reserved: float = 0.05
+    """Share of the capacity kept back for forecasts that were too low."""
     window: int = 1000
+    """How many finished requests of a service are remembered."""
     cold_start: str = "kaplan-meier"
+    """"kaplan-meier" or "max": what is assumed before as many have finished (``LengthHistory``)."""
     draws: str = "mean"
+    """"mean" of M* over 10 draws (fewer for more than 64 requests, at least 3), or "max" over
+    min(5, 200 // requests + 1), as LightLLM does."""
 
     def __post_init__(self) -> None:
         """Refuse knobs without meaning; raises ConfigError."""
@@ -194,17 +234,22 @@ class PastFuture(Forecasting):
         """The capacity without the reserve."""
         return (1 - self.reserved) * capacity
 
-    def belief(self, crowds: Sequence[Crowd]) -> Belief:
-        """Several draws."""
-        requests = max(1, sum(map(len, crowds)))
+    def samples(self, requests: int) -> int:
+        """Several; where many requests add up, each draw is nearer to the mean, and fewer will do."""
         if self.draws == "mean":
-            # Where many requests add up, each draw is nearer to the mean, and fewer will do.
-            return draws(min(10, max(3, 640 // requests)))
-        return draws(min(5, 200 // requests + 1))
+            return min(10, max(3, 640 // requests))
+        return min(5, 200 // requests + 1)
 
-    def combine(self, peaks: Sequence[int]) -> float:
+    def estimate(self, table: RequestTable, lengths: LengthDistribution, samples: int) -> IntArray:
+        """Drawn from those of the recent past, anew after every token."""
+        generated = table.num_tokens_with_in_flight - table.num_prompt_tokens
+        return lengths.draw(table.seeds, generated, table.max_new_tokens, samples)
+
+    def combine(self, peaks: IntArray) -> Numbers:
         """Mean or largest."""
-        return sum(peaks) / len(peaks) if self.draws == "mean" else max(peaks)
+        if self.draws == "mean":
+            return peaks.sum(axis=-1) / peaks.shape[-1]
+        return peaks.max(axis=-1)
 
     def new_history(self, maximum: int) -> LengthHistory:
         """A window as asked for."""
@@ -213,30 +258,29 @@ class PastFuture(Forecasting):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle(Forecasting):
-    """The true output lengths (``Request.true_output_tokens``; the ceiling where unknown), as M*."""
+    """The true output lengths (``Request.true_output_tokens``; the most where unknown), as M*."""
 
     def limit(self, capacity: int) -> float:
         """All of it."""
         return capacity
 
-    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+    def estimate(self, table: RequestTable, lengths: LengthDistribution, samples: int) -> IntArray:
         """The truth."""
-        return TRUTHS
+        return (table.num_final_tokens - table.num_prompt_tokens)[None, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted(Forecasting):
-    """The output lengths that the scheduler's predictor believes (``SchedulerOptions.lengths``), as M*.
+    """The output lengths that the scheduler's predictor says (``SchedulerOptions.lengths``), as M*.
 
     UELLM (section on its resource profiler): memory is set aside by a request's predicted length, and
     corrected when a request outgrows it.
-
-    reserved: share of the capacity kept back for predictions that were too low.
     """
 
     reads_lengths: ClassVar[bool] = True
 
     reserved: float = 0.05
+    """Share of the capacity kept back for predictions that were too low."""
 
     def __post_init__(self) -> None:
         """Refuse knobs without meaning; raises ConfigError."""
@@ -247,18 +291,18 @@ class Predicted(Forecasting):
         """The capacity without the reserve."""
         return (1 - self.reserved) * capacity
 
-    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+    def estimate(self, table: RequestTable, lengths: LengthDistribution, samples: int) -> IntArray:
         """The predictions."""
-        return PREDICTIONS
+        return table.predicted_tokens[None, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice(Admission):
     """Every request owns the blocks of its next ``tokens`` output tokens, and is scheduled anew after them.
 
-    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is evicted inside one.
+    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is preempted inside one.
     At its end a request keeps its KV and waits for memory for the next; where nobody can go on, one is
-    evicted.
+    preempted.
     """
 
     tokens: int = 128
@@ -277,9 +321,36 @@ class Slice(Admission):
         """All of it."""
         return capacity
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
         """What is known already; slices are allocated, so that the pool itself says what is left."""
-        return sum([crowd.footprint for crowd in crowds])
+        return sum([forecast.footprint for forecast in forecasts])
+
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> Numbers:
+        """The same with candidates."""
+        return _footprint_with_each(running, candidates, others)
+
+
+def leading(fits: npt.NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return len(fits) if fits.all() else int(fits.argmin())
+
+
+def _most_with_each(
+    running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+) -> IntArray:
+    """Merged blocks if every output is as long as it may be, with the first, the first two, ... candidates."""
+    of_others = sum([other.most for other in others])
+    return running.with_each(most_tokens(running.table), most_tokens(candidates)) + of_others
+
+
+def _footprint_with_each(
+    running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+) -> IntArray:
+    """Merged blocks for all known tokens, with the first, the first two, ... candidates."""
+    known = running.table.num_tokens_with_in_flight, candidates.num_tokens_with_in_flight
+    return running.with_each(*known) + sum([other.footprint for other in others])
 
 
 def _require(holds: bool, knob: str, rule: str, value: object) -> None:

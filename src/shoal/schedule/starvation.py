@@ -6,72 +6,85 @@ order would be none; so here each service's longest unserved request comes first
 
 from collections.abc import Iterable
 
-from shoal.schedule.group import Group
-from shoal.schedule.tracked import Tracked
+import numpy as np
+
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import IntArray, RunningBatch
+from shoal.schedule.service_state import ServiceState
+
+_LONGEST_NS = 1 << 61
+_MOST_DOUBLINGS = 20
 
 
-class Guard:
+class StarvationGuard:
     """Watches over requests that have not taken part in a step for ``threshold_ns``.
 
-    The threshold of a request doubles whenever it was evicted for a starved one, so that two that do not fit
-    beside each other get ever longer turns instead of evicting one another for ever.
+    The threshold of a request doubles whenever it was preempted for a starved one, so that two that do not
+    fit beside each other get ever longer turns instead of preempting one another for ever.
     """
 
     def __init__(self, threshold_ns: int) -> None:
-        self._threshold_ns = threshold_ns
+        self._threshold_ns = min(threshold_ns, _LONGEST_NS)
+        self._most_doublings = min(_MOST_DOUBLINGS, _LONGEST_NS.bit_length() - self._threshold_ns.bit_length())
 
-    def due_ns(self, one: Tracked) -> int:
-        """When it starves."""
-        return one.served_ns + (self._threshold_ns << min(one.displaced, 20))
+    def due_ns(self, request: RequestState) -> int:
+        """When a waiting request starves."""
+        doublings = min(request.num_preempted_by_starvation, self._most_doublings)
+        return request.last_scheduled_ns + (self._threshold_ns << doublings)
 
-    def starving(self, groups: Iterable[Group], now_ns: int) -> list[Tracked]:
+    def _running_due_ns(self, batch: RunningBatch) -> IntArray:
+        """When running requests starve."""
+        doublings = np.minimum(batch.num_preempted_by_starvation, self._most_doublings)
+        return batch.last_scheduled_ns + (self._threshold_ns << doublings)
+
+    def starving(self, services: Iterable[ServiceState], now_ns: int) -> list[RequestState]:
         """At most one request of each service, the longest starved first."""
         found = [
-            one
-            for group in groups
-            if now_ns >= self._next_ns(group)
-            for one in self._candidates(group, now_ns)[:1]
+            starved[0]
+            for state in services
+            if now_ns >= self._next_ns(state) and (starved := self._starved(state, now_ns))
         ]
-        return sorted(found, key=self.due_ns) if len(found) > 1 else found
+        found.sort(key=lambda pair: pair[0])
+        return [request for _, request in found]
 
-    def served(self, group: Group, now_ns: int) -> None:
+    def served(self, state: ServiceState, now_ns: int) -> None:
         """A plan was made for a starved request of the service."""
-        group.served_guard_ns = now_ns
+        state.starved_served_ns = now_ns
 
-    def next_ns(self, groups: Iterable[Group], now_ns: int) -> int | None:
+    def next_ns(self, services: Iterable[ServiceState]) -> int | None:
         """When somebody will starve next; None while nobody can."""
-        times = [
-            max(self._next_ns(group), min(map(self.due_ns, candidates)))
-            for group in groups
-            if (candidates := self._unserved(group))
-        ]
+        times = []
+        for state in services:
+            waits = state.waiting.first_due()
+            due = [] if waits is None else [self.due_ns(waits)]
+            if len(state.running):
+                due.append(int(self._running_due_ns(state.running).min()))
+            if due:
+                times.append(max(self._next_ns(state), min(due)))
         return min(times, default=None)
 
-    def nobody_before_ns(self, group: Group, served_ns: int) -> int:
-        """A time before which nobody of a service starves, if those running were served at ``served_ns``."""
-        waits = group.waiting.first_due()
-        due_ns = served_ns + self._threshold_ns
+    def nobody_before_ns(self, state: ServiceState) -> int:
+        """A time before which nobody of a service starves, if all who run take part in every step."""
+        waits = state.waiting.first_due()
+        due_ns = int(state.running.last_scheduled_ns.min()) + self._threshold_ns
         if waits is not None:
             due_ns = min(due_ns, self.due_ns(waits))
-        return max(due_ns, self._next_ns(group))
+        return max(due_ns, self._next_ns(state))
 
-    def _next_ns(self, group: Group) -> int:
-        return 0 if group.served_guard_ns is None else group.served_guard_ns + self._threshold_ns
+    def _next_ns(self, state: ServiceState) -> int:
+        return 0 if state.starved_served_ns is None else state.starved_served_ns + self._threshold_ns
 
-    def _unserved(self, group: Group) -> list[Tracked]:
-        waits = group.waiting.first_due()
-        return [*group.running, waits] if waits is not None else list(group.running)
-
-    def _candidates(self, group: Group, now_ns: int) -> list[Tracked]:
+    def _starved(self, state: ServiceState, now_ns: int) -> list[tuple[int, RequestState]]:
+        """(when it starved, request) of the one who waits and the one who runs for whom it was longest ago."""
         starved = []
-        waits = group.waiting.first_due()
-        if waits is not None and now_ns >= self.due_ns(waits):
-            starved.append(waits)
-        if group.running and now_ns >= group.earliest_due_ns:
-            longest = min(group.running, key=self.due_ns)
-            # Steps only move it on, so until then nobody need look again.
-            group.earliest_due_ns = self.due_ns(longest)
-            if now_ns >= group.earliest_due_ns and not longest.in_flight:
-                starved.append(longest)
-        starved.sort(key=self.due_ns)
+        waits = state.waiting.first_due()
+        if waits is not None and now_ns >= (due_ns := self.due_ns(waits)):
+            starved.append((due_ns, waits))
+        batch = state.running
+        if len(batch):
+            due = self._running_due_ns(batch)
+            row = int(due.argmin())
+            if now_ns >= due[row] and not batch.in_flight[row]:
+                starved.append((int(due[row]), batch.requests[row]))
+        starved.sort(key=lambda pair: pair[0])
         return starved

@@ -5,18 +5,18 @@ Here belong the classes that choose, one idea to a file, and the values they exc
 there is memory, who loses it, and that nobody starves is decided elsewhere in this room.
 
 A new order is a class in a file of its own, entered in ``ORDERS`` below. One that gives every request a
-priority takes ``ByPriority`` as its base.
+priority has ``ByPriority`` as its base.
 """
 
 from collections.abc import Mapping
 
-from shoal.schedule.lookup import lookup
+from shoal.schedule.registry import lookup
 from shoal.schedule.orders.by_priority import ByPriority
 from shoal.schedule.orders.doubling_budget import DoublingBudget
 from shoal.schedule.orders.edf import EarliestDeadline
 from shoal.schedule.orders.fcfs import PATIENCE_STEPS, Fcfs, FcfsStrict
 from shoal.schedule.orders.mlfq import Mlfq
-from shoal.schedule.orders.protocol import Decision, Order, Standing, Turn
+from shoal.schedule.orders.protocol import Decision, Order, Turn
 from shoal.schedule.orders.round_robin import RoundRobin
 from shoal.schedule.orders.shortest_remaining import ShortestRemaining
 from shoal.schedule.orders.weighted_turns import WeightedTurns
@@ -52,7 +52,6 @@ __all__ = [
     "Order",
     "RoundRobin",
     "ShortestRemaining",
-    "Standing",
     "Turn",
     "WeightedTurns",
     "order_class",

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 
-from shoal.schedule.columns import Columns
-from shoal.schedule.group import GroupView, ServiceTraits
-from shoal.schedule.members import IntArray
 from shoal.schedule.orders.by_priority import (
     LONGEST_NS,
     POWERS,
     ByPriority,
-    FloatArray,
-    Offer,
-    Ranked,
+    Candidates,
+    Priority,
     require,
     require_one_of,
 )
 from shoal.schedule.orders.protocol import Turn
-from shoal.schedule.tracked import Tracked
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
+from shoal.schedule.view import ServiceTraits, ServiceView
 
 VARIANTS = ("join", "literal", "batch", "c-mu")
 
@@ -30,11 +28,11 @@ class DoublingBudget(ByPriority):
     minimises the mean latency relative to ``mean`` if all are there at once and Q_left is what remains. A
     request that has used up its budget gets twice as much, and thereby drops behind.
 
-    variant:
-        ``join``: the smallest O picks the service, all of which then step together, newcomers joining.
+    Variants:
+        ``join``: the smallest O picks the service, all of which then step together, those who wait joining.
         ``literal``, the paper's: it picks the service and the phase; those who wait (or are within their
         prompt) step without the decodes and the decodes without them. Running requests have less left than
-        newcomers, so a batch tends to drain before anybody joins it.
+        those who wait, so a batch tends to drain before anybody joins it.
         ``batch``: as ``join``, O divided by how many requests a step of the service could serve at once (its
         waiting and running ones, at most ``max_batch``): a step is shared by all of them.
         ``c-mu``: as ``join``, with the expected remaining time given the progress in place of Q_left (Theorem
@@ -42,43 +40,45 @@ class DoublingBudget(ByPriority):
     """
 
     variant: str = "join"
+    """One of those above."""
     max_batch: int = 64
+    """Of the variant ``batch``."""
 
     def __post_init__(self) -> None:
         """Refuse knobs without meaning; raises ConfigError."""
         require_one_of(self.variant, "doubling-budget", "variant", VARIANTS)
         require(self.max_batch >= 1, "doubling-budget", "max_batch", "must be at least 1", self.max_batch)
 
-    def rank(self, one: Tracked, group: GroupView) -> float:
-        """Budget left as a share of the first one: beliefs that drift do not reorder fresh requests."""
-        budget_ns = budget_of(group.traits)
-        return budget_left(one.charged_ns, budget_ns) / budget_ns
+    def rank(self, request: RequestState, view: ServiceView) -> float:
+        """Budget left as a share of the first one: estimates that drift do not reorder fresh requests."""
+        budget_ns = budget_of(view.traits)
+        return budget_left(request.service_time_ns, budget_ns) / budget_ns
 
-    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
         """O, in seconds squared."""
-        traits = group.traits
+        traits = view.traits
         if self.variant == "c-mu" and traits.mean_output_tokens is not None:
             weight = traits.mean_s * traits.mean_s / traits.mean_output_tokens
-            return _expected_remaining(group, columns) * weight
+            return _expected_remaining(view, table) * weight
         weight = traits.mean_s / 1e9
         if self.variant == "batch":
-            weight /= max(1, min(self.max_batch, len(group.waiting) + len(group.running)))
-        return _budgets_left(columns.charged_ns, budget_of(traits)) * weight
+            weight /= max(1, min(self.max_batch, len(view.waiting) + len(view.running)))
+        return _budgets_left(table.service_time_ns, budget_of(traits)) * weight
 
-    def offers(self, ranked: Ranked) -> list[Offer]:
+    def turns(self, candidates: Candidates) -> list[tuple[Priority, Turn]]:
         """Turns with all of a service, or in ``literal`` one for each phase."""
         if self.variant != "literal":
-            return ByPriority.offers(self, ranked)
-        service, waiting = ranked.group.service, ranked.group.waiting
-        begun = set(ranked.group.prefills)
-        offers = []
-        if ranked.prompt_urgency is not None:
-            prompts = [one for one in ranked.running if one in begun]
-            offers.append(Offer(ranked.prompt_urgency, Turn(service, prompts, waiting, prefill=True)))
-        if ranked.decode_urgency is not None:
-            decodes = [one for one in ranked.running if one not in begun]
-            offers.append(Offer(ranked.decode_urgency, Turn(service, decodes)))
-        return offers
+            return ByPriority.turns(self, candidates)
+        service, waiting = candidates.view.service, candidates.view.waiting
+        prefilling = candidates.view.running.prefilling != 0
+        turns = []
+        if candidates.prompt is not None:
+            prompts = candidates.seq_ids[prefilling], candidates.keys[prefilling]
+            turns.append((candidates.prompt, Turn(service, *prompts, waiting, prefill=True)))
+        if candidates.decode is not None:
+            decodes = candidates.seq_ids[~prefilling], candidates.keys[~prefilling]
+            turns.append((candidates.decode, Turn(service, *decodes)))
+        return turns
 
 
 def budget_of(traits: ServiceTraits) -> int:
@@ -86,22 +86,22 @@ def budget_of(traits: ServiceTraits) -> int:
     return max(1, min(round((traits.mean_s + traits.deviation_s) * 1e9), LONGEST_NS))
 
 
-def budget_left(charged_ns: int, budget_ns: int) -> int:
+def budget_left(service_time_ns: int, budget_ns: int) -> int:
     """What is left of the budget that a request is on.
 
-    Budgets are Q, 2Q, 4Q, ...; they are used up when Q, 3Q, 7Q, ... have been charged in all.
+    Budgets are Q, 2Q, 4Q, ...; they are used up when Q, 3Q, 7Q, ... nanoseconds of service are used in all.
     """
-    number = (charged_ns // budget_ns + 1).bit_length()
-    return (budget_ns << number) - budget_ns - charged_ns
+    number = (service_time_ns // budget_ns + 1).bit_length()
+    return (budget_ns << number) - budget_ns - service_time_ns
 
 
-def _budgets_left(charged_ns: IntArray, budget_ns: int) -> IntArray:
+def _budgets_left(service_time_ns: IntArray, budget_ns: int) -> IntArray:
     """``budget_left`` of many requests."""
-    numbers = POWERS.searchsorted(charged_ns // budget_ns + 1, side="right")
-    return POWERS.take(numbers) * budget_ns - budget_ns - charged_ns
+    numbers = POWERS.searchsorted(service_time_ns // budget_ns + 1, side="right")
+    return POWERS.take(numbers) * budget_ns - budget_ns - service_time_ns
 
 
-def _expected_remaining(group: GroupView, columns: Columns) -> FloatArray:
+def _expected_remaining(view: ServiceView, table: RequestTable) -> FloatArray:
     """Output tokens still to come, on average over past requests that got as far."""
-    generated = columns.generated
-    return group.crowd().lengths.mean_beyond(generated, columns.ceilings) - generated
+    generated = table.num_generated
+    return view.lengths().mean_beyond(generated, table.max_new_tokens) - generated

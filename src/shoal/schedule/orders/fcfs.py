@@ -1,12 +1,14 @@
 """First come, first served: over all services as far as it fits, or strictly."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.schedule.group import GroupView
-from shoal.schedule.orders.protocol import Decision, Standing, Turn
-from shoal.schedule.tracked import Tracked
+import numpy as np
+
+from shoal.schedule.orders.protocol import Decision, Turn
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, RequestTable
+from shoal.schedule.view import SchedulerView, ServiceView
 
 PATIENCE_STEPS = 64
 """``fcfs`` does not pass over a service with running requests for more steps of others than this."""
@@ -19,13 +21,13 @@ class BySubmission:
     steady: ClassVar[bool] = True
     reads_lengths: ClassVar[bool] = False
 
-    def rank(self, one: Tracked, group: GroupView) -> float:
+    def rank(self, request: RequestState, view: ServiceView) -> float:
         """The same for all, so that the number of submission decides."""
         return 0.0
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
         """The numbers of submission."""
-        return [one.number for one in requests]
+        return table.number.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +41,33 @@ class Fcfs(BySubmission):
     Prompts of one service hold up the decodes of another for at most ``PATIENCE_STEPS`` steps at a time.
     """
 
-    def decide(self, standing: Standing, now_ns: int) -> Decision:
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
         """Overdue services, then prompts by age, then decodes by the time since the last step."""
-        groups = [group for group in standing.groups.values() if group.running or group.waiting]
-        by_last_step = sorted((group for group in groups if group.running), key=lambda one: one.last_step)
-        turns = [
-            Turn(group.service, group.running)
-            for group in by_last_step
-            if standing.step - group.last_step > PATIENCE_STEPS
+        services = unfinished_services(view)
+        decoding = [service for service in services if len(service.running)]
+        decoding.sort(key=lambda service: service.last_step)
+        overdue = [service for service in decoding if view.step - service.last_step > PATIENCE_STEPS]
+        prompts = [
+            (oldest, service) for service in services if (oldest := _oldest_prompt(service)) is not None
         ]
-        candidates = [(oldest, group) for group in groups if (oldest := _oldest_prompt(group)) is not None]
-        candidates.sort(key=lambda pair: pair[0])
-        turns += [Turn(group.service, group.running, group.waiting, prefill=True) for _, group in candidates]
-        turns += [Turn(group.service, group.running) for group in by_last_step]
+        prompts.sort(key=lambda pair: pair[0])
+        turns = [Turn(service.service) for service in overdue]
+        turns += [Turn(service.service, waiting=service.waiting, prefill=True) for _, service in prompts]
+        turns += [Turn(service.service) for service in decoding]
         return Decision(turns)
 
 
-def _oldest_prompt(group: GroupView) -> int | None:
-    ages = [request.number for request in group.prefills]
-    if group.waiting:
-        ages.append(group.waiting[0].number)
-    return min(ages, default=None)
+def unfinished_services(view: SchedulerView) -> list[ServiceView]:
+    """Those that have requests."""
+    return [service for service in view.services.values() if len(service.running) or service.waiting]
+
+
+def _oldest_prompt(service: ServiceView) -> int | None:
+    running = service.running
+    numbers = running.number[running.prefilling != 0].tolist()
+    if service.waiting:
+        numbers.append(service.waiting[0].number)
+    return min(numbers, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +79,19 @@ class FcfsStrict(BySubmission):
     so that it is admitted once those running have ended.
     """
 
-    def decide(self, standing: Standing, now_ns: int) -> Decision:
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
         """Services by the age of their oldest unfinished request."""
-        groups = [group for group in standing.groups.values() if group.running or group.waiting]
-        if len(groups) > 1:
-            groups.sort(key=_oldest)
-        turns = [Turn(group.service, group.running) for group in groups[1:] if group.running]
-        if groups:
-            turns.insert(0, Turn(groups[0].service, groups[0].running, groups[0].waiting))
+        services = unfinished_services(view)
+        if len(services) > 1:
+            services.sort(key=_oldest)
+        turns = [Turn(service.service) for service in services[1:] if len(service.running)]
+        if services:
+            turns.insert(0, Turn(services[0].service, waiting=services[0].waiting))
         return Decision(turns)
 
 
-def _oldest(group: GroupView) -> int:
-    ages = [request.number for request in group.running]
-    if group.waiting:
-        ages.append(group.waiting[0].number)
-    return min(ages)
+def _oldest(service: ServiceView) -> int:
+    numbers = [int(service.running.number.min())] if len(service.running) else []
+    if service.waiting:
+        numbers.append(service.waiting[0].number)
+    return min(numbers)

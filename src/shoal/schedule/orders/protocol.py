@@ -5,73 +5,68 @@ that comes to something. Starvation is not its business: the scheduler puts turn
 too long before all others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from shoal.schedule.group import GroupView
-from shoal.schedule.tracked import Tracked
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What an order sees: every service's requests, and how far the scheduler has come.
-
-    step: number of the next plan.
-    """
-
-    groups: Mapping[str, GroupView]
-    step: int
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
+from shoal.schedule.view import SchedulerView, ServiceView
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A step of one service.
 
-    running: requests that take part, most wanted first; those missing one token go before those missing
-    more, within the limit of tokens. (Decodes then have their rows in the order of admission, so that they
-    keep their places from step to step.) waiting: requests to admit, first first; the first that does not
-    fit ends it. prefill: the turn is off unless it computes a prompt, of a newcomer or begun before.
+    Requests missing one token go before those missing more, within the limit of tokens. Decodes have their
+    rows in the order of admission, so that they keep their places from step to step.
     """
 
     service: str
-    running: Sequence[Tracked]
-    waiting: Iterable[Tracked] = ()
+    """Whose step it is."""
+    seq_ids: IntArray | None = None
+    """Running requests that take part, in the order of admission; None: all of them."""
+    keys: FloatArray | None = None
+    """How urgent each of ``seq_ids`` is, smaller first; None: by admission. Equals go by admission."""
+    waiting: Iterable[RequestState] = ()
+    """Requests to admit, first first; the first that does not fit ends it."""
     prefill: bool = False
+    """The turn is off unless it computes a prompt, of a request that waits or begun before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Turns by preference, and when to ask again if none comes to anything (None: only after an event)."""
+    """What an order wants."""
 
     turns: Sequence[Turn]
+    """By preference."""
     until_ns: int | None = None
+    """When to ask again if none comes to anything; None: only after an event."""
 
 
 class Order(Protocol):
     """Chooses who steps; holds knobs, no state.
 
     While one service alone has requests, nobody waits and nobody computes a prompt, every turn must be of all
-    of them: simulations skip such steps.
-
-    steady: that also holds while some wait, who are offered in the order of the queue.
-    reads_lengths: it looks at predicted lengths.
+    of them: such steps need no decision.
     """
 
     steady: ClassVar[bool]
+    """That also holds while some wait, who are offered in the order of the queue."""
     reads_lengths: ClassVar[bool]
+    """It looks at predicted lengths."""
 
-    def rank(self, one: Tracked, group: GroupView) -> float:
-        """Its place among the waiting of its service: smaller first, equal ones by submission.
+    def rank(self, request: RequestState, view: ServiceView) -> float:
+        """The place of a request among the waiting of its service: smaller first, equals by submission.
 
-        Asked once whenever it begins to wait: when it is submitted, and when it is evicted.
+        Asked once whenever it begins to wait: when it is submitted, and when it is preempted.
         """
         ...
 
-    def priorities(self, group: GroupView, requests: Sequence[Tracked]) -> Sequence[float]:
-        """How urgent requests of one service are, smaller first; comparable across services."""
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
+        """How urgent requests of one service are, smaller first [n]; comparable across services."""
         ...
 
-    def decide(self, standing: Standing, now_ns: int) -> Decision:
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
         """What to try now; has no effects and reads nothing else."""
         ...

@@ -1,12 +1,10 @@
 """Round robin over services, for prompts and for decodes (MuxServe, as a baseline)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.schedule.group import GroupView
-from shoal.schedule.orders.fcfs import BySubmission
-from shoal.schedule.orders.protocol import Decision, Standing, Turn
-from shoal.schedule.tracked import Tracked
+from shoal.schedule.orders.fcfs import BySubmission, unfinished_services
+from shoal.schedule.orders.protocol import Decision, Turn
+from shoal.schedule.view import SchedulerView, ServiceView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,36 +21,36 @@ class RoundRobin(BySubmission):
     ``quota`` steps in a row, then the one that stepped longest ago takes over.
     """
 
-    def decide(self, standing: Standing, now_ns: int) -> Decision:
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
         """Decodes put off by the last prompt step, then prompts, then decodes by quota."""
-        groups = [group for group in standing.groups.values() if group.running or group.waiting]
-        last_prefill = max((group.last_prefill for group in standing.groups.values()), default=-1)
-        decoding = [(group, turn) for group in groups if (turn := _decodes(group)).running]
-        put_off = [pair for pair in decoding if pair[0].last_step < last_prefill]
-        put_off.sort(key=lambda pair: pair[0].last_step)
-        turns = [turn for _, turn in put_off]
-        prompts = [group for group in groups if group.waiting or group.prefills]
-        prompts.sort(key=lambda group: (group.last_prefill, _oldest_prompt(group)))
-        turns += [Turn(group.service, group.running, group.waiting, prefill=True) for group in prompts]
-        decoding.sort(key=lambda pair: (not _may_go_on(pair[0]), pair[0].last_step))
-        turns += [turn for _, turn in decoding]
+        services = unfinished_services(view)
+        last_prefill = max((service.last_prefill for service in view.services.values()), default=-1)
+        decoding = [service for service in services if not service.running.prefilling.all()]
+        put_off = [service for service in decoding if service.last_step < last_prefill]
+        put_off.sort(key=lambda service: service.last_step)
+        prompts = [service for service in services if service.waiting or service.running.prefilling.any()]
+        prompts.sort(key=lambda service: (service.last_prefill, _oldest_prompt(service)))
+        decoding.sort(key=lambda service: (not _may_go_on(service), service.last_step))
+        turns = [_decodes(service) for service in put_off]
+        turns += [Turn(service.service, waiting=service.waiting, prefill=True) for service in prompts]
+        turns += [_decodes(service) for service in decoding]
         return Decision(turns)
 
 
-def _decodes(group: GroupView) -> Turn:
+def _decodes(service: ServiceView) -> Turn:
     """A turn without prompts."""
-    running: Sequence[Tracked] = group.running
-    if group.prefills:
-        begun = set(group.prefills)
-        running = [one for one in running if one not in begun]
-    return Turn(group.service, running)
+    running = service.running
+    if not running.prefilling.any():
+        return Turn(service.service)
+    return Turn(service.service, running.seq_id[running.prefilling == 0])
 
 
-def _may_go_on(group: GroupView) -> bool:
+def _may_go_on(service: ServiceView) -> bool:
     """It made the last step, of decodes only, and has some of its quota left."""
-    return 0 < group.streak < group.traits.quota
+    return 0 < service.consecutive_steps < service.traits.quota
 
 
-def _oldest_prompt(group: GroupView) -> int:
+def _oldest_prompt(service: ServiceView) -> int:
     """Whom it would prefill first."""
-    return group.prefills[0].number if group.prefills else group.waiting[0].number
+    prompts = service.running.number[service.running.prefilling != 0]
+    return int(prompts[0]) if len(prompts) else service.waiting[0].number

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from shoal.schedule.columns import Columns
-from shoal.schedule.group import GroupView
-from shoal.schedule.orders.by_priority import ByPriority, FloatArray, Offer, Ranked
+from shoal.schedule.orders.by_priority import ByPriority, Priority
 from shoal.schedule.orders.doubling_budget import DoublingBudget
-from shoal.schedule.orders.protocol import Decision, Standing
-from shoal.schedule.tracked import Tracked
+from shoal.schedule.orders.protocol import Decision, Turn
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, RequestTable
+from shoal.schedule.view import SchedulerView, ServiceView
 
 _BUDGETS = DoublingBudget()
 EXPONENT = 1.5
@@ -33,35 +33,29 @@ class WeightedTurns(ByPriority):
     the result of simulations: 2 gives somewhat lower means and longer tails, 1 the reverse.
     """
 
-    def rank(self, one: Tracked, group: GroupView) -> float:
+    def rank(self, request: RequestState, view: ServiceView) -> float:
         """As doubling budget."""
-        return _BUDGETS.rank(one, group)
+        return _BUDGETS.rank(request, view)
 
-    def urgencies(self, group: GroupView, columns: Columns) -> FloatArray:
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
         """As doubling budget."""
-        return _BUDGETS.urgencies(group, columns)
+        return _BUDGETS.keys(view, table)
 
-    def decide(self, standing: Standing, now_ns: int) -> Decision:
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
         """Every service's turns, by weight and steps since its last."""
-        offers: list[Offer] = []
-        for group in standing.groups.values():
-            if group.running or group.waiting:
-                offers += self._turns(self._ranked(group), standing.step - group.last_step)
-        offers.sort(key=lambda offer: offer.urgency)
-        return Decision([offer.turn for offer in offers])
-
-    def _turns(self, ranked: Ranked, steps: int) -> list[Offer]:
-        group = ranked.group
-        found = []
-        for offer in self.offers(ranked):
-            requests = len(group.running) + (1 if offer.turn.prefill and group.waiting else 0)
-            urgency = (-steps * weight(group, requests), offer.urgency[1])
-            found.append(Offer(urgency, offer.turn))
-        return found
+        turns: list[tuple[Priority, Turn]] = []
+        for service in view.services.values():
+            steps = view.step - service.last_step
+            if len(service.running) or service.waiting:
+                for (_, number), turn in self.turns(self.candidates(service)):
+                    requests = len(service.running) + (1 if turn.prefill and service.waiting else 0)
+                    turns.append(((-steps * weight(service, requests), number), turn))
+        turns.sort(key=lambda pair: pair[0])
+        return Decision([turn for _, turn in turns])
 
 
-def weight(group: GroupView, requests: int) -> float:
+def weight(view: ServiceView, requests: int) -> float:
     """(N / L^2)^1.5, in 1 / s^3."""
-    traits = group.traits
+    traits = view.traits
     alone_s = traits.mean_s if traits.alone_s is None else traits.alone_s
     return float((requests / max(alone_s, 1e-9) ** 2) ** EXPONENT)

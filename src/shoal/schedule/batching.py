@@ -1,0 +1,187 @@
+"""What the running requests of a turn would compute, before anything is committed."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.schedule.orders import Turn
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import ALL, BoolArray, FloatArray, IntArray, Rows, RunningBatch
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """The running requests' part of a step, by their rows in the running batch."""
+
+    decodes: IntArray
+    """Rows that compute one token, in the order of admission."""
+    chunks: Sequence[tuple[int, int]]
+    """(row, tokens) of prompts not yet through."""
+    growth: Sequence[tuple[int, int]]
+    """(row, blocks) that they need first."""
+    new_blocks: int
+    """Blocks needed in all."""
+    budget: int
+    """Tokens left for requests that wait."""
+    slices: Sequence[tuple[int, int]] = ()
+    """(row, new ``slice_end``) of those that begin a slice."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody takes part."""
+        return not len(self.decodes) and not self.chunks
+
+    def has(self, row: int) -> bool:
+        """Whether a request takes part."""
+        return row in self.decodes or any(row == other for other, _ in self.chunks)
+
+    def prefills(self, batch: RunningBatch) -> bool:
+        """Whether part of a prompt is computed; its last token alone looks like a decode."""
+        return bool(self.chunks) or bool(batch.prefilling[self.decodes].any())
+
+    def decoding_rows(self, batch: RunningBatch) -> Rows:
+        """``decodes``, as a slice where they are all."""
+        return ALL if len(self.decodes) == len(batch) else self.decodes
+
+
+def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) -> ScheduledBatch:
+    """Decodes first, then prompts in chunks, the most wanted first, until ``budget`` tokens are spent."""
+    missing = batch.num_tokens_with_in_flight - batch.num_scheduled
+    able = _able(batch)
+    rows = None
+    if turn.seq_ids is not None:
+        rows, keys = _taking_part(batch, turn)
+        if len(rows) != len(batch):
+            able &= _mask(rows, len(batch))
+    decoding = able & (missing == 1)
+    decodes = decoding.nonzero()[0]
+    if len(decodes) > budget:
+        wanted = decodes if rows is None else _by_key(rows, keys, decoding)
+        decodes = np.sort(wanted[:budget])
+    full = batch.num_scheduled == batch.num_blocks * block_size
+    growth = [(row, 1) for row in decodes[full[decodes]].tolist()] if full.any() else []
+    chunks: list[tuple[int, int]] = []
+    budget -= len(decodes)
+    prompts = able & (missing > 1)
+    if prompts.any():
+        wanted = prompts.nonzero()[0] if rows is None else _by_key(rows, keys, prompts)
+        chunks, further, budget = _cut(batch, wanted.tolist(), budget, block_size)
+        growth += further
+    return ScheduledBatch(decodes, chunks, growth, sum([count for _, count in growth]), budget)
+
+
+def _able(batch: RunningBatch) -> BoolArray:
+    """Who is not about to end by the plans in flight."""
+    able = batch.num_tokens_with_in_flight < batch.num_final_tokens
+    able &= batch.ending == 0
+    return able
+
+
+def _taking_part(batch: RunningBatch, turn: Turn) -> tuple[IntArray, FloatArray | None]:
+    """Rows of a turn that still run, and their keys."""
+    assert turn.seq_ids is not None
+    rows, run = batch.rows_of(turn.seq_ids)
+    if run.all():
+        return rows, turn.keys
+    return rows[run], None if turn.keys is None else turn.keys[run]
+
+
+def _mask(rows: IntArray, count: int) -> BoolArray:
+    mask = np.zeros(count, dtype=np.bool_)
+    mask[rows] = True
+    return mask
+
+
+def _by_key(rows: IntArray, keys: FloatArray | None, among: BoolArray) -> IntArray:
+    """Those of ``rows`` that are ``among`` the rows wanted, the smallest key first; equals keep their order."""
+    chosen = among[rows]
+    if keys is None:
+        return rows[chosen]
+    some = rows[chosen]
+    return some[keys[chosen].argsort(kind="stable")]
+
+
+def _cut(
+    batch: RunningBatch, rows: Iterable[int], budget: int, block_size: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
+    """(row, tokens) of prompts while ``budget`` lasts, (row, blocks) that they need, and what is left of it."""
+    chunks = []
+    growth = []
+    for row in rows:
+        scheduled = int(batch.num_scheduled[row])
+        count = min(budget, int(batch.num_tokens_with_in_flight[row]) - scheduled)
+        if count == 0:
+            break
+        chunks.append((row, count))
+        budget -= count
+        further = -(-(scheduled + count) // block_size) - int(batch.num_blocks[row])
+        if further > 0:
+            growth.append((row, further))
+    return chunks, growth, budget
+
+
+def form_slices(
+    batch: RunningBatch,
+    turn: Turn,
+    budget: int,
+    block_size: int,
+    slice_tokens: int,
+    can_allocate: Callable[[int], bool],
+) -> ScheduledBatch:
+    """The same where requests own the blocks of a slice: those inside one go on, the others if they get one.
+
+    A slice that begins reserves the blocks of all its tokens. Slices are handed out in the order of the turn;
+    who gets none keeps its KV and is not part of the step.
+    """
+    missing = batch.num_tokens_with_in_flight - batch.num_scheduled
+    able = _able(batch) & (missing > 0)
+    rows, keys = (np.arange(len(batch)), None) if turn.seq_ids is None else _taking_part(batch, turn)
+    wanted = _by_key(rows, keys, able)
+    ends = slice_ends(batch.num_tokens_with_in_flight, batch.num_final_tokens, slice_tokens)
+    tables = -(-ends // block_size) - batch.num_blocks
+    starting = (batch.num_tokens_with_in_flight >= batch.slice_end)[wanted]
+    columns = (wanted, starting, missing[wanted] == 1, tables[wanted], ends[wanted])
+    decodes: list[int] = []
+    prompts: list[int] = []
+    growth: list[tuple[int, int]] = []
+    slices: list[tuple[int, int]] = []
+    new_blocks = 0
+    refused = sys.maxsize  # so many blocks or more are not to be had
+    for row, starts, decodes_now, further, end in zip(*[column.tolist() for column in columns], strict=True):
+        if decodes_now and len(decodes) == budget:
+            continue
+        if starts:
+            if further > 0:
+                if new_blocks + further >= refused:
+                    continue
+                if not can_allocate(new_blocks + further):
+                    refused = new_blocks + further
+                    continue
+                growth.append((row, further))
+                new_blocks += further
+            slices.append((row, end))
+        (decodes if decodes_now else prompts).append(row)
+    decodes.sort()
+    chunks, _, budget = _cut(batch, prompts, budget - len(decodes), block_size)
+    return ScheduledBatch(
+        np.array(decodes, dtype=np.int64), chunks, growth, new_blocks, budget, slices
+    )
+
+
+def slice_ends(tokens: IntArray, final_tokens: IntArray, slice_tokens: int) -> IntArray:
+    """Number of tokens at which slices end that begin now."""
+    return np.minimum(tokens + slice_tokens, final_tokens)
+
+
+def slice_end(request: RequestState, slice_tokens: int) -> int:
+    """The same for a request that waits."""
+    return min(request.num_tokens + slice_tokens, request.num_final_tokens)
+
+
+def slice_blocks(request: RequestState, slice_tokens: int, block_size: int) -> int:
+    """Blocks of its whole table once a slice that begins now is reserved: ceil((a + min(S, rest)) / B)."""
+    return -(-slice_end(request, slice_tokens) // block_size)

@@ -1,0 +1,155 @@
+"""From choices to a plan: tables grow, requests advance, and the executor's deltas are written down."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from shoal.core import StepPlan
+from shoal.kvcache import BlockPool
+from shoal.schedule.admitter import Admitted
+from shoal.schedule.batching import ScheduledBatch
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.request_store import RequestStore
+from shoal.schedule.running_batch import ALL, Rows, RunningBatch
+from shoal.schedule.service_state import ServiceState
+
+_Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A plan in flight, and whom its rows are about."""
+
+    plan: StepPlan
+    """What the executor does."""
+    requests: Sequence[RequestState]
+    """Of each row of the plan."""
+    rows: Rows
+    """Their rows in the running batch, as long as nobody is removed from it."""
+    num_removals: int
+    """The batch's, when the plan was made."""
+    pinned_blocks: list[int]
+    """Blocks of the service that are referenced until the update: sources of copies."""
+    swapped_blocks: list[int]
+    """Host blocks of the service that are referenced until the update."""
+
+
+class Planner:
+    """Makes plans of what was chosen; from then on the scheduler's state says that they run."""
+
+    def __init__(self, pool: BlockPool, store: RequestStore) -> None:
+        self._pool = pool
+        self._store = store
+        self._columns: dict[str, _Columns] = {}
+
+    def commit(
+        self,
+        number: int,
+        state: ServiceState,
+        scheduled: ScheduledBatch,
+        admitted: Sequence[Admitted],
+        blocks: Sequence[int],
+    ) -> InFlightStep:
+        """Plan ``number``: the batch of those running, who get ``blocks`` to grow, and those admitted."""
+        batch, store = state.running, self._store
+        grown = _grow(batch, scheduled.growth, blocks)
+        swapped: list[int] = []
+        first = len(batch)
+        for some in admitted:
+            store.admit(some.request)
+            swapped += store.forget_swapped(some.request)
+        for row, end in scheduled.slices:
+            batch.slice_end[row] = end
+        chunks = [*scheduled.chunks, *enumerate((some.num_new_tokens for some in admitted), start=first)]
+        decodes = len(scheduled.decodes)
+        decoding = ALL if decodes == len(batch) else scheduled.decodes
+        if decodes:
+            batch.begin(decoding, 1)
+            batch.prefilling[decoding] = 0
+        alike, sampled = _alike(decodes)
+        rows = decoding
+        if chunks:
+            rows = np.concatenate((scheduled.decodes, [row for row, _ in chunks]))
+            sampled += tuple(_advance_chunks(batch, chunks, decodes))
+        requests = batch.requests.copy() if rows is ALL else [batch.requests[row] for row in rows.tolist()]
+        columns = self._reuse(
+            state.service,
+            (
+                tuple(batch.seq_id[rows].tolist()),
+                alike + tuple([count for _, count in chunks]),
+                sampled,
+            ),
+        )
+        plan = StepPlan(
+            number=number,
+            service=state.service,
+            sequences=columns[0],
+            new_tokens=columns[1],
+            sampled=columns[2],
+            joined=tuple([some.joined() for some in admitted]),
+            left=tuple(store.left),
+            grown=grown,
+            vacate=tuple(store.swap_out_copies),
+            zero=self._pool.take_dirty(),
+            copies=tuple([copy for some in admitted for copy in some.copies]),
+            moved=tuple(store.moved.items()),
+        )
+        store.left.clear()
+        store.swap_out_copies.clear()
+        store.moved.clear()
+        self.count_steps(number, 1, state, prefill=bool(chunks))
+        pinned = [copy.source for copy in plan.copies if not copy.source_host]
+        return InFlightStep(plan, requests, rows, batch.num_removals, pinned, swapped)
+
+    def count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
+        """Steps of a service, ``number`` the first of them: what orders that alternate between services read."""
+        for other in self._store.services.values():
+            if other is not state:
+                other.consecutive_steps = 0
+        state.consecutive_steps = 0 if prefill else state.consecutive_steps + steps
+        state.last_step = number + steps - 1
+        if prefill:
+            state.last_prefill = number
+
+    def _reuse(self, service: str, columns: _Columns) -> _Columns:
+        """The last plan's tuples where nothing changed, so that an executor can tell by identity."""
+        last = self._columns.get(service)
+        if columns == last:
+            return last
+        self._columns[service] = columns
+        return columns
+
+
+@lru_cache(maxsize=64)
+def _alike(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """New tokens, and rows that sample, of so many decodes; the same tuples each time."""
+    return (1,) * decodes, tuple(range(decodes))
+
+
+def _advance_chunks(batch: RunningBatch, chunks: Sequence[tuple[int, int]], first: int) -> list[int]:
+    """Count tokens as scheduled; the plan's rows, from ``first``, that sample a token, expected from now on."""
+    sampled = []
+    for place, (row, count) in enumerate(chunks, start=first):
+        batch.num_scheduled[row] += count
+        batch.in_flight[row] += 1
+        if batch.num_scheduled[row] == batch.num_tokens_with_in_flight[row]:
+            sampled.append(place)
+            batch.num_tokens_with_in_flight[row] += 1
+            batch.prefilling[row] = 0
+    return sampled
+
+
+def _grow(
+    batch: RunningBatch, growth: Sequence[tuple[int, int]], blocks: Sequence[int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Hand out ``blocks`` to the tables that need them."""
+    grown = []
+    start = 0
+    for row, count in growth:
+        further = blocks[start : start + count]
+        start += count
+        batch.grow(row, further)
+        grown.append((int(batch.seq_id[row]), tuple(further)))
+    return tuple(grown)

@@ -1,0 +1,268 @@
+"""Where every request is, and who holds which blocks: waiting, running and ended."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from shoal.core import NO_GOALS, BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
+from shoal.core.slo import met
+from shoal.kvcache import BlockPool, Move
+from shoal.schedule.orders import Order
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import RunningBatch
+from shoal.schedule.service_state import ServiceState
+from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
+
+OnEnd = Callable[[RequestState, FinishReason, int], None]
+"""Told of every request that ends, why, and when; not to look at others, which may be half updated."""
+
+
+class RequestStore:
+    """Moves requests between waiting, running and ended, and blocks between their tables and the pools.
+
+    host: the pool of swapped KV in host memory; without one a preempted request is computed again.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        services: Mapping[str, ServiceState],
+        order: Order,
+        host: BlockPool | None = None,
+        on_end: OnEnd | None = None,
+    ) -> None:
+        self.services = services
+        self.requests: dict[str, RequestState] = {}
+        """Unfinished ones by id."""
+        self.left: list[int] = []
+        """For the next plan: sequences to drop."""
+        self.swap_out_copies: list[BlockCopy] = []
+        """For the next plan: copies out of blocks given up."""
+        self.moved: dict[int, tuple[int, ...]] = {}
+        """For the next plan: tables after a compaction."""
+        self.num_admissions = 0
+        """How often a request was admitted; also the next sequence number."""
+        self.num_ended = 0
+        """How many requests have ended."""
+        self._pool = pool
+        self._host = host
+        self._order = order
+        self._on_end = on_end
+        self._counters = {name: Counters() for name in services}
+
+    def add(self, request: RequestState, now_ns: int) -> None:
+        """A new request waits."""
+        state = self.services[request.service]
+        self.requests[request.request.id] = request
+        state.statistics.monitor.arrived(now_ns)
+        request.last_scheduled_ns = now_ns
+        self._wait(request, state)
+
+    def _wait(self, request: RequestState, state: ServiceState) -> None:
+        request.rank = self._order.rank(request, state)
+        state.waiting.add(request)
+
+    def admit(self, request: RequestState) -> None:
+        """A waiting request whose table has been filled runs."""
+        state = self.services[request.service]
+        request.seq_id = self.num_admissions
+        self.num_admissions += 1
+        counters = self._counters[request.service]
+        if not request.admitted:
+            request.admitted = True
+            request.num_cached_tokens = request.num_computed
+            counters.prompt_tokens += request.num_prompt_tokens
+            counters.cached_tokens += request.num_computed
+        if request.num_lost_tokens:
+            again = max(0, request.num_lost_tokens - request.num_computed)
+            counters.recomputed_tokens += again
+            request.num_recomputed_tokens += again
+            request.num_lost_tokens = 0
+        state.waiting.remove(request)
+        state.running.add(request)
+
+    def preempt(self, request: RequestState) -> None:
+        """A running request that is part of no plan in flight gives up its blocks, and waits with its tokens.
+
+        Its KV is saved on the host where there is room, otherwise dropped.
+        """
+        self._leave(request)
+        request.num_preemptions += 1
+        request.num_lost_tokens = request.num_computed
+        counters = self._counters[request.service]
+        counters.evictions += 1
+        if self._swap_out(request):
+            counters.swapped_tokens += request.num_computed
+        self.release(request)
+        request.num_scheduled = request.num_computed = request.num_published = 0
+        request.blocked_until = self.num_ended + 1
+        self._wait(request, self.services[request.service])
+
+    def _swap_out(self, request: RequestState) -> bool:
+        if self._host is None or not request.num_computed:
+            return False
+        blocks = self._host.allocate(request.service, -(-request.num_computed // self._host.block_size))
+        if blocks is None:
+            return False
+        self.swap_out_copies += [
+            BlockCopy(request.service, source, target, target_host=True)
+            for source, target in zip(request.block_ids, blocks, strict=False)
+        ]
+        request.swapped_blocks, request.num_swapped_tokens = blocks, request.num_computed
+        return True
+
+    def forget_swapped(self, request: RequestState) -> list[int]:
+        """The host blocks of a request that has its KV back, for the caller to free when they are copied."""
+        swapped, request.swapped_blocks, request.num_swapped_tokens = request.swapped_blocks, [], 0
+        return swapped
+
+    def free_swapped(self, service: str, blocks: Sequence[int]) -> None:
+        """Give up host blocks."""
+        if blocks and self._host is not None:
+            self._host.free(service, blocks)
+
+    def _drop_swapped(self, request: RequestState) -> None:
+        """Nobody will want its swapped KV; what was still to be copied need not be."""
+        if request.swapped_blocks:
+            self.swap_out_copies = [
+                copy
+                for copy in self.swap_out_copies
+                if not (
+                    copy.target_host
+                    and copy.service == request.service
+                    and copy.target in request.swapped_blocks
+                )
+            ]
+            self.free_swapped(request.service, self.forget_swapped(request))
+
+    def compacted(self, moves: Sequence[Move]) -> None:
+        """The pool moved blocks: tables follow, and the next plan carries it out."""
+        renamed: dict[str, dict[int, int]] = defaultdict(dict)
+        for move in moves:
+            self.swap_out_copies.append(BlockCopy(move.service, move.source, move.target))
+            renamed[move.service][move.source] = move.target
+        for service, moved in renamed.items():
+            for request in self.services[service].rename(moved):
+                self.moved[request.seq_id] = tuple(request.block_ids)
+            self._counters[service].compacted_blocks += len(moved)
+
+    def count_output(self, service: str, tokens: int) -> None:
+        """Count so many more output tokens."""
+        self._counters[service].output_tokens += tokens
+
+    def publish(self, batch: RunningBatch, row: int) -> None:
+        """Offer blocks that have become full and computed to the prefix index.
+
+        A block whose hash another block has already stays private, and those behind it do not count as
+        shareable: what others find there hangs on the other block.
+        """
+        request, published = batch.requests[row], int(batch.num_published[row])
+        full = int(batch.num_computed[row]) // self._pool.block_size
+        request.hash_known(self._pool.block_size, full)
+        until = min(full, len(request.block_hashes))
+        blocks = request.block_ids[published:until]
+        found = self._pool.publish(request.service, blocks, request.block_hashes[published:until])
+        if request.num_shareable == published:
+            request.num_shareable += found
+            self.services[request.service].shared.hold(blocks[:found])
+        batch.num_published[row] = until
+
+    def end(
+        self,
+        request: RequestState,
+        reason: FinishReason,
+        now_ns: int,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+        stop_token: int | None = None,
+        error: str | None = None,
+    ) -> TokenEvent:
+        """The request is over, with this last event; its blocks go once no plan in flight uses them."""
+        state = self.services[request.service]
+        request.finished = True
+        self.num_ended += 1
+        if request.seq_id < 0:
+            state.waiting.remove(request)
+        else:
+            self._leave(request)
+        if not request.in_flight:
+            self.release(request)
+        self._drop_swapped(request)
+        del self.requests[request.request.id]
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            self._counters[request.service].cancelled += 1
+        else:
+            self._counters[request.service].finished += 1
+            if request.num_generated:
+                self._learn(request, state, now_ns)
+        if self._on_end is not None:
+            self._on_end(request, reason, now_ns)
+        return TokenEvent(
+            request.request.id,
+            tokens,
+            logprobs,
+            reason,
+            stop_token,
+            error,
+            cached_tokens=request.num_cached_tokens,
+        )
+
+    def _learn(self, request: RequestState, state: ServiceState, now_ns: int) -> None:
+        """Statistics are made of requests that finished."""
+        statistics = state.statistics
+        statistics.history.record(request.num_generated)
+        statistics.predictor.record(request.request, request.num_generated)
+        statistics.monitor.finished(
+            now_ns,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=request.num_generated,
+            execution_ns=request.service_time_ns,
+            arrival_ns=request.request.arrival_ns,
+            first_token_ns=request.first_token_ns,
+            met=None if request.slo is NO_GOALS else met(_record(request, now_ns), request.slo),
+        )
+
+    def _leave(self, request: RequestState) -> None:
+        """A running request runs no longer; its blocks are released apart."""
+        state = self.services[request.service]
+        self.left.append(request.seq_id)
+        self.moved.pop(request.seq_id, None)
+        state.running.remove(request)
+        request.seq_id = -1
+        state.shared.drop(request.block_ids[: request.num_shareable])
+        request.num_shareable = 0
+
+    def release(self, request: RequestState) -> None:
+        """Give up its references on its blocks."""
+        self._pool.free(request.service, request.block_ids)
+        request.block_ids = []
+
+    def stats(self, steps: int) -> SchedulerStats:
+        """Counts so far."""
+        services = {
+            name: ServiceStats(
+                waiting=len(state.waiting),
+                running=len(state.running),
+                unfilled_tokens=int(
+                    state.running.num_blocks.sum() * self._pool.block_size - state.running.num_scheduled.sum()
+                ),
+                swapped=sum(bool(request.swapped_blocks) for request in state.waiting)
+                if self._host is not None
+                else 0,
+                **asdict(self._counters[name]),
+            )
+            for name, state in self.services.items()
+        }
+        return SchedulerStats(services, steps)
+
+
+def _record(request: RequestState, now_ns: int) -> RequestRecord:
+    return RequestRecord(
+        request_id=request.request.id,
+        service=request.service,
+        arrival_ns=request.request.arrival_ns,
+        first_token_ns=request.first_token_ns,
+        finish_ns=now_ns,
+        prompt_tokens=request.num_prompt_tokens,
+        output_tokens=request.num_generated,
+    )

@@ -1,0 +1,118 @@
+"""One service inside the scheduler: its queue, its running batch, its past, and the prefixes it shares."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core import NO_GOALS, SLO, LengthPredictor
+from shoal.forecast import LearnedLengths, LengthDistribution, LengthHistory, ServiceMonitor, SharedBlocks
+from shoal.kvcache import ServiceLayout
+from shoal.schedule.memory_forecast import MemoryForecast
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import IntArray, RunningBatch
+from shoal.schedule.shared_prefixes import SharedPrefixes
+from shoal.schedule.stats import Observed
+from shoal.schedule.view import ServiceTraits
+from shoal.schedule.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatistics:
+    """What one service learns from its requests as they arrive and end."""
+
+    history: LengthHistory
+    """Output lengths of the recent past."""
+    monitor: ServiceMonitor
+    """Traffic and execution times of late."""
+    predictor: LengthPredictor
+    """Predicts the output length of each request."""
+
+    def observed(self, now_ns: int) -> Observed:
+        """Its traffic of late, and how well the learned predictor did, if it is that."""
+        traffic = self.monitor.snapshot(now_ns)
+        if not isinstance(self.predictor, LearnedLengths):
+            return Observed(traffic=traffic)
+        return Observed(
+            traffic=traffic, accuracy=self.predictor.accuracy, corrections=self.predictor.corrections
+        )
+
+
+class ServiceState:
+    """What the scheduler keeps of one service; policies see it as ``ServiceView``.
+
+    due_ns: when a waiting request starves. slo, execution_s, quota: as in ``ServiceLimits``.
+    """
+
+    def __init__(
+        self,
+        layout: ServiceLayout,
+        block_size: int,
+        statistics: ServiceStatistics,
+        due_ns: Callable[[RequestState], int],
+        *,
+        slo: SLO = NO_GOALS,
+        execution_s: float | None = None,
+        quota: int = 8,
+    ) -> None:
+        self.service = layout.service
+        self.layout = layout
+        self.statistics = statistics
+        self.slo = slo
+        self.execution_s = execution_s
+        self.waiting = WaitingQueue(due_ns)
+        self.running = RunningBatch()
+        self.shared = SharedPrefixes()
+        self.last_step = -1
+        self.last_prefill = -1
+        self.consecutive_steps = 0
+        self.starved_served_ns: int | None = None
+        """When a step was last made for one of its starved requests."""
+        self._quota = quota
+        self._block_size = block_size
+
+    @property
+    def traits(self) -> ServiceTraits:
+        """What is known of the service now."""
+        mean_s, deviation_s = self.statistics.monitor.execution
+        mean_tokens = self.statistics.history.mean
+        return ServiceTraits(mean_s, deviation_s, mean_tokens, self._quota, self.execution_s)
+
+    def lengths(self) -> LengthDistribution:
+        """What its past, and the progress of its running requests, say about output lengths."""
+        running = self.running
+        generated = running.num_tokens_with_in_flight - running.num_prompt_tokens
+        return self.statistics.history.distribution(generated)
+
+    def forecast(self) -> MemoryForecast:
+        """The memory of its running requests."""
+        return MemoryForecast(
+            self.layout, self._block_size, self.running, self.shared_blocks(), self.lengths
+        )
+
+    def forecast_without(self, gone: IntArray) -> MemoryForecast:
+        """The same if the requests in some rows had left."""
+        forecast = self.forecast()
+        if not len(gone):
+            return forecast
+        rows = np.delete(np.arange(len(self.running)), gone)
+        return forecast.only(rows, self.shared_blocks(rows))
+
+    def shared_blocks(self, rows: IntArray | None = None) -> SharedBlocks | None:
+        """Blocks that several running requests hold, or several of those in ``rows``."""
+        if not self.shared.any:
+            return None
+        requests = self.running.requests
+        if rows is not None:
+            requests = [requests[row] for row in rows.tolist()]
+        return self.shared.sets([(request.block_ids, request.num_shareable) for request in requests])
+
+    def rename(self, moved: Mapping[int, int]) -> list[RequestState]:
+        """Blocks got other numbers; returns the running requests whose tables changed."""
+        self.shared.rename(moved)
+        changed = []
+        for request in self.running.requests:
+            if any(block in moved for block in request.block_ids):
+                request.block_ids = [moved.get(block, block) for block in request.block_ids]
+                changed.append(request)
+        return changed
