@@ -1,0 +1,137 @@
+"""One request on its way through static batches: what it may ask, and what it has so far."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from shoal.core import FinishReason, InvalidRequest, LengthPredictor, Request, SamplingParams, TokenEvent
+from shoal.engine.batch import Completion
+from shoal.engine.detokenize import Decoder
+from shoal.engine.reader import ChoiceReader
+from shoal.static.batching import StaticRequest
+
+
+def check_static_sampling(sampling: SamplingParams) -> None:
+    """Refuse what static batches do not do: anything but greedy decoding; raises InvalidRequest."""
+    wants = {
+        "temperature": not sampling.greedy,
+        "repetition_penalty": sampling.repetition_penalty != 1.0,
+        "presence_penalty": sampling.presence_penalty != 0.0,
+        "frequency_penalty": sampling.frequency_penalty != 0.0,
+        "min_tokens": sampling.min_tokens > 0,
+        "logprobs": sampling.logprobs is not None,
+        "n": sampling.n != 1,
+    }
+    for param, wanted in wants.items():
+        if wanted:
+            raise InvalidRequest(
+                f"{param}: static batches decode greedily, one output for a prompt (temperature 0, no "
+                "penalties, min_tokens, logprobs or n); `shoal generate` does the rest",
+                param=param,
+            )
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has no answer yet; the owner of its tokens.
+
+    limit: most output tokens it may have. ends: tokens that end it. place: what the batcher knows of it.
+    completion: its answer, once it has one.
+    """
+
+    request: Request
+    prompt: Sequence[int]
+    limit: int
+    ends: Collection[int]
+    reader: ChoiceReader
+    place: StaticRequest
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    batches: int = 0
+    completion: Completion | None = None
+
+    @classmethod
+    def open(
+        cls,
+        request: Request,
+        number: int,
+        *,
+        limit: int,
+        eos_token_ids: Collection[int],
+        decoder: Decoder,
+        predictor: LengthPredictor | None,
+        slo_s: float | None,
+    ) -> "OpenRequest":
+        """A request whose prompt is token ids; number: its place among those submitted."""
+        assert isinstance(request.prompt, Sequence)
+        sampling = request.sampling
+        place = StaticRequest(
+            id=request.id,
+            tokens=len(request.prompt),
+            remaining=limit,
+            predicted=limit if predictor is None else predictor.predict(request, 0, limit),
+            slo_s=slo_s,
+            arrival_ns=request.arrival_ns,
+            number=number,
+        )
+        return cls(
+            request=request,
+            prompt=request.prompt,
+            limit=limit,
+            ends={*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)},
+            reader=ChoiceReader(request, 0, sampling, decoder),
+            place=place,
+        )
+
+    @property
+    def known(self) -> list[int]:
+        """Every token so far, prompt first: the input of its next batch."""
+        return [*self.prompt, *self.tokens]
+
+    def take(self, output: Sequence[int], ended: bool, now_ns: int, predictor: LengthPredictor | None) -> int:
+        """What a batch brought; returns how many of its tokens belong to the answer.
+
+        ended: whether the last token is one of ``ends``. Sets ``completion`` where this was all.
+        """
+        total = len(self.tokens) + len(output)
+        finish = FinishReason.STOP if ended else FinishReason.LENGTH if total >= self.limit else None
+        delta = self.reader.read(
+            TokenEvent(
+                self.request.id, tuple(output), finish=finish, stop_token=output[-1] if ended else None
+            ),
+            now_ns,
+        )
+        self.batches += 1
+        self.tokens += delta.tokens
+        self.text.append(delta.text)
+        if delta.finish is not None:
+            self._complete(delta.finish, delta.stop_reason, None)
+            if predictor is not None:
+                predictor.record(self.request, len(self.tokens))
+        else:
+            self.place = self.place.after(len(output), self._outgrown(len(output), predictor))
+        return len(delta.tokens)
+
+    def fail(self, reason: str) -> None:
+        """It cannot be answered; what it has is kept."""
+        self.batches += 1
+        self._complete(FinishReason.ERROR, None, reason)
+
+    def _outgrown(self, generated: int, predictor: LengthPredictor | None) -> int | None:
+        """What is believed of the rest of a request that has become longer than was believed."""
+        if predictor is None or generated < self.place.predicted:
+            return None
+        done = len(self.tokens)
+        return predictor.predict(self.request, done, self.limit) - done
+
+    def _complete(self, finish: FinishReason, stop_reason: str | int | None, error: str | None) -> None:
+        self.completion = Completion(
+            service=self.request.service,
+            choice=0,
+            prompt_tokens=len(self.prompt),
+            text="".join(self.text),
+            tokens=tuple(self.tokens),
+            finish_reason=finish,
+            stop_reason=stop_reason,
+            error=error,
+            record=self.reader.record() if error is None else None,
+        )
