@@ -47,7 +47,7 @@ def make_request(
 
 
 def make_requests(*tokens: int, remaining: int = 100) -> list[StaticRequest]:
-    return [make_request(number, tokens=one, remaining=remaining) for number, one in enumerate(tokens)]
+    return [make_request(number, tokens=length, remaining=remaining) for number, length in enumerate(tokens)]
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ def make_forming(
 
 
 def ids(batches: Sequence[StaticBatch]) -> list[list[str]]:
-    return [[one.id for one in batch.requests] for batch in batches]
+    return [[request.id for request in batch.requests] for batch in batches]
 
 
 def tokens_of(batches: Sequence[StaticBatch]) -> list[list[int]]:
-    return [[one.tokens for one in batch.requests] for batch in batches]
+    return [[request.tokens for request in batch.requests] for batch in batches]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def mean_batch(self) -> float:
-        return sum(len(one.batch) for one, _ in self.served) / len(self.served)
+        return sum(len(assignment.batch) for assignment, _ in self.served) / len(self.served)
 
 
 class FakeWorkers:
@@ -159,7 +159,7 @@ class FakeWorkers:
                 if end is not None and end <= self.now:
                     self._finish(worker)
             for assignment in self.batcher.dispatch(self.now):
-                members = {one.id for one in assignment.batch.requests}
+                members = {request.id for request in assignment.batch.requests}
                 assert not members & self.in_batch
                 self.in_batch |= members
                 self.queues[assignment.worker].append(assignment)
@@ -177,9 +177,9 @@ class FakeWorkers:
         self.now = max(self.now, min(times))
 
     def _iterations(self, batch: StaticBatch) -> tuple[list[int], int]:
-        left = [self.outputs[one.id] - self.run.generated[one.id] for one in batch.requests]
+        left = [self.outputs[request.id] - self.run.generated[request.id] for request in batch.requests]
         iterations = min(batch.iterations, max(left))
-        return [min(one, iterations) for one in left], iterations
+        return [min(tokens, iterations) for tokens in left], iterations
 
     def _start(self, worker: int) -> None:
         if self.ends[worker] is None and self.queues[worker]:

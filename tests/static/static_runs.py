@@ -134,7 +134,9 @@ class LoggedBatcher(GlobalBatcher):
 
     def dispatch(self, now_ns):
         assignments = super().dispatch(now_ns)
-        LoggedBatcher.log += [(one.number, one.worker, one.batch) for one in assignments]
+        LoggedBatcher.log += [
+            (assignment.number, assignment.worker, assignment.batch) for assignment in assignments
+        ]
         return assignments
 
 
@@ -162,7 +164,8 @@ def drive_really(monkeypatch, cluster: StaticCluster, requests: Sequence[Request
         time=cluster.estimate, memory=cluster.memory, predictor=cluster.predictor,
     )  # fmt: skip
     texts = [
-        replace(one, prompt=[number, *[65] * (len(one.prompt) - 1)]) for number, one in enumerate(requests)
+        replace(request, prompt=[number, *[65] * (len(request.prompt) - 1)])
+        for number, request in enumerate(requests)
     ]
     outcome: StaticOutcome = engine.run(texts, ByteDecoder(), progress=False)
     return outcome, LoggedBatcher.log, truth.recorded

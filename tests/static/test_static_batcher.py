@@ -56,7 +56,7 @@ def every(seconds: float, *, max_batch: int | None = None, offloader: str = "rou
 
 
 def members(assignments: list[Assignment]) -> list[list[str]]:
-    return ids([one.batch for one in assignments])
+    return ids([assignment.batch for assignment in assignments])
 
 
 def test_batches_are_formed_at_the_interval() -> None:
@@ -102,7 +102,7 @@ def test_a_load_falls_by_the_estimate_of_what_was_finished() -> None:
     for request in make_requests(400, 300, 200):
         batcher.submit(request)
     first, second, third = batcher.dispatch(0)
-    assert [one.worker for one in (first, second, third)] == [0, 1, 1]
+    assert [assignment.worker for assignment in (first, second, third)] == [0, 1, 1]
     assert batcher.loads[1] == pytest.approx(second.batch.estimate_s + third.batch.estimate_s)
     batcher.finished(second, [], 77 * SECOND)  # it took far longer than estimated
     assert batcher.loads[1] == pytest.approx(third.batch.estimate_s)
@@ -298,7 +298,7 @@ def test_unknown_names_are_refused() -> None:
 
 def spread(batcher: GlobalBatcher) -> float:
     """Seconds between the first and the last worker's last end."""
-    ends = [one for one in batcher.completed_ns if one is not None]
+    ends = [end_ns for end_ns in batcher.completed_ns if end_ns is not None]
     return (max(ends) - min(ends)) / SECOND
 
 

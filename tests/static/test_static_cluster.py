@@ -30,8 +30,8 @@ def as_bytes(run: StaticRun) -> bytes:
 
 def check(run: StaticRun, requests, options) -> None:
     """What holds of every run, recounted from its batches."""
-    assert sorted(row.request_id for row in run.requests) == sorted(one.id for one in requests)
-    asked = {one.id: one for one in requests}
+    assert sorted(row.request_id for row in run.requests) == sorted(request.id for request in requests)
+    asked = {request.id: request for request in requests}
     made = dict.fromkeys(asked, 0)
     batches = dict.fromkeys(asked, 0)
     pads = invalid = 0
@@ -40,15 +40,15 @@ def check(run: StaticRun, requests, options) -> None:
         assert span.iterations_run <= batch.iterations
         assert span.iterations_run == max(span.outputs)
         assert options.slice_tokens is None or batch.iterations <= options.slice_tokens
-        longest = max(len(asked[one.id].prompt) + made[one.id] for one in batch.requests)
+        longest = max(len(asked[request.id].prompt) + made[request.id] for request in batch.requests)
         assert longest == batch.input_tokens
-        for one, output in zip(batch.requests, span.outputs, strict=True):
-            pads += longest - one.tokens
+        for request, output in zip(batch.requests, span.outputs, strict=True):
+            pads += longest - request.tokens
             invalid += span.iterations_run - output
-            assert one.tokens == len(asked[one.id].prompt) + made[one.id]
-            assert span.start_ns >= asked[one.id].arrival_ns
-            made[one.id] += output
-            batches[one.id] += 1
+            assert request.tokens == len(asked[request.id].prompt) + made[request.id]
+            assert span.start_ns >= asked[request.id].arrival_ns
+            made[request.id] += output
+            batches[request.id] += 1
     for row in run.requests:
         request = asked[row.request_id]
         length = min(request.true_output_tokens, request.sampling.max_tokens)
@@ -65,7 +65,7 @@ def check_workers(run: StaticRun, workers: int) -> None:
     """Each serves its batches one after the other, in the order in which it was given them."""
     for worker in range(workers):
         own = [span for span in run.batches if span.assignment.worker == worker]
-        assert [one.assignment.number for one in own] == sorted(one.assignment.number for one in own)
+        assert [span.assignment.number for span in own] == sorted(span.assignment.number for span in own)
         for before, after in pairwise(own):
             assert before.end_ns <= after.start_ns
         last = own[-1].end_ns / 1e9 if own else 0

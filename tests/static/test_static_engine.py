@@ -314,7 +314,7 @@ def test_goals_reach_the_batch_former() -> None:
     service = Service(name="chat", model="fake", slo=SLO(e2e_s=9.0))
     made = engine("uellm", service=service)
     own = replace(request(0), slo=SLO(e2e_s=2.0))
-    assert [made._open(r, 0, ByteTokenizer()).place.slo_s for r in (own, request(1))] == [2.0, 9.0]
+    assert [made._open(r, 0, ByteTokenizer()).static_request.slo_s for r in (own, request(1))] == [2.0, 9.0]
 
 
 def test_leaving_early_stops_the_workers() -> None:

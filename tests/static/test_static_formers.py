@@ -65,8 +65,8 @@ class FallingWithSize:
 
 def cost(requests: Sequence[StaticRequest], forming: Forming) -> float:
     """Of one batch; infinite where it does not fit."""
-    longest = max(one.tokens for one in requests)
-    iterations = max(forming.horizon(one) for one in requests)
+    longest = max(request.tokens for request in requests)
+    iterations = max(forming.horizon(request) for request in requests)
     if not forming.fits(len(requests), longest, iterations):
         return math.inf
     return forming.time.serve(len(requests), longest, iterations)
@@ -80,7 +80,7 @@ def contiguous(requests: Sequence[StaticRequest]) -> Iterator[list[Sequence[Stat
 
 
 def best_cuts(requests: Sequence[StaticRequest], forming: Forming) -> float:
-    ranked = sorted(requests, key=lambda one: one.tokens)
+    ranked = sorted(requests, key=lambda request: request.tokens)
     return min(sum(cost(part, forming) for part in parts) for parts in contiguous(ranked))
 
 
@@ -92,7 +92,7 @@ def best_partition(requests: Sequence[StaticRequest], forming: Forming) -> float
         if rest not in costs:
             first, others = rest[0], rest[1:]
             costs[rest] = min(
-                cost((first, *mates), forming) + least(tuple(one for one in others if one not in mates))
+                cost((first, *mates), forming) + least(tuple(other for other in others if other not in mates))
                 for size in range(len(others) + 1)
                 for mates in itertools.combinations(others, size)
             )
@@ -208,7 +208,7 @@ def test_s3_by_hand() -> None:
     forming = make_forming(memory=memory_of(150), trust_predictions=True)
     batches = FirstFitDecreasing().form(requests, forming)
     # 70 opens; 60: 2 x 70 fits beside it; 50 does not (3 x 70), opens; 40, 30: 3 x 50 fits; 20 opens.
-    predicted = [[one.predicted + 10 for one in batch.requests] for batch in batches]
+    predicted = [[request.predicted + 10 for request in batch.requests] for batch in batches]
     assert predicted == [[70, 60], [50, 40, 30], [20]]
     assert [batch.iterations for batch in batches] == [60, 40, 10]
 
@@ -230,7 +230,7 @@ def first_fit_decreasing(sizes: list[tuple[int, int]], room: int) -> list[list[i
     order = sorted(range(len(sizes)), key=lambda index: (-sum(sizes[index]), index))
     for index in order:
         for inside in bins:
-            rows = [sizes[one] for one in [*inside, index]]
+            rows = [sizes[row] for row in [*inside, index]]
             if len(rows) * (max(row[0] for row in rows) + max(row[1] for row in rows)) <= room:
                 inside.append(index)
                 break
@@ -284,7 +284,7 @@ def pools(draw: st.DrawFn) -> list[StaticRequest]:
 @given(pool=pools(), forming=formings())
 def test_everybody_is_in_one_batch_that_fits(name: str, pool: list[StaticRequest], forming: Forming) -> None:
     batches = FORMERS[name].form(pool, forming)
-    assert sorted(itertools.chain(*ids(batches))) == sorted(one.id for one in pool)
+    assert sorted(itertools.chain(*ids(batches))) == sorted(request.id for request in pool)
     for batch in batches:
         assert batch == forming.batch(batch.requests)
         assert forming.memory.fits(len(batch), batch.input_tokens, batch.iterations)

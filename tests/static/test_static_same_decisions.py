@@ -39,7 +39,7 @@ def check_same(monkeypatch, requests, seed=0, **setup):
     run = make_cluster(**setup, time=RecordedTime(recorded)).run(requests)
     simulated = {span.assignment.number: span.assignment for span in run.batches}
     assert {number: (worker, batch) for number, worker, batch in log} == {
-        number: (one.worker, one.batch) for number, one in simulated.items()
+        number: (assignment.worker, assignment.batch) for number, assignment in simulated.items()
     }
     rows = {row.request_id: row for row in run.requests}
     for asked, answer in zip(requests, outcome.completions, strict=True):

@@ -46,10 +46,11 @@ def test_the_papers_example(aim: Aim) -> None:
 
     def spent(batches: list[StaticBatch]) -> tuple[int, int]:
         accounts = [
-            account(batch, [one.predicted for one in batch.requests], batch.iterations) for batch in batches
+            account(batch, [request.predicted for request in batch.requests], batch.iterations)
+            for batch in batches
         ]
-        tokens = sum(one.useful_tokens + one.invalid_tokens for one in accounts)
-        return tokens, sum(one.pad_tokens for one in accounts)
+        tokens = sum(spent.useful_tokens + spent.invalid_tokens for spent in accounts)
+        return tokens, sum(spent.pad_tokens for spent in accounts)
 
     assert spent(Fixed().form(requests, forming)) == (174, 6)
     batches = SloOdbs(aim=aim).form(requests, forming)
@@ -144,8 +145,8 @@ def test_every_batch_is_within_threshold_and_size(drawn: list[tuple[int, float]]
     for batch in SloOdbs().form(requests, forming):
         for size in range(2, len(batch) + 1):
             *others, last = batch.requests[:size]
-            slo = max(one.slo_s or 0 for one in others)
-            length = max(one.predicted for one in others)
+            slo = max(other.slo_s or 0 for other in others)
+            length = max(other.predicted for other in others)
             cost = ((last.slo_s or 0) + slo) * size + abs(last.predicted - length) / MEAN * size
             assert cost <= 2 * largest + 1e-9
         assert len(batch) <= largest

@@ -134,10 +134,10 @@ def test_round_robin_takes_turns_whatever_the_load() -> None:
 def test_max_min_is_within_four_thirds_of_the_best(times: list[float], workers: int) -> None:
     offloader = OFFLOADERS["max-min"]
     loads = [0.0] * workers
-    for turn, batch in enumerate(offloader.order([make_batch(1, estimate_s=one) for one in times])):
+    for turn, batch in enumerate(offloader.order([make_batch(1, estimate_s=seconds) for seconds in times])):
         loads[offloader.choose(loads, turn)] += batch.estimate_s
     best = min(
-        max(sum(one for one, at in zip(times, where, strict=True) if at == w) for w in range(workers))
+        max(sum(seconds for seconds, at in zip(times, where, strict=True) if at == w) for w in range(workers))
         for where in itertools.product(range(workers), repeat=len(times))
     )
     assert max(loads) <= (4 / 3 - 1 / (3 * workers)) * best + 1e-9
@@ -147,7 +147,7 @@ def test_max_min_by_hand() -> None:
     # The bound is reached: 5 5 4 4 3 3 3 on three workers end at 11, the best is 9.
     offloader = OFFLOADERS["max-min"]
     loads = [0.0] * 3
-    for batch in offloader.order([make_batch(1, estimate_s=one) for one in (3, 5, 4, 3, 5, 4, 3)]):
+    for batch in offloader.order([make_batch(1, estimate_s=seconds) for seconds in (3, 5, 4, 3, 5, 4, 3)]):
         loads[offloader.choose(loads, 0)] += batch.estimate_s
     assert loads == [11.0, 8.0, 8.0]
 

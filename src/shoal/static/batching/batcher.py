@@ -12,25 +12,25 @@ from shoal.static.batching.types import Assignment, StaticBatch, StaticRequest
 
 @dataclass(slots=True)
 class _Worker:
-    """What one worker has to do.
+    """What one worker has to do."""
 
-    dealt: requests that only this worker will serve (without a common pool). unfinished: assignments by
-    number. load_s: believed seconds of both. completed_ns: when it last finished a batch.
-    """
-
-    dealt: dict[str, StaticRequest] = field(default_factory=dict)
+    waiting: dict[str, StaticRequest] = field(default_factory=dict)
+    """Requests that only this worker will serve, by id; empty where there is a common pool."""
     unfinished: dict[int, Assignment] = field(default_factory=dict)
+    """Batches that it was given and has not finished, by number of the assignment."""
     load_s: float = 0.0
+    """Estimated seconds of both."""
     completed_ns: int | None = None
+    """When it last finished a batch."""
 
     def unload(self, seconds: float) -> None:
-        """Take believed work off; exactly nothing is left where nothing is to do."""
-        busy = self.unfinished or self.dealt
+        """Take estimated work off; exactly nothing is left where nothing is to do."""
+        busy = self.unfinished or self.waiting
         self.load_s = max(0.0, self.load_s - seconds) if busy else 0.0
 
 
 class GlobalBatcher:
-    """Forms batches of the waiting requests and deals them to workers; no clock, no threads.
+    """Forms batches of the waiting requests and assigns them to workers; no clock, no threads.
 
     Its caller submits requests, asks ``dispatch`` after every submission and every end of a batch and at
     ``next_ns``, has each worker serve its batches in the order in which it was given them, and reports each
@@ -50,27 +50,27 @@ class GlobalBatcher:
         self._memory = memory
         self._workers = [_Worker() for _ in range(workers)]
         self._pool: dict[str, StaticRequest] = {}
-        self._known: set[str] = set()
+        self._unfinished_ids: set[str] = set()
         self._due_ns = 0
-        self._turn = 0
-        self._assigned = 0
-        self._predicted_sum, self._submitted = 0, 0
-        self._slo_sum, self._with_slo = 0.0, 0
+        self._num_placed = 0
+        self._num_assigned = 0
+        self._predicted_sum, self._num_submitted = 0, 0
+        self._slo_sum_s, self._num_with_slo = 0.0, 0
         self._pooled = options.interval.after_s([0.0] * workers) is not None
 
     @property
     def pending(self) -> int:
         """Requests that are in no batch."""
-        return len(self._pool) + sum(len(worker.dealt) for worker in self._workers)
+        return len(self._pool) + sum(len(worker.waiting) for worker in self._workers)
 
     @property
     def unfinished(self) -> int:
         """Requests submitted and not ended: pending, or in a batch that a worker has not finished."""
-        return len(self._known)
+        return len(self._unfinished_ids)
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Believed seconds of unfinished work of every worker."""
+        """Estimated seconds of unfinished work of every worker."""
         return tuple(worker.load_s for worker in self._workers)
 
     @property
@@ -83,7 +83,7 @@ class GlobalBatcher:
         """When ``dispatch`` will have something to assign (the past: now); None: only after an event."""
         if self._pooled:
             return self._due_ns if self._pool else None
-        ready = any(worker.dealt and not worker.unfinished for worker in self._workers)
+        ready = any(worker.waiting and not worker.unfinished for worker in self._workers)
         return 0 if ready else None
 
     def submit(self, request: StaticRequest) -> None:
@@ -93,7 +93,7 @@ class GlobalBatcher:
             InvalidRequest: even alone it needs more memory than there is.
             ValueError: a request with this id is unfinished.
         """
-        if request.id in self._known:
+        if request.id in self._unfinished_ids:
             raise ValueError(f"request {request.id!r} is unfinished already")
         if not self._memory.fits(1, request.tokens, request.remaining):
             raise InvalidRequest(
@@ -102,24 +102,24 @@ class GlobalBatcher:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        self._known.add(request.id)
-        self._submitted += 1
+        self._unfinished_ids.add(request.id)
+        self._num_submitted += 1
         self._predicted_sum += request.predicted
         if request.slo_s is not None:
-            self._with_slo += 1
-            self._slo_sum += request.slo_s
-        self._enter(request)
+            self._num_with_slo += 1
+            self._slo_sum_s += request.slo_s
+        self._enqueue(request)
 
     def withdraw(self, request_id: str) -> bool:
         """Forget a request that waits in no batch; False if it is in one (leave it out of ``finished``)."""
         if self._pool.pop(request_id, None) is not None:
-            self._known.discard(request_id)
+            self._unfinished_ids.discard(request_id)
             return True
         for worker in self._workers:
-            request = worker.dealt.pop(request_id, None)
+            request = worker.waiting.pop(request_id, None)
             if request is not None:
-                worker.unload(self._alone_s(request))
-                self._known.discard(request_id)
+                worker.unload(self._estimate_alone_s(request))
+                self._unfinished_ids.discard(request_id)
                 return True
         return False
 
@@ -128,7 +128,7 @@ class GlobalBatcher:
         return self._dispatch_pool(now_ns) if self._pooled else self._dispatch_idle()
 
     def finished(self, assignment: Assignment, unfinished: Sequence[StaticRequest], now_ns: int) -> None:
-        """A worker is through with a batch (or has failed at it).
+        """A worker has finished a batch, or has failed at it.
 
         unfinished: those of its requests that must be served further, as they are now
         (``StaticRequest.after``). They return to the pool behind what waits there.
@@ -137,61 +137,65 @@ class GlobalBatcher:
             ValueError: the assignment is not unfinished, or a request was not in its batch.
         """
         worker = self._workers[assignment.worker]
-        members = {one.id for one in assignment.batch.requests}
-        back = [one.id for one in unfinished]
-        if len(set(back)) != len(back) or not members.issuperset(back):
-            raise ValueError(f"requests {back} are not distinct members of batch {sorted(members)}")
+        batch_ids = {request.id for request in assignment.batch.requests}
+        unfinished_ids = [request.id for request in unfinished]
+        if len(set(unfinished_ids)) != len(unfinished_ids) or not batch_ids.issuperset(unfinished_ids):
+            raise ValueError(
+                f"requests {unfinished_ids} are not distinct members of batch {sorted(batch_ids)}"
+            )
         if worker.unfinished.pop(assignment.number, None) is None:
             raise ValueError(f"worker {assignment.worker} has no unfinished assignment {assignment.number}")
         worker.completed_ns = now_ns
         worker.unload(assignment.batch.estimate_s)
-        self._known -= members.difference(back)
+        self._unfinished_ids -= batch_ids.difference(unfinished_ids)
         for request in unfinished:
-            self._enter(request)
+            self._enqueue(request)
 
-    def _enter(self, request: StaticRequest) -> None:
+    def _enqueue(self, request: StaticRequest) -> None:
         if self._pooled:
             self._pool[request.id] = request
             return
-        worker = self._workers[self._choose()]
-        worker.dealt[request.id] = request
-        worker.load_s += self._alone_s(request)
+        worker = self._workers[self._choose_worker()]
+        worker.waiting[request.id] = request
+        worker.load_s += self._estimate_alone_s(request)
 
     def _dispatch_pool(self, now_ns: int) -> list[Assignment]:
         if not self._pool or now_ns < self._due_ns:
             return []
         batches = self.options.former.form(list(self._pool.values()), self._forming())
         self._pool.clear()
-        assignments = [self._assign(self._choose(), batch) for batch in self.options.offloader.order(batches)]
+        assignments = [
+            self._assign(self._choose_worker(), batch) for batch in self.options.offloader.order(batches)
+        ]
         interval_s = self.options.interval.after_s(self.loads) or 0.0
         self._due_ns = now_ns + round(interval_s * 1e9)
         return assignments
 
     def _dispatch_idle(self) -> list[Assignment]:
         assignments = []
-        for number, worker in enumerate(self._workers):
-            if worker.unfinished or not worker.dealt:
+        for worker_number, worker in enumerate(self._workers):
+            if worker.unfinished or not worker.waiting:
                 continue
-            batch = self.options.former.form(list(worker.dealt.values()), self._forming())[0]
+            batch = self.options.former.form(list(worker.waiting.values()), self._forming())[0]
             for request in batch.requests:
-                worker.unload(self._alone_s(worker.dealt.pop(request.id)))
-            assignments.append(self._assign(number, batch))
+                worker.unload(self._estimate_alone_s(worker.waiting.pop(request.id)))
+            assignments.append(self._assign(worker_number, batch))
         return assignments
 
-    def _choose(self) -> int:
-        chosen = self.options.offloader.choose(self.loads, self._turn)
-        self._turn += 1
+    def _choose_worker(self) -> int:
+        chosen = self.options.offloader.choose(self.loads, self._num_placed)
+        self._num_placed += 1
         return chosen
 
-    def _assign(self, number: int, batch: StaticBatch) -> Assignment:
-        worker = self._workers[number]
-        assignment = Assignment(number, batch, self._assigned)
-        self._assigned += 1
+    def _assign(self, worker_number: int, batch: StaticBatch) -> Assignment:
+        worker = self._workers[worker_number]
+        assignment = Assignment(worker_number, batch, self._num_assigned)
+        self._num_assigned += 1
         worker.unfinished[assignment.number] = assignment
         worker.load_s += batch.estimate_s
         return assignment
 
-    def _alone_s(self, request: StaticRequest) -> float:
+    def _estimate_alone_s(self, request: StaticRequest) -> float:
         return self._forming().batch([request]).estimate_s
 
     def _forming(self) -> Forming:
@@ -202,6 +206,6 @@ class GlobalBatcher:
             slice_tokens=options.slice_tokens,
             max_batch=options.max_batch,
             trust_predictions=options.trust_predictions,
-            mean_slo_s=self._slo_sum / self._with_slo if self._with_slo else 1.0,
-            mean_predicted=self._predicted_sum / self._submitted if self._submitted else 1.0,
+            mean_slo_s=self._slo_sum_s / self._num_with_slo if self._num_with_slo else 1.0,
+            mean_predicted=self._predicted_sum / self._num_submitted if self._num_submitted else 1.0,
         )

@@ -24,15 +24,14 @@ class MemoryLimit(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByBytes:
-    """(input + iterations) x rows x bytes per token, within a share of the memory (SCLS, equation 9).
-
-    token_bytes: KV bytes of one token over all layers. available_bytes: what weights and engine leave free.
-    zeta: share of it that can be used; the rest is lost to fragmentation.
-    """
+    """(input + iterations) x rows x bytes per token, within a share of the memory (SCLS, equation 9)."""
 
     token_bytes: int
+    """KV bytes of one token over all layers."""
     available_bytes: int
+    """Memory that weights and engine leave free."""
     zeta: float = 0.9
+    """Share of it that can be used; the rest is lost to fragmentation."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning; raises ConfigError."""
@@ -54,12 +53,13 @@ class MemoryByBytes:
 class MemoryByRule:
     """Most rows by the total length, for engines whose memory follows no formula (SCLS, algorithm 2).
 
-    steps: (total length that must be exceeded, most rows then), longest first. most: rows below all of them.
     The default is the paper's table for DeepSpeed-Inference with LLaMA2-13B on 80 GB.
     """
 
     steps: tuple[tuple[int, int], ...] = ((1024, 12), (512, 22))
+    """(Total length that must be exceeded, most rows then), longest first."""
     most: int = 28
+    """Most rows of batches that exceed none of these lengths."""
 
     def fits(self, sequences: int, input_tokens: int, iterations: int, /) -> bool:
         """Whether there are few enough rows for their total length."""

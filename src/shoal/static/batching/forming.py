@@ -10,22 +10,22 @@ from shoal.static.batching.types import StaticBatch, StaticRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forming:
-    """Estimates and limits under which batches are formed.
-
-    time, memory: cost of a batch. slice_tokens: most iterations of one batch; None: as many as its requests
-    may need. max_batch: most requests in one batch; None: as many as fit.
-    trust_predictions: a batch runs for the longest prediction in it, not for the longest limit.
-    mean_slo_s, mean_predicted: running means over all requests submitted so far, the units in which
-    goals and lengths are compared; a request without a goal counts as one with the mean goal.
-    """
+    """Estimates and limits under which batches are formed."""
 
     time: ServingTime
+    """How long a batch takes."""
     memory: MemoryLimit
+    """Whether a batch fits."""
     slice_tokens: int | None = None
+    """Most iterations of a batch; None: as many as its requests may need."""
     max_batch: int | None = None
+    """Most requests in a batch; None: as many as fit."""
     trust_predictions: bool = False
+    """A batch runs for the longest prediction in it, not for the longest limit."""
     mean_slo_s: float = 1.0
+    """Mean goal of all requests submitted so far, the unit of goals; also the goal of those without any."""
     mean_predicted: float = 1.0
+    """Mean predicted output tokens of all requests submitted so far, the unit of lengths."""
 
     def horizon(self, request: StaticRequest) -> int:
         """Iterations that this request asks of its batch; a batch runs for the most that any asks."""
@@ -42,8 +42,8 @@ class Forming:
 
     def batch(self, requests: Sequence[StaticRequest]) -> StaticBatch:
         """The batch of these requests, with its padded length, iterations and estimate."""
-        longest = max(one.tokens for one in requests)
-        iterations = max(self.horizon(one) for one in requests)
+        longest = max(request.tokens for request in requests)
+        iterations = max(self.horizon(request) for request in requests)
         return StaticBatch(
             requests=tuple(requests),
             input_tokens=longest,

@@ -13,15 +13,15 @@ class Interval(Protocol):
     def after_s(self, loads: Sequence[float]) -> float | None:
         """Seconds from one forming of batches to the next, given every worker's load after the first.
 
-        None: there is no common pool. Requests are dealt to workers as they come, and a worker that
-        has nothing to do takes its next batch from those dealt to it.
+        None: there is no common pool. Requests are assigned to workers as they come, and an idle
+        worker takes its next batch from those assigned to it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WhenIdle:
-    """No interval: an idle worker takes a batch of what it was dealt (sequence-level scheduling)."""
+    """No interval: an idle worker takes its next batch (sequence-level scheduling)."""
 
     def after_s(self, loads: Sequence[float]) -> float | None:
         """None."""
@@ -46,14 +46,12 @@ class FixedInterval:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveInterval:
-    """The more work waits, the longer: max(factor x least load, shortest) (SCLS, section 4.6).
-
-    shortest: seconds (the paper's Gamma). factor: below 1, so that an overestimated load leaves nobody idle
-    (the paper's lambda).
-    """
+    """The more work waits, the longer: max(factor x least load, shortest) (SCLS, section 4.6)."""
 
     shortest: float
+    """Seconds; the paper's Gamma."""
     factor: float = 0.5
+    """Below 1, so that an overestimated load leaves no worker idle; the paper's lambda."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning; raises ConfigError."""

@@ -8,7 +8,7 @@ from shoal.static.batching.types import StaticBatch, StaticRequest
 
 
 class LeastTime:
-    """Sorts requests by input length and cuts the sorted list where the believed total time is least.
+    """Sorts requests by input length and cuts the sorted list where the estimated total time is least.
 
     Dynamic programming over the cuts: n x the largest batch that fits, estimates. Where the cost of a batch
     depends on its size and does not fall with its longest input, no other division of the requests is
@@ -20,7 +20,7 @@ class LeastTime:
 
     def form(self, requests: Sequence[StaticRequest], forming: Forming) -> list[StaticBatch]:
         """Of equally good cuts the one with the smaller last batch; shortest inputs first."""
-        ranked = sorted(requests, key=lambda one: one.tokens)
+        ranked = sorted(requests, key=lambda request: request.tokens)
         starts = _best_starts(ranked, forming)
         batches = []
         end = len(ranked)
@@ -32,11 +32,11 @@ class LeastTime:
 
 def _best_starts(ranked: Sequence[StaticRequest], forming: Forming) -> list[int]:
     """For every count of leading requests, where the last batch of their best division starts."""
-    horizons = [forming.horizon(one) for one in ranked]
+    horizons = [forming.horizon(request) for request in ranked]
     serve = forming.time.serve
     least = [0.0] + [math.inf] * len(ranked)
     starts = [0] * (len(ranked) + 1)
-    for end, longest in enumerate((one.tokens for one in ranked), start=1):
+    for end, longest in enumerate((request.tokens for request in ranked), start=1):
         iterations = 0
         for start in range(end - 1, -1, -1):
             iterations = max(iterations, horizons[start])

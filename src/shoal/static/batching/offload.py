@@ -16,7 +16,7 @@ class Offloader(Protocol):
     def choose(self, loads: Sequence[float], turn: int) -> int:
         """The worker for the next placement.
 
-        loads: believed seconds of unfinished work of every worker; at least one. turn: placements so far.
+        loads: estimated seconds of unfinished work of every worker; at least one. turn: placements so far.
         """
         ...
 
@@ -41,7 +41,7 @@ class MaxMin:
     """
 
     def order(self, batches: Sequence[StaticBatch]) -> Sequence[StaticBatch]:
-        """Longest believed serving time first; equal ones as formed."""
+        """Longest estimated serving time first; equal ones as formed."""
         return sorted(batches, key=lambda batch: -batch.estimate_s)
 
     def choose(self, loads: Sequence[float], turn: int) -> int:

@@ -10,22 +10,26 @@ from shoal.static.batching.offload import Offloader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticOptions:
-    """Options of a ``GlobalBatcher``; the published combinations are in ``STATIC_PRESETS``.
-
-    former: divides requests into batches. offloader: places batches on workers. interval: when.
-    slice_tokens: most tokens generated for a request in one batch, after which it returns to the pool;
-        None: a batch runs until all its requests end.
-    max_batch: most requests in one batch; None: as many as the memory holds.
-    trust_predictions: a batch runs for the longest prediction in it, so that memory is reserved for
-        that only; a request that outgrows it returns to the pool. Otherwise for the longest limit.
-    """
+    """Options of a ``GlobalBatcher``; the published combinations are in ``STATIC_PRESETS``."""
 
     former: BatchFormer
+    """Divides requests into batches."""
     offloader: Offloader
+    """Places batches on workers."""
     interval: Interval
+    """When batches are formed."""
     slice_tokens: int | None = None
+    """Most tokens generated for a request in one batch, after which it returns to the pool.
+
+    None: a batch runs until all its requests end.
+    """
     max_batch: int | None = None
+    """Most requests in one batch; None: as many as the memory holds."""
     trust_predictions: bool = False
+    """A batch runs for the longest prediction in it, not for the longest limit.
+
+    Memory is then reserved for that only; a request that outgrows its batch returns to the pool.
+    """
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning; raises ConfigError."""

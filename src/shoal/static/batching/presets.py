@@ -16,15 +16,14 @@ SLICE_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNumbers:
-    """What SCLS's evaluation sets for one kind of static engine (sections 4.3 and 5.1).
-
-    batch: size of fixed batches. interval_s: shortest batching interval (Gamma). by_rule: memory is
-    judged by the rule table, not by bytes.
-    """
+    """What SCLS's evaluation sets for one kind of static engine (sections 4.3 and 5.1)."""
 
     batch: int
+    """Size of fixed batches."""
     interval_s: float
+    """Shortest batching interval (Gamma)."""
     by_rule: bool
+    """Memory is judged by the rule table, not by bytes."""
 
     def memory(self, *, token_bytes: int, available_bytes: int) -> MemoryLimit:
         """The paper's memory estimator for this engine; the rule table ignores the bytes."""

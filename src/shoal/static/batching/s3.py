@@ -17,7 +17,7 @@ class FirstFitDecreasing:
     def form(self, requests: Sequence[StaticRequest], forming: Forming) -> list[StaticBatch]:
         """Batches in the order in which they were opened."""
         bins: list[Filling] = []
-        for request in sorted(requests, key=lambda one: -(one.tokens + one.predicted)):
+        for request in sorted(requests, key=lambda request: -(request.tokens + request.predicted)):
             roomy = next((batch for batch in bins if batch.has_room(request)), None)
             if roomy is None:
                 bins.append(Filling(request, forming))

@@ -5,23 +5,22 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticRequest:
-    """One request as the batcher sees it; a new value after every batch that it took part in.
-
-    tokens: input length of its next batch: prompt and what was generated so far.
-    remaining: most output tokens that it may still generate; at least 1.
-    predicted: output tokens that it is believed to generate still, in 1..remaining.
-    slo_s: seconds from arrival to last token that it should end within; None means no goal.
-    number: order of submission. slices: batches it has taken part in so far.
-    """
+    """One request as the batcher sees it; a new value after every batch that it took part in."""
 
     id: str
     tokens: int
+    """Input length of its next batch: prompt and what was generated so far."""
     remaining: int
+    """Most output tokens that it may still generate; at least 1."""
     predicted: int
+    """Output tokens that it is predicted to generate still, in 1..remaining."""
     slo_s: float | None = None
+    """Seconds from arrival to last token that it should end within; None means no goal."""
     arrival_ns: int = 0
     number: int = 0
+    """Order of submission."""
     slices: int = 0
+    """Batches it has taken part in so far."""
 
     def __post_init__(self) -> None:
         """Refuse lengths without meaning; raises ValueError."""
@@ -39,8 +38,8 @@ class StaticRequest:
     def after(self, generated: int, predicted: int | None = None) -> "StaticRequest":
         """The same request, unfinished, after a batch in which it generated ``generated`` tokens.
 
-        predicted: what is believed of the rest now. None keeps what is left of the earlier belief; a request
-        that has outgrown it is believed to go on for twice as long as it was (S3's way of correcting itself).
+        predicted: output tokens still to come, predicted anew. None keeps what is left of the earlier
+        prediction; one that the request has outgrown is doubled (S3's way of correcting itself).
 
         Raises:
             ValueError: more was generated than its limit allowed, or nothing remains of it.
@@ -61,17 +60,16 @@ class StaticRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticBatch:
-    """Requests that one worker serves together, from their prefill to the last iteration.
-
-    requests: rows of the batch. input_tokens: the longest input; the others are padded to it.
-    iterations: at most so many tokens are generated for each (the slice, or the limit).
-    estimate_s: believed serving time of all those iterations, in seconds.
-    """
+    """Requests that one worker serves together, from their prefill to the last iteration."""
 
     requests: tuple[StaticRequest, ...]
+    """One for each row of the batch."""
     input_tokens: int
+    """The longest input; the others are padded to it."""
     iterations: int
+    """At most so many tokens are generated for each request (the slice, or the limit)."""
     estimate_s: float
+    """Estimated serving time of all those iterations, in seconds."""
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -80,11 +78,10 @@ class StaticBatch:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A batch and the worker (0-based) that is to serve it, after those it was given before.
-
-    number: names this assignment; never used twice by one batcher.
-    """
+    """A batch and the worker that is to serve it, after those it was given before."""
 
     worker: int
+    """Counted from 0."""
     batch: StaticBatch
     number: int = 0
+    """Identifies this assignment; never used twice by one batcher."""

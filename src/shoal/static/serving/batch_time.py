@@ -1,4 +1,4 @@
-"""How long a simulated static engine takes for a batch, as opposed to how long it is believed to take."""
+"""How long a simulated static engine takes for a batch, as opposed to its estimate."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -33,14 +33,14 @@ class ExactTime:
 
 @dataclass(frozen=True, slots=True)
 class UncertainTime:
-    """Batches take what ``time`` says, give or take.
-
-    spread: relative standard deviation of an independent normal error of every batch, cut at three of them.
-        It keys on the number of the assignment, so runs with equal decisions have equal times.
-    """
+    """Batches take what ``time`` says, give or take."""
 
     time: ServingTime
     spread: float
+    """Relative standard deviation of an independent normal error of every batch, cut at three of them.
+
+    Errors are keyed by the number of the assignment, so runs with equal decisions have equal times.
+    """
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -16,41 +16,38 @@ from shoal.static.serving.simulated_request import SimulatedRequest, StaticLimit
 
 @dataclass(frozen=True, slots=True)
 class BatchSpan:
-    """One served batch: nanoseconds on the run's clock, and the iterations that it took.
-
-    outputs: tokens that each of its requests generated in it, in their order.
-    """
+    """One served batch; times are on the run's clock."""
 
     assignment: Assignment
     start_ns: int
     end_ns: int
     iterations_run: int
     outputs: tuple[int, ...]
+    """Tokens that each of its requests generated in it, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticRun:
-    """What a simulated run leaves behind.
-
-    requests: in order of their ends. batches: by their ends. report: the figures that ``shoal static`` prints
-    of a real run; its duration counts from 0 to the last answer.
-    """
+    """What a simulated run leaves behind."""
 
     requests: tuple[RequestRow, ...]
+    """In order of their ends."""
     batches: tuple[BatchSpan, ...]
+    """In order of their ends."""
     report: StaticReport
+    """The figures that ``shoal static`` prints of a real run; its duration is from 0 to the last answer."""
 
 
 class StaticCluster:
     """Several simulated static engines of one model behind one pool of requests (SCLS, section 4.1).
 
-    Driven like ``StaticEngine``: at one instant the batches that end come first, then arrivals,
-    then the forming of batches. A batch runs until all its requests have ended or its iterations are used up;
-    who has not ended returns to the pool.
+    Driven like ``StaticEngine``: at one instant the batches that end come first, then arrivals, then the
+    forming of batches. A batch runs until all its requests have ended or its iterations are used up; those
+    that have not ended return to the pool. Holds no state of a run unless the predictor learns.
 
-    estimate, memory: what batches are formed by. time: how long they take; None: what is estimated for the
-    iterations that were run. predictor: beliefs about output lengths, asked on arrival; None believes that
-    every request takes all that it may. Holds no state of a run unless the predictor learns.
+    estimate, memory: what batches are formed by.
+    time: how long they take; None: what is estimated for the iterations that were run.
+    predictor: predicts output lengths on arrival; None: every request is taken to need all that it may have.
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class _Run:
         requests: Sequence[Request],
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        if len({one.id for one in requests}) < len(requests):
+        if len({request.id for request in requests}) < len(requests):
             raise ValueError("the requests of a run must have different ids")
         self._cluster = cluster
         self._total = len(requests)
@@ -102,10 +99,10 @@ class _Run:
         self._batcher = GlobalBatcher(
             cluster.options, cluster.estimate, cluster.memory, workers=cluster.workers
         )
-        self._open: dict[str, SimulatedRequest] = {}
-        self._ending: list[tuple[int, int, BatchSpan]] = []
+        self._unfinished: dict[str, SimulatedRequest] = {}
+        self._running: list[tuple[int, int, BatchSpan]] = []
         self._queued: list[deque[Assignment]] = [deque() for _ in range(cluster.workers)]
-        self._serving = [False] * cluster.workers
+        self._busy = [False] * cluster.workers
         self._tally = StaticTally()
         self._slices: Counter[int] = Counter()
         self._rows: list[RequestRow] = []
@@ -134,63 +131,65 @@ class _Run:
 
     def _next_ns(self) -> int:
         """When something happens next: the end of a batch, an arrival, or the forming of batches."""
-        due = [self._ending[0][0]] if self._ending else []
+        due = [self._running[0][0]] if self._running else []
         if self._arriving:
             due.append(self._arriving[0][1].arrival_ns)
         if self._batcher.next_ns is not None:
             due.append(self._batcher.next_ns)
         if not due:
-            raise RuntimeError(f"{len(self._open)} requests are unfinished, but there is nothing to do")
+            raise RuntimeError(f"{len(self._unfinished)} requests are unfinished, but there is nothing to do")
         return max(self._now_ns, min(due))
 
     def _arrive(self) -> None:
         while self._arriving and self._arriving[0][1].arrival_ns <= self._now_ns:
             number, request = self._arriving.popleft()
             try:
-                opened = SimulatedRequest.open(request, number, self._cluster.limits, self._cluster.predictor)
-                self._batcher.submit(opened.place)
+                simulated = SimulatedRequest.open(
+                    request, number, self._cluster.limits, self._cluster.predictor
+                )
+                self._batcher.submit(simulated.static_request)
             except InvalidRequest as error:
                 self._slices[0] += 1
                 self._close(refused_row(request, str(error)))
             else:
-                self._open[request.id] = opened
+                self._unfinished[request.id] = simulated
 
     def _start(self, worker: int) -> None:
         """Let an idle worker take the next batch of its queue."""
-        if self._serving[worker] or not self._queued[worker]:
+        if self._busy[worker] or not self._queued[worker]:
             return
         assignment = self._queued[worker].popleft()
         batch = assignment.batch
-        left = [self._open[one.id].left for one in batch.requests]
-        iterations_run = min(max(left), batch.iterations)
+        remaining = [self._unfinished[request.id].remaining for request in batch.requests]
+        iterations_run = min(max(remaining), batch.iterations)
         seconds = self._cluster.time.duration_s(assignment, iterations_run)
         end_ns = self._now_ns + max(1, round(seconds * 1e9))
-        outputs = tuple(min(one, iterations_run) for one in left)
+        outputs = tuple(min(tokens, iterations_run) for tokens in remaining)
         span = BatchSpan(assignment, self._now_ns, end_ns, iterations_run, outputs)
-        self._serving[worker] = True
-        heapq.heappush(self._ending, (end_ns, assignment.number, span))
+        self._busy[worker] = True
+        heapq.heappush(self._running, (end_ns, assignment.number, span))
 
     def _end_batches(self) -> None:
-        while self._ending and self._ending[0][0] <= self._now_ns:
-            self._end(heapq.heappop(self._ending)[2])
+        while self._running and self._running[0][0] <= self._now_ns:
+            self._end(heapq.heappop(self._running)[2])
 
     def _end(self, span: BatchSpan) -> None:
         assignment = span.assignment
-        self._serving[assignment.worker] = False
+        self._busy[assignment.worker] = False
         self._batches.append(span)
-        members = [self._open[one.id] for one in assignment.batch.requests]
         # Tokens are counted, not held, so there are none to hand over.
         result = StaticResult([], [], span.iterations_run, span.end_ns - span.start_ns)
         self._tally.add(assignment.batch, result, span.outputs)
-        back = []
-        for one, output in zip(members, span.outputs, strict=True):
-            if one.take(output, span.end_ns, self._cluster.predictor):
-                self._slices[one.batches] += 1
-                self._close(one.row(assignment.worker))
-                del self._open[one.request.id]
+        unfinished = []
+        for static_request, output in zip(assignment.batch.requests, span.outputs, strict=True):
+            request = self._unfinished[static_request.id]
+            if request.take(output, span.end_ns, self._cluster.predictor):
+                self._slices[request.batches] += 1
+                self._close(request.row(assignment.worker))
+                del self._unfinished[static_request.id]
             else:
-                back.append(one.place)
-        self._batcher.finished(assignment, back, span.end_ns)
+                unfinished.append(request.static_request)
+        self._batcher.finished(assignment, unfinished, span.end_ns)
 
     def _close(self, row: RequestRow) -> None:
         self._rows.append(row)

@@ -21,18 +21,21 @@ from shoal.static.serving.workers import BatchDone, BatchWork, StaticWorkers
 
 @dataclass(frozen=True, slots=True)
 class StaticOutcome:
-    """What became of a run: an answer for each request, in their order, and what they cost together."""
+    """What became of a run."""
 
     completions: list[Completion]
+    """An answer for each request, in their order."""
     report: StaticReport
+    """What they cost together."""
 
 
 class StaticEngine:
     """Several static engines of one model behind one pool of requests (SCLS, section 4.1).
 
-    make_executor: called once for each worker of a run. time, memory: the estimates that batches are formed
-    by. info: limits that requests are checked against. predictor: beliefs about output lengths; None believes
-    that every request takes all that it may.
+    make_executor: called once for each worker of a run.
+    info: limits that requests are checked against.
+    time, memory: the estimates that batches are formed by.
+    predictor: predicts output lengths; None: every request is taken to need all that it may have.
     """
 
     def __init__(
@@ -64,11 +67,11 @@ class StaticEngine:
         FinishReason.ERROR and the reason. Raises InvalidRequest before anything runs if one cannot be served
         as asked. Ctrl-C ends the running batches and raises KeyboardInterrupt.
         """
-        opened = [self._open(request, number, decoder) for number, request in enumerate(requests)]
+        open_requests = [self._open(request, number, decoder) for number, request in enumerate(requests)]
         batcher = GlobalBatcher(self._options, self._time, self._memory, workers=self._workers)
         executors = [self._make_executor() for _ in range(self._workers)]
-        with TokenProgress(len(opened), shown=progress) as bar, StaticWorkers(executors) as workers:
-            return _Run(opened, batcher, workers, bar, self._predictor).answer()
+        with TokenProgress(len(open_requests), shown=progress) as bar, StaticWorkers(executors) as workers:
+            return _Run(open_requests, batcher, workers, bar, self._predictor).answer()
 
     def _open(self, request: Request, number: int, decoder: Decoder) -> OpenRequest:
         """Check a request and open it; raises InvalidRequest."""
@@ -84,7 +87,7 @@ class StaticEngine:
         return OpenRequest.open(
             request,
             number,
-            limit=room if sampling.max_tokens is None else sampling.max_tokens,
+            max_new_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
             eos_token_ids=limits.eos_token_ids,
             decoder=decoder,
             predictor=self._predictor,
@@ -111,35 +114,35 @@ class _Run:
         predictor: LengthPredictor | None,
     ) -> None:
         self._requests = requests
-        self._open = {one.request.id: one for one in requests}
-        if len(self._open) < len(requests):
+        self._unfinished = {opened.request.id: opened for opened in requests}
+        if len(self._unfinished) < len(requests):
             raise ValueError("the requests of a run must have different ids")
-        self._arriving = deque(sorted(requests, key=lambda one: one.request.arrival_ns))
+        self._arriving = deque(sorted(requests, key=lambda opened: opened.request.arrival_ns))
         self._batcher = batcher
         self._workers = workers
         self._bar = bar
         self._predictor = predictor
-        self._given: dict[int, Assignment] = {}
+        self._in_flight: dict[int, Assignment] = {}
         self._tally = StaticTally()
         self._start_ns = time.monotonic_ns()
 
     def answer(self) -> StaticOutcome:
         """Until every request is answered."""
-        while self._open:
+        while self._unfinished:
             self._arrive()
             for assignment in self._batcher.dispatch(self._now_ns()):
-                self._give(assignment)
+                self._hand_over(assignment)
             done = self._workers.take(self._wait_s())
             while done is not None:
                 self._finish(done)
                 done = self._workers.take(0)
         duration_ns = self._now_ns()
-        completions = [one.completion for one in self._requests if one.completion is not None]
-        records = [one.record for one in completions if one.record is not None]
+        completions = [request.completion for request in self._requests if request.completion is not None]
+        records = [completion.record for completion in completions if completion.record is not None]
         report = self._tally.report(
             records,
             failed=len(completions) - len(records),
-            slices=Counter(one.batches for one in self._requests),
+            slices=Counter(request.batches for request in self._requests),
             completed_ns=self._batcher.completed_ns,
             duration_ns=duration_ns,
         )
@@ -151,7 +154,7 @@ class _Run:
     def _arrive(self) -> None:
         now_ns = self._now_ns()
         while self._arriving and self._arriving[0].request.arrival_ns <= now_ns:
-            self._batcher.submit(self._arriving.popleft().place)
+            self._batcher.submit(self._arriving.popleft().static_request)
 
     def _wait_s(self) -> float | None:
         """How long to wait for a worker: until something else is due; None: nothing else is."""
@@ -160,44 +163,44 @@ class _Run:
             due.append(self._batcher.next_ns)
         if due:
             return max(0, min(due) - self._now_ns()) / 1e9
-        if not self._given:
+        if not self._in_flight:
             raise RuntimeError(
-                f"{len(self._open)} requests are unfinished, but the batcher has nothing to do"
+                f"{len(self._unfinished)} requests are unfinished, but the batcher has nothing to do"
             )
         return None
 
-    def _give(self, assignment: Assignment) -> None:
+    def _hand_over(self, assignment: Assignment) -> None:
         batch = assignment.batch
-        members = [self._open[one.id] for one in batch.requests]
-        self._given[assignment.number] = assignment
+        open_requests = [self._unfinished[request.id] for request in batch.requests]
+        self._in_flight[assignment.number] = assignment
         work = BatchWork(
             number=assignment.number,
-            prompts=[one.known for one in members],
+            prompts=[request.input_ids for request in open_requests],
             iterations=batch.iterations,
-            limits=[one.remaining for one in batch.requests],
-            ends=[one.ends for one in members],
+            limits=[request.remaining for request in batch.requests],
+            ends=[request.ends for request in open_requests],
         )
         self._workers.give(assignment.worker, work)
 
     def _finish(self, done: BatchDone) -> None:
-        assignment = self._given.pop(done.number)
+        assignment = self._in_flight.pop(done.number)
         now_ns = done.finished_ns - self._start_ns
-        members = [self._open[one.id] for one in assignment.batch.requests]
+        open_requests = [self._unfinished[request.id] for request in assignment.batch.requests]
         tokens = 0
         if done.result is None:
-            for one in members:
-                one.fail(done.error or "the worker gave no reason")
+            for request in open_requests:
+                request.fail(done.error or "the worker gave no reason")
         else:
             result = done.result
             used = [
-                one.take(output, ended, now_ns, self._predictor)
-                for one, output, ended in zip(members, result.outputs, result.ended, strict=True)
+                request.take(output, ended, now_ns, self._predictor)
+                for request, output, ended in zip(open_requests, result.outputs, result.ended, strict=True)
             ]
             self._tally.add(assignment.batch, result, used)
             tokens = sum(used)
-        back = [one.place for one in members if one.completion is None]
-        self._batcher.finished(assignment, back, now_ns)
-        for one in members:
-            if one.completion is not None:
-                del self._open[one.request.id]
-        self._bar.advance(len(members) - len(back), tokens)
+        unfinished = [request.static_request for request in open_requests if request.completion is None]
+        self._batcher.finished(assignment, unfinished, now_ns)
+        for static_request, request in zip(assignment.batch.requests, open_requests, strict=True):
+            if request.completion is not None:
+                del self._unfinished[static_request.id]
+        self._bar.advance(len(open_requests) - len(unfinished), tokens)

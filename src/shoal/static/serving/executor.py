@@ -7,17 +7,16 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StaticResult:
-    """One static batch that has been served; one entry for each prompt, in their order.
-
-    outputs: the tokens of this run, up to and including one that ends it, at most the prompt's limit.
-    ended: whether the last of them is such a token. iterations_run: forward passes, the
-    prefill included. duration_ns: wall time of the whole batch.
-    """
+    """One static batch that has been served; lists have an entry for each prompt, in their order."""
 
     outputs: list[list[int]]
+    """Tokens of this run, up to and including one that ends the request, at most its limit."""
     ended: list[bool]
+    """Whether the last of them is such a token."""
     iterations_run: int
+    """Forward passes, the prefill included."""
     duration_ns: int
+    """Wall time of the whole batch."""
 
 
 class StaticExecutor(Protocol):

@@ -34,25 +34,27 @@ _run_numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticSetup:
-    """What a run of static batches is made of.
-
-    preset: one of ``STATIC_PRESETS``. engine: whose numbers the preset takes (``STATIC_ENGINES``).
-    workers: static engines, each a thread; they share the weights. slice_tokens, max_batch, interval_s: in
-    place of the preset's; interval_s is the shortest one where it adapts. threads: CPU threads of each
-    worker; None shares the cores. kv_bytes: memory for the KV of all workers together; None chooses.
-    profile: a file of `shoal profile`; None measures a few small batches.
-    """
+    """What a run of static batches is made of."""
 
     preset: str = "scls"
+    """One of ``STATIC_PRESETS``."""
     engine: str = "hf"
+    """Whose numbers the preset takes (``STATIC_ENGINES``)."""
     workers: int = 2
+    """Static engines, each a thread; they share the weights."""
     slice_tokens: int | None = None
+    """In place of the preset's."""
     max_batch: int | None = None
+    """In place of the preset's."""
     interval_s: float | None = None
+    """In place of the preset's; the shortest interval where it adapts."""
     device: str = "cpu"
     threads: int | None = None
+    """CPU threads of each worker; None shares the cores."""
     kv_bytes: int | None = None
+    """Memory for the KV of all workers together; None chooses."""
     profile: Path | None = None
+    """A file of `shoal profile`; None measures a few small batches."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning; raises ConfigError."""
@@ -92,7 +94,7 @@ class StaticShoal:
     ... outcome = shoal.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=64))
     ... print(outcome.completions[0].text, outcome.report.early_return_ratio)
 
-    predictor: beliefs about output lengths, for presets that use them. progress: show loading on the
+    predictor: predicts output lengths, for presets that use them. progress: show loading on the
     terminal. Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
 
@@ -159,10 +161,10 @@ class StaticShoal:
                 id=f"static-{run}-{number}",
                 service=self.service.name,
                 prompt=self._encode(prompt, chat),
-                sampling=one,
-                arrival_ns=round(arrival * 1e9),
+                sampling=params,
+                arrival_ns=round(arrival_s * 1e9),
             )
-            for number, (prompt, one, arrival) in enumerate(zip(prompts, each, arrivals, strict=True))
+            for number, (prompt, params, arrival_s) in enumerate(zip(prompts, each, arrivals, strict=True))
         ]
         return self._engine.run(requests, self.tokenizer, progress=progress)
 

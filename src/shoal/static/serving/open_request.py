@@ -32,22 +32,25 @@ def check_static_sampling(sampling: SamplingParams) -> None:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has no answer yet; the owner of its tokens.
-
-    limit: most output tokens it may have. ends: tokens that end it. place: what the batcher knows of it.
-    completion: its answer, once it has one.
-    """
+    """A request that has no answer yet; the owner of its tokens."""
 
     request: Request
     prompt: Sequence[int]
-    limit: int
+    max_new_tokens: int
+    """Most output tokens it may have."""
     ends: Collection[int]
+    """Tokens that end it."""
     reader: ChoiceReader
-    place: StaticRequest
+    static_request: StaticRequest
+    """The request as the batcher sees it."""
     tokens: list[int] = field(default_factory=list)
+    """Output so far."""
     text: list[str] = field(default_factory=list)
+    """Text of the output so far, one part for each batch."""
     batches: int = 0
+    """Batches that it has taken part in."""
     completion: Completion | None = None
+    """Its answer, once it has one."""
 
     @classmethod
     def open(
@@ -55,20 +58,20 @@ class OpenRequest:
         request: Request,
         number: int,
         *,
-        limit: int,
+        max_new_tokens: int,
         eos_token_ids: Collection[int],
         decoder: Decoder,
         predictor: LengthPredictor | None,
         slo_s: float | None,
     ) -> "OpenRequest":
-        """A request whose prompt is token ids; number: its place among those submitted."""
+        """A request whose prompt is token ids; number: order of submission."""
         assert isinstance(request.prompt, Sequence)
         sampling = request.sampling
-        place = StaticRequest(
+        static_request = StaticRequest(
             id=request.id,
             tokens=len(request.prompt),
-            remaining=limit,
-            predicted=limit if predictor is None else predictor.predict(request, 0, limit),
+            remaining=max_new_tokens,
+            predicted=max_new_tokens if predictor is None else predictor.predict(request, 0, max_new_tokens),
             slo_s=slo_s,
             arrival_ns=request.arrival_ns,
             number=number,
@@ -76,14 +79,14 @@ class OpenRequest:
         return cls(
             request=request,
             prompt=request.prompt,
-            limit=limit,
+            max_new_tokens=max_new_tokens,
             ends={*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)},
             reader=ChoiceReader(request, 0, sampling, decoder),
-            place=place,
+            static_request=static_request,
         )
 
     @property
-    def known(self) -> list[int]:
+    def input_ids(self) -> list[int]:
         """Every token so far, prompt first: the input of its next batch."""
         return [*self.prompt, *self.tokens]
 
@@ -93,7 +96,7 @@ class OpenRequest:
         ended: whether the last token is one of ``ends``. Sets ``completion`` where this was all.
         """
         total = len(self.tokens) + len(output)
-        finish = FinishReason.STOP if ended else FinishReason.LENGTH if total >= self.limit else None
+        finish = FinishReason.STOP if ended else FinishReason.LENGTH if total >= self.max_new_tokens else None
         delta = self.reader.read(
             TokenEvent(
                 self.request.id, tuple(output), finish=finish, stop_token=output[-1] if ended else None
@@ -108,7 +111,9 @@ class OpenRequest:
             if predictor is not None:
                 predictor.record(self.request, len(self.tokens))
         else:
-            self.place = self.place.after(len(output), self._outgrown(len(output), predictor))
+            self.static_request = self.static_request.after(
+                len(output), self._predicted_anew(len(output), predictor)
+            )
         return len(delta.tokens)
 
     def fail(self, reason: str) -> None:
@@ -116,12 +121,12 @@ class OpenRequest:
         self.batches += 1
         self._complete(FinishReason.ERROR, None, reason)
 
-    def _outgrown(self, generated: int, predictor: LengthPredictor | None) -> int | None:
-        """What is believed of the rest of a request that has become longer than was believed."""
-        if predictor is None or generated < self.place.predicted:
+    def _predicted_anew(self, generated: int, predictor: LengthPredictor | None) -> int | None:
+        """Output tokens still to come, predicted anew if the request has outgrown its prediction."""
+        if predictor is None or generated < self.static_request.predicted:
             return None
-        done = len(self.tokens)
-        return predictor.predict(self.request, done, self.limit) - done
+        so_far = len(self.tokens)
+        return predictor.predict(self.request, so_far, self.max_new_tokens) - so_far
 
     def _complete(self, finish: FinishReason, stop_reason: str | int | None, error: str | None) -> None:
         self.completion = Completion(

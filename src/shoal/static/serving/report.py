@@ -14,16 +14,7 @@ from shoal.static.serving.executor import StaticResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticReport:
-    """The figures of one run; times are seconds, NaN where nothing was measured.
-
-    duration_s: start to last answer. requests_per_s, tokens_per_s: finished requests and their output tokens
-    over that time. response_mean_s, response_p95_s: arrival to the answer of finished requests.
-    tokens: sums over all batches that were served. slices: how many requests took part in how many batches.
-    early_return_ratio: share of batches that ended before their limit because all their requests had.
-    worker_completion_s: when each worker finished its last batch (0 where it had none), and
-    worker_completion_std_s their standard deviation. estimate_error: mean of |estimated - measured| over
-    measured serving time, of the batches that ran to their limit.
-    """
+    """The figures of one run; times are seconds, NaN where nothing was measured."""
 
     requests: int
     finished: int
@@ -31,16 +22,27 @@ class StaticReport:
     batches: int
     mean_batch_size: float
     duration_s: float
+    """Start to last answer."""
     requests_per_s: float
+    """Finished requests over that time."""
     tokens_per_s: float
+    """Output tokens of finished requests over that time."""
     response_mean_s: float
+    """Arrival to the answer, of finished requests."""
     response_p95_s: float
+    """The same, 95th percentile."""
     tokens: BatchAccount
+    """Sums over all batches that were served."""
     slices: Mapping[int, int]
+    """Number of requests by the number of batches that they took part in."""
     early_return_ratio: float
+    """Share of batches that ended before their limit because all their requests had."""
     worker_completion_s: tuple[float, ...]
+    """When each worker finished its last batch; 0 where it had none."""
     worker_completion_std_s: float
+    """Their standard deviation."""
     estimate_error: float
+    """Mean of |estimated - measured| / measured serving time, of the batches that ran to their limit."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; NaN becomes None, because JSON has no NaN."""
@@ -83,7 +85,7 @@ class StaticTally:
         responses = [record.e2e_s for record in records]
         completions = tuple((at or 0) / 1e9 for at in completed_ns)
         sums = {
-            field.name: sum(getattr(one, field.name) for one in self._accounts)
+            field.name: sum(getattr(batch_account, field.name) for batch_account in self._accounts)
             for field in fields(BatchAccount)
         }
         return StaticReport(
@@ -94,7 +96,9 @@ class StaticTally:
             mean_batch_size=_mean(self._sizes),
             duration_s=duration_s,
             requests_per_s=len(records) / duration_s if duration_s else math.nan,
-            tokens_per_s=sum(r.output_tokens for r in records) / duration_s if duration_s else math.nan,
+            tokens_per_s=sum(record.output_tokens for record in records) / duration_s
+            if duration_s
+            else math.nan,
             response_mean_s=_mean(responses),
             response_p95_s=percentile(responses, 95),
             tokens=BatchAccount(**sums),

@@ -9,15 +9,14 @@ from shoal.static.batching import StaticRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLimits:
-    """What requests are measured against before they enter the pool.
-
-    context_tokens: most tokens of prompt and output. slo: goals of requests without their own.
-    execution_s: the time that ``SLO.e2e_scale`` multiplies.
-    """
+    """What requests are checked against before they enter the pool."""
 
     context_tokens: int
+    """Most tokens of prompt and output."""
     slo: SLO = NO_GOALS
+    """Goals of requests without their own."""
     execution_s: float | None = None
+    """The time that ``SLO.e2e_scale`` multiplies."""
 
     def output_limit(self, request: Request) -> int:
         """Most output tokens of ``request``; raises InvalidRequest if it does not fit in the context."""
@@ -39,29 +38,32 @@ class StaticLimits:
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """A request that has no answer yet; the owner of its progress.
-
-    limit: most output tokens it may have. length: those it will have. place: what the batcher knows of it.
-    done: output tokens so far. last_ns: when the latest of them arrived.
-    """
+    """A request that has no answer yet; the owner of its progress."""
 
     request: Request
-    limit: int
-    length: int
+    max_new_tokens: int
+    """Most output tokens it may have."""
+    output_length: int
+    """Output tokens it will have."""
     goals: SLO
-    place: StaticRequest
-    done: int = 0
+    static_request: StaticRequest
+    """The request as the batcher sees it."""
+    generated: int = 0
+    """Output tokens so far."""
     batches: int = 0
-    recomputed: int = 0
-    first_ns: int | None = None
-    last_ns: int = 0
+    """Batches that it has taken part in."""
+    recomputed_tokens: int = 0
+    """Input tokens that an earlier batch had computed already."""
+    first_token_ns: int | None = None
+    last_token_ns: int = 0
     largest_gap_ns: int = 0
+    """Longest time between two batches' tokens."""
 
     @classmethod
     def open(
         cls, request: Request, number: int, limits: StaticLimits, predictor: LengthPredictor | None
     ) -> "SimulatedRequest":
-        """A request that has just arrived; number: its place among those submitted.
+        """A request that has just arrived; number: order of submission.
 
         Raises:
             InvalidRequest: it does not fit in the context, or does not say how long its output will be.
@@ -75,7 +77,7 @@ class SimulatedRequest:
                 param="true_output_tokens",
             )
         goals = limits.goals(request)
-        place = StaticRequest(
+        static_request = StaticRequest(
             id=request.id,
             tokens=len(request.prompt),
             remaining=limit,
@@ -84,51 +86,50 @@ class SimulatedRequest:
             arrival_ns=request.arrival_ns,
             number=number,
         )
-        return cls(request, limit, min(true, limit), goals, place)
+        return cls(request, limit, min(true, limit), goals, static_request)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Output tokens that it will still generate."""
-        return self.length - self.done
+        return self.output_length - self.generated
 
     def take(self, output: int, now_ns: int, predictor: LengthPredictor | None) -> bool:
         """A batch that ended now generated ``output`` tokens for it; whether that was all.
 
-        Beliefs change as in ``OpenRequest``: only a request that has outgrown its prediction is
-        predicted anew.
+        As in ``OpenRequest``, only a request that has outgrown its prediction is predicted anew.
         """
         if self.batches:
-            self.recomputed += self.place.tokens
-            self.largest_gap_ns = max(self.largest_gap_ns, now_ns - self.last_ns)
+            self.recomputed_tokens += self.static_request.tokens
+            self.largest_gap_ns = max(self.largest_gap_ns, now_ns - self.last_token_ns)
         self.batches += 1
-        self.done += output
-        self.first_ns = now_ns if self.first_ns is None else self.first_ns
-        self.last_ns = now_ns
-        if self.done == self.length:
+        self.generated += output
+        self.first_token_ns = now_ns if self.first_token_ns is None else self.first_token_ns
+        self.last_token_ns = now_ns
+        if self.generated == self.output_length:
             if predictor is not None:
-                predictor.record(self.request, self.done)
+                predictor.record(self.request, self.generated)
             return True
         predicted = None
-        if predictor is not None and output >= self.place.predicted:
-            predicted = predictor.predict(self.request, self.done, self.limit) - self.done
-        self.place = self.place.after(output, predicted)
+        if predictor is not None and output >= self.static_request.predicted:
+            predicted = predictor.predict(self.request, self.generated, self.max_new_tokens) - self.generated
+        self.static_request = self.static_request.after(output, predicted)
         return False
 
     def row(self, worker: int) -> RequestRow:
         """What it experienced, once it has ended; worker: who served it last."""
-        assert self.first_ns is not None
+        assert self.first_token_ns is not None
         true = self.request.true_output_tokens
         return RequestRow(
             request_id=self.request.id,
             service=self.request.service,
             arrival_ns=self.request.arrival_ns,
-            first_token_ns=self.first_ns,
-            finish_ns=self.last_ns,
+            first_token_ns=self.first_token_ns,
+            finish_ns=self.last_token_ns,
             prompt_tokens=len(self.request.prompt),
-            output_tokens=self.done,
+            output_tokens=self.generated,
             engine=worker,
-            finish="stop" if true is not None and true <= self.limit else "length",
-            recomputed_tokens=self.recomputed,
+            finish="stop" if true is not None and true <= self.max_new_tokens else "length",
+            recomputed_tokens=self.recomputed_tokens,
             largest_gap_ns=self.largest_gap_ns,
             slo=self.goals,
         )

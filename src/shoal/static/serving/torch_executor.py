@@ -38,16 +38,15 @@ _NO_END = -1
 
 @dataclass(frozen=True, slots=True)
 class StaticModel:
-    """A model as `transformers` runs it, for any number of executors.
-
-    context_tokens: longest sequence. kv_token_bytes: keys and values of one token in all layers.
-    """
+    """A model as `transformers` runs it, for any number of executors."""
 
     module: Any
     context_tokens: int
+    """Longest sequence."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kv_token_bytes: int
+    """Keys and values of one token in all layers."""
     weight_bytes: int
 
     @property

@@ -16,9 +16,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """One batch for one worker; ``number`` names it in what comes back, the rest is for its executor."""
+    """One batch for one worker; all but ``number`` is for its executor (``StaticExecutor.run``)."""
 
     number: int
+    """Identifies the batch in its ``BatchDone``."""
     prompts: Sequence[Sequence[int]]
     iterations: int
     limits: Sequence[int]
@@ -27,13 +28,17 @@ class BatchWork:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """What became of a batch: its result, or why there is none. finished_ns: on the monotonic clock."""
+    """A batch that has been served, or at which its worker failed."""
 
     worker: int
     number: int
+    """That of its ``BatchWork``."""
     finished_ns: int
+    """On the monotonic clock."""
     result: StaticResult | None = None
+    """None where the worker failed."""
     error: str | None = None
+    """Why it failed."""
 
 
 class StaticWorkers:
