@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from shoal.core import ConfigError
+from shoal.core import ConfigError, lookup
 from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.schedule.memory_forecast import MemoryForecast, most_tokens, peaks_with_each, total_peaks
-from shoal.schedule.registry import lookup
 from shoal.schedule.running_batch import IntArray, RequestTable
 
 Numbers = npt.NDArray[np.floating[Any]] | IntArray
