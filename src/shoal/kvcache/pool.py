@@ -32,7 +32,7 @@ class _ServiceState:
 class BlockPool:
     """Allocates blocks by number, counts references, and keeps finished prefixes for reuse.
 
-    A block is free, live (somebody refers to it) or cached (published, nobody refers to it). Blocks of
+    A block is free, live (it has references) or cached (published, without references). Blocks of
     different services are different things even where their numbers are equal. The pool holds no
     tensors; block numbers become addresses through ``layout`` (and ``unit_ids`` in the split layout).
 
@@ -179,7 +179,7 @@ class BlockPool:
         """The content of live blocks is final and may serve other requests under these hashes, one each.
 
         A hash that another block has already stays with that block. Without prefix caching nothing happens.
-        Returns how many blocks there are before the first that nobody else can find.
+        Returns how many blocks there are before the first that no other request can find.
 
         Raises:
             IntegrityError: a block has no reference, or was published under another hash.
@@ -205,7 +205,7 @@ class BlockPool:
         return len(blocks) if num_findable < 0 else num_findable
 
     def merged_demand(self, service: str, blocks: int) -> int:
-        """Merged blocks (split: units) that so many blocks take up when packed."""
+        """Merged blocks (split: units) that this number of blocks takes up when packed."""
         view = self.layout.services[service]
         return -(-blocks // view.blocks_per_merged) * view.units_per_block
 

@@ -42,7 +42,7 @@ def hash_synthetic(block_hashes: Sequence[int]) -> list[bytes]:
 class PrefixIndex:
     """The published blocks of one service, and the order in which cached ones are evicted.
 
-    A published block is either referenced or *cached*: kept although nobody refers to it. Cached blocks
+    A published block is either referenced or *cached*: kept although it has no references. Cached blocks
     are ordered by the tick at which they lost their last reference.
     """
 

@@ -29,9 +29,9 @@ def to_requests(
 
     service: its name, or a function that says which. block_size: tokens of the engine's KV blocks, for which
     shared prefixes are hashed. limit: only this many, the earliest. time_scale: times are multiplied by it
-    (0.5 doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the draws
-    of the requests. Raises ConfigError for rows without lengths, and for requests that come later than a
-    hundred years.
+    (0.5 doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the
+    draws of the requests. Raises ConfigError for rows without lengths, and for requests that come later than
+    a hundred years.
     """
     if block_size < 1:
         raise ConfigError(f"block_size must be more than 0, got {block_size}")
