@@ -22,7 +22,9 @@ class MergedStore:
         self._layout = layout
         self._indexes = indexes
         self._free_merged = list(range(layout.merged_blocks - 1, -1, -1))
+        """Merged blocks that no service holds; the last is handed out first."""
         self._owned = [ServiceBlocks(view.blocks_per_merged) for view in views]
+        """What each service holds, by its number."""
         for owned, index in zip(self._owned, indexes, strict=True):
             if owned.blocks_per_merged == 1:
                 owned.evictable = index.cached

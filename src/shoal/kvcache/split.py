@@ -32,9 +32,10 @@ class SplitStore:
             for count, per_block in zip(num_rows, self._units_per_block, strict=True)
         ]
         self._free_rows = [list(range(count - 1, -1, -1)) for count in num_rows]
-        # Rows overwritten in this step and in the one before it: block -> its units until then.
         self._overwritten: list[dict[int, Units]] = [{} for _ in num_rows]
+        """By service: blocks whose rows were overwritten in this step, with their units until then."""
         self._overwritten_before: list[dict[int, Units]] = [{} for _ in num_rows]
+        """The same of the step before."""
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
     @property
