@@ -18,62 +18,78 @@ from shoal.core.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A sequence that enters the running group of its service (again, after an eviction).
+    """A sequence that enters the running batch of its service (again, after a preemption)."""
 
-    sequence: number that names it in later plans; never used twice, also not after an eviction.
-    tokens: every token known so far, prompt first. prompt_tokens: how many of them are the prompt.
-    computed: leading tokens whose KV is in place already (prefix hit). blocks: its block table so
-    far. seed: keys its draws, with the output position.
-    """
-
-    sequence: int
+    seq_id: int
+    """Names it in later plans; never used twice, also not after a preemption."""
     tokens: Sequence[int]
+    """Every token known so far, prompt first."""
     prompt_tokens: int
+    """How many of them are the prompt."""
     computed: int
+    """Leading tokens whose KV is in place already (prefix hit)."""
     blocks: tuple[int, ...]
+    """Its block table so far."""
     sampling: SamplingParams
+    """How its tokens are sampled."""
     seed: int
+    """Keys its draws, with the output position."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the whole of one of a service's blocks onto another of its blocks.
-
-    source_host, target_host: the number is of the host's memory (swapped KV), not of the device's pool.
-    """
+    """Copy the whole of one of a service's blocks onto another of its blocks."""
 
     service: str
+    """Whose blocks they are."""
     source: int
+    """The block read."""
     target: int
+    """The block written."""
     source_host: bool = False
+    """``source`` is a block of the host's memory (swapped KV), not of the device's pool."""
     target_host: bool = False
+    """The same of ``target``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One iteration of one service's model.
+    """One or more iterations of one service's model.
 
-    Executed in this order: ``vacate`` (copies that save what lies in blocks about to be given up: swapping
-    out and compaction, one after the other), ``zero`` merged blocks (ids), ``copies`` (into blocks just
-    taken: copy on write and swapping in), then group changes (``left``; ``moved``: (sequence, its whole new
-    block table) after a compaction; ``joined``; ``grown``: (sequence, further block ids)), then the forward
-    pass over ``new_tokens[i]`` tokens of ``sequences[i]``, then one token sampled for each index in
-    ``sampled`` (rows whose last known token is computed by this step). ``left``, ``moved`` and the copies
-    may name any service; ``joined``, ``grown`` and ``sequences`` belong to ``service``.
+    Executed in this order: ``swap_out_copies``, ``zero``, ``copies``, then the changes of the batch (``left``,
+    ``moved``, ``joined``, ``grown``), then the forward pass over ``new_tokens`` of ``seq_ids``, then one token
+    sampled for each row in ``sampled``. ``left``, ``moved`` and the copies may name any service; all else
+    belongs to ``service``. A plan without rows carries copies, or lets sequences leave.
     """
 
     number: int
+    """Of its first iteration; every iteration counts."""
     service: str
-    sequences: tuple[int, ...]
+    """Whose model runs."""
+    seq_ids: tuple[int, ...]
+    """The rows: one sequence each."""
     new_tokens: tuple[int, ...]
+    """How many tokens each row computes."""
     sampled: tuple[int, ...]
+    """Rows whose last known token is computed by this step, so that one is sampled."""
+    iterations: int = 1
+    """Most tokens that each row may get. Above 1 every row decodes and samples, and has blocks for as many. No
+    row goes beyond its last token; the executor stops early after an iteration that ends a row, or when an
+    arrival or a cancellation waits."""
     joined: tuple[Joined, ...] = ()
+    """Sequences that enter the batch."""
     left: tuple[int, ...] = ()
+    """Sequences to forget."""
     grown: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    vacate: tuple[BlockCopy, ...] = ()
+    """(sequence, further block ids) of tables that get longer."""
+    swap_out_copies: tuple[BlockCopy, ...] = ()
+    """Copies that save what lies in blocks about to be given up: swapping out and compaction, in order."""
     zero: tuple[int, ...] = ()
+    """Merged blocks to clear."""
     copies: tuple[BlockCopy, ...] = ()
+    """Copies into blocks just taken: copy on write and swapping in."""
     moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(sequence, its whole new block table) after a compaction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The iteration scheduler and its policies.
 
 Here belong the scheduler (the mechanism: plans, block tables, queues), its orders (who steps next), its
-admissions (whether one more fits) and its victims (who makes room). Policies are pure: they read what they
+admissions (whether one more fits) and its victims (who is preempted). Policies are pure: they read what they
 are given and return a choice. Tensors, clocks, processes and text belong elsewhere.
 
 A new admission or victim is a class in ``admission`` or ``victims``, entered in the registry at the end of
@@ -19,9 +19,7 @@ from shoal.schedule.admission import (
     Slice,
     admission_class,
 )
-from shoal.schedule.describe import describe
-from shoal.schedule.group import GroupView, ServiceTraits
-from shoal.schedule.intake import ServiceLimits
+from shoal.schedule.log import describe
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import (
     ORDERS,
@@ -34,14 +32,15 @@ from shoal.schedule.orders import (
     Order,
     RoundRobin,
     ShortestRemaining,
-    Standing,
     Turn,
     WeightedTurns,
 )
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
-from shoal.schedule.tracked import Tracked
-from shoal.schedule.victims import VICTIMS, Shortage, Victim
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.validation import ServiceLimits
+from shoal.schedule.victims import VICTIMS, MemoryPressure, Victim
+from shoal.schedule.view import SchedulerView, ServiceTraits, ServiceView
 
 __all__ = [
     "ADMISSIONS",
@@ -55,25 +54,25 @@ __all__ = [
     "EarliestDeadline",
     "Fcfs",
     "FcfsStrict",
-    "GroupView",
+    "MemoryPressure",
     "Mlfq",
     "Observed",
     "Oracle",
     "Order",
     "PastFuture",
     "Predicted",
+    "RequestState",
     "RoundRobin",
     "Scheduler",
     "SchedulerOptions",
     "SchedulerStats",
+    "SchedulerView",
     "ServiceLimits",
     "ServiceStats",
     "ServiceTraits",
+    "ServiceView",
     "ShortestRemaining",
-    "Shortage",
     "Slice",
-    "Standing",
-    "Tracked",
     "Turn",
     "Victim",
     "WeightedTurns",

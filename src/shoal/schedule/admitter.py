@@ -49,7 +49,7 @@ class Admitted:
         request = self.request
         synthetic = isinstance(request.request.prompt, SyntheticPrompt)
         return Joined(
-            sequence=request.seq_id,
+            seq_id=request.seq_id,
             tokens=range(request.num_tokens) if synthetic else tuple(request.token_ids),
             prompt_tokens=request.num_prompt_tokens,
             computed=request.num_computed,

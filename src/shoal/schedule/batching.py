@@ -142,9 +142,9 @@ def form_slices(
     rows, keys = (np.arange(len(batch)), None) if turn.seq_ids is None else _taking_part(batch, turn)
     wanted = _by_key(rows, keys, able)
     ends = slice_ends(batch.num_tokens_with_in_flight, batch.num_final_tokens, slice_tokens)
-    tables = -(-ends // block_size) - batch.num_blocks
+    further_blocks = np.array(next_slice_blocks(batch, slice_tokens, block_size))
     starting = (batch.num_tokens_with_in_flight >= batch.slice_end)[wanted]
-    columns = (wanted, starting, missing[wanted] == 1, tables[wanted], ends[wanted])
+    columns = (wanted, starting, missing[wanted] == 1, further_blocks[wanted], ends[wanted])
     decodes: list[int] = []
     prompts: list[int] = []
     growth: list[tuple[int, int]] = []
@@ -185,3 +185,10 @@ def slice_end(request: RequestState, slice_tokens: int) -> int:
 def slice_blocks(request: RequestState, slice_tokens: int, block_size: int) -> int:
     """Blocks of its whole table once a slice that begins now is reserved: ceil((a + min(S, rest)) / B)."""
     return -(-slice_end(request, slice_tokens) // block_size)
+
+
+def next_slice_blocks(batch: RunningBatch, slice_tokens: int, block_size: int) -> list[int]:
+    """Further blocks that each running request needs for a slice that begins now."""
+    ends = slice_ends(batch.num_tokens_with_in_flight, batch.num_final_tokens, slice_tokens)
+    blocks: list[int] = (-(-ends // block_size) - batch.num_blocks).tolist()
+    return blocks

@@ -9,32 +9,34 @@ def describe(plan: StepPlan) -> str:
     """One line: number, service, each sequence and its tokens (``*``: one is sampled), then the changes.
 
     ``3 chat: 0+1* 4+7 | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 | zero 3``; also
-    ``vacate code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
+    ``swap-out code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
     """
     sampled = set(plan.sampled)
     rows = " ".join(
-        f"{sequence}+{count}{'*' if row in sampled else ''}"
-        for row, (sequence, count) in enumerate(zip(plan.sequences, plan.new_tokens, strict=True))
+        f"{seq_id}+{count}{'*' if row in sampled else ''}"
+        for row, (seq_id, count) in enumerate(zip(plan.seq_ids, plan.new_tokens, strict=True))
     )
     parts = [f"{plan.number} {plan.service}: {rows}"]
+    if plan.iterations > 1:
+        parts.append(f"iterations {plan.iterations}")
     if plan.joined:
         joined = (
-            f"{one.sequence}({one.computed} of {len(one.tokens)} cached: {_ids(one.blocks)})"
-            for one in plan.joined
+            f"{sequence.seq_id}({sequence.computed} of {len(sequence.tokens)} cached: {_ids(sequence.blocks)})"
+            for sequence in plan.joined
         )
         parts.append("joined " + " ".join(joined))
     if plan.left:
         parts.append("left " + " ".join(map(str, plan.left)))
     if plan.grown:
-        parts.append("grown " + " ".join(f"{sequence}({_ids(blocks)})" for sequence, blocks in plan.grown))
+        parts.append("grown " + " ".join(f"{seq_id}({_ids(blocks)})" for seq_id, blocks in plan.grown))
     if plan.copies:
         parts.append("copy " + _copies(plan.copies, plan.service))
     if plan.zero:
         parts.append("zero " + _ids(plan.zero))
-    if plan.vacate:
-        parts.append("vacate " + _copies(plan.vacate, plan.service))
+    if plan.swap_out_copies:
+        parts.append("swap-out " + _copies(plan.swap_out_copies, plan.service))
     if plan.moved:
-        parts.append("moved " + " ".join(f"{sequence}({_ids(blocks)})" for sequence, blocks in plan.moved))
+        parts.append("moved " + " ".join(f"{seq_id}({_ids(blocks)})" for seq_id, blocks in plan.moved))
     return " | ".join(parts)
 
 

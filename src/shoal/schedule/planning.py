@@ -10,6 +10,7 @@ from shoal.core import StepPlan
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitted
 from shoal.schedule.batching import ScheduledBatch
+from shoal.schedule.decode_runs import Growth
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import ALL, Rows, RunningBatch
@@ -85,13 +86,13 @@ class Planner:
         plan = StepPlan(
             number=number,
             service=state.service,
-            sequences=columns[0],
+            seq_ids=columns[0],
             new_tokens=columns[1],
             sampled=columns[2],
             joined=tuple([some.joined() for some in admitted]),
             left=tuple(store.left),
             grown=grown,
-            vacate=tuple(store.swap_out_copies),
+            swap_out_copies=tuple(store.swap_out_copies),
             zero=self._pool.take_dirty(),
             copies=tuple([copy for some in admitted for copy in some.copies]),
             moved=tuple(store.moved.items()),
@@ -99,11 +100,37 @@ class Planner:
         store.left.clear()
         store.swap_out_copies.clear()
         store.moved.clear()
-        self.count_steps(number, 1, state, prefill=bool(chunks))
+        self._count_steps(number, 1, state, prefill=bool(chunks))
         pinned = [copy.source for copy in plan.copies if not copy.source_host]
         return InFlightStep(plan, requests, rows, batch.num_removals, pinned, swapped)
 
-    def count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
+    def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
+        """A plan with ``steps`` iterations in which all running requests decode, and have the blocks for it."""
+        batch, store = state.running, self._store
+        batch.begin(ALL, steps)
+        alike, sampled = _alike(len(batch))
+        columns = self._reuse(state.service, (tuple(batch.seq_id.tolist()), alike, sampled))
+        plan = StepPlan(
+            number=number,
+            service=state.service,
+            seq_ids=columns[0],
+            new_tokens=columns[1],
+            sampled=columns[2],
+            iterations=steps,
+            left=tuple(store.left),
+            grown=growth.by_sequence(),
+            zero=self._pool.take_dirty(),
+        )
+        store.left.clear()
+        self._count_steps(number, steps, state, prefill=False)
+        return InFlightStep(plan, batch.requests.copy(), ALL, batch.num_removals, [], [])
+
+    def withdraw(self, state: ServiceState, steps: int) -> None:
+        """So many steps of the last plan were not made."""
+        state.last_step -= steps
+        state.consecutive_steps -= steps
+
+    def _count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
         """Steps of a service, ``number`` the first of them: what orders that alternate between services read."""
         for other in self._store.services.values():
             if other is not state:

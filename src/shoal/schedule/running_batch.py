@@ -230,6 +230,11 @@ class RunningBatch(RequestTable):
         self.num_computed[rows] += tokens
         self.in_flight[rows] -= 1
 
+    def withdraw(self, rows: Rows, tokens: int | IntArray) -> None:
+        """So many tokens of a plan that ended were not made."""
+        self.num_tokens_with_in_flight[rows] -= tokens
+        self.num_scheduled[rows] -= tokens
+
     def spend(self, rows: Rows, duration_ns: int, now_ns: int) -> None:
         """These took part in steps that took so long together and ended now."""
         self.service_time_ns[rows] += duration_ns

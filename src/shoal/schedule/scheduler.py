@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from shoal.core import (
     FinishReason,
     Idle,
@@ -16,52 +18,49 @@ from shoal.core import (
 from shoal.core.slo import resolve_slo
 from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
-from shoal.schedule.account import account
-from shoal.schedule.commit import Committer, Flight
-from shoal.schedule.compose import Share, compose, compose_all, compose_cohort, compose_slices, slice_blocks
-from shoal.schedule.group import Beliefs, Group, GroupView
-from shoal.schedule.intake import ServiceLimits, check_request, longest_total
-from shoal.schedule.ledger import Ledger, OnEnd
-from shoal.schedule.newcomers import Door, Refusal
+from shoal.schedule.admitter import Admitter, Rejection
+from shoal.schedule.batching import ScheduledBatch, form_batch, form_slices, next_slice_blocks
+from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.orders import Standing, Turn
-from shoal.schedule.room import Room
-from shoal.schedule.running import Running
-from shoal.schedule.skip import DecodeRun, Skipped
-from shoal.schedule.skipper import Skipper
-from shoal.schedule.starvation import Guard
+from shoal.schedule.orders import Turn
+from shoal.schedule.output import OutputProcessor, check_result
+from shoal.schedule.planning import InFlightStep, Planner
+from shoal.schedule.preemption import Preemptor
+from shoal.schedule.request_state import RequestState, hash_prompt, new_request_state
+from shoal.schedule.request_store import OnEnd, RequestStore
+from shoal.schedule.service_state import ServiceState, ServiceStatistics
+from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
-from shoal.schedule.tracked import Tracked, hash_prompt, track
+from shoal.schedule.validation import ServiceLimits, check_request, longest_total
 from shoal.schedule.victims import VICTIMS
+from shoal.schedule.view import SchedulerView, ServiceView
 
 
 class _Drain(Exception):
-    """Memory is short, and plans in flight may free some: wait for them before anybody is evicted."""
+    """Memory is short, and plans in flight may free some: wait for them before anybody is preempted."""
 
 
 class Scheduler:
     """Owner of all requests of one engine, and of their block tables.
 
     One plan at a time is made for one service: its decodes, then chunks of its unfinished prompts, then
-    newcomers. The order policy proposes turns, the admission lets newcomers in, the victim policy makes room.
-    host: pool of KV saved in host memory, where victims are to be swapped instead of computed again.
-    on_end: told of every request that ends; reads what is known of it.
-    on_steps: set it to be told of steps as they are planned, or before they are skipped: the number of the
-    first, and how many; those running now are in all of them.
+    requests that wait. The order proposes turns, the admission says who fits, the victim policy makes room.
+    host: pool of KV saved in host memory, where preempted KV is to be swapped instead of computed again.
+    on_end: told of every request that ends.
 
-    Progress. When running requests need blocks and none is free, the pool is compacted, or victims are
-    evicted until it fits; then nobody is admitted in that step. A newcomer evicts nobody, unless it may
-    preempt those less urgent or has starved. The request admitted longest ago, over all services, is never
-    a candidate (but for a starved one). It alone fits into the pool, because its ceiling does; so it runs to
-    its end, the next then is the oldest, and two requests cannot evict each other for ever. A request that
-    needs blocks is itself a candidate. Where requests own slices, nobody is evicted inside one; if all
-    holders of memory wait for a slice that none can get, one of them is evicted.
+    Progress. When running requests need blocks and none is free, the pool is compacted, or requests are
+    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody, unless
+    it may preempt those less urgent or has starved. The request admitted longest ago, over all services, is
+    never a candidate (but for a starved one). It alone fits into the pool, because the most it may take does;
+    so it runs to its end, the next then is the oldest, and two requests cannot preempt each other for ever. A
+    request that needs blocks is itself a candidate. Where requests own slices, nobody is preempted inside one;
+    if all holders of memory wait for a slice that none can get, one of them is preempted.
 
-    With plans in flight a shortage waits for them first: they may end requests. So a victim is never part
-    of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while it is part
-    of a later plan are freed at that plan's update.
+    With plans in flight a shortage waits for them first: they may end requests. So a preempted request is
+    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while it
+    is part of a later plan are freed at that plan's update.
 
-    Looking again changes nothing: a head that was refused is not examined again before something happened.
+    Looking again changes nothing: a head that was rejected is not examined again before something happened.
     """
 
     def __init__(
@@ -73,71 +72,70 @@ class Scheduler:
         on_end: OnEnd | None = None,
     ) -> None:
         self.options = options
+        self.on_steps: Callable[[int, int], None] | None = None
+        """Set it to be told of steps as they are planned: the number of the first, and how many; those running
+        now are in all of them."""
         self._pool = pool
         self._limits = services
         self._order = options.order
         self._admission = options.admission
-        self._guard = Guard(round(options.starvation_s * 1e9))
-        self._groups = {name: self._new_group(name) for name in services}
-        self._ledger = Ledger(pool, self._groups, self._order, host, on_end)
-        self._committer = Committer(pool, self._ledger, one_by_one=options.depth == 1)
-        self._room = Room(pool, self._ledger, self._order, VICTIMS[options.victim](), self._admission)
-        self._skipper = Skipper(pool, self._ledger, self._guard, options)
-        self.on_steps: Callable[[int, int], None] | None = None
-        self._flights: deque[Flight] = deque()
-        self._submitted = 0
-        self._steps = 0
+        self._guard = StarvationGuard(round(options.starvation_s * 1e9))
+        self._services = {name: self._new_service(name) for name in services}
+        self._store = RequestStore(pool, self._services, self._order, host, on_end)
+        self._planner = Planner(pool, self._store)
+        self._outputs = OutputProcessor(pool, self._store)
+        self._preemptor = Preemptor(pool, self._store, self._order, VICTIMS[options.victim](), self._admission)
+        self._runs = DecodeRuns(pool, self._store, self._guard, options)
+        self._in_flight: deque[InFlightStep] = deque()
+        self._num_submitted = 0
+        self._num_steps = 0
         self._epoch = 0
-        self._composed: tuple[int, Sequence[Tracked], Share] | None = None
+        """Goes up with everything that happens; in the same epoch a second look is the same as the first."""
 
-    def _new_group(self, name: str) -> Group:
+    def _new_service(self, name: str) -> ServiceState:
         limits = self._limits[name]
-        longest = max(1, self.ceiling(name, 1))
+        longest = max(1, self.most_tokens(name, 1))
         history = self._admission.new_history(longest)
         monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
-        predictor = make_predictor(self._lengths(), longest, history)
-        return Group(
+        read = self._order.reads_lengths or self._admission.reads_lengths
+        lengths = self.options.lengths if read or self.options.lengths != "history" else "maximum"
+        predictor = make_predictor(lengths, longest, history)
+        return ServiceState(
             self._pool.layout.services[name],
             self._pool.block_size,
-            Beliefs(history, monitor, predictor),
+            ServiceStatistics(history, monitor, predictor),
             self._guard.due_ns,
-            lambda one: self._ledger.publish(one) if self._pool.prefix_caching else None,
             slo=limits.slo,
             execution_s=limits.execution_s,
             quota=limits.quota,
         )
 
-    def _lengths(self) -> str:
-        """The name of the length predictor; ``history`` only where somebody reads what it says."""
-        read = self._order.reads_lengths or self._admission.reads_lengths
-        return self.options.lengths if read or self.options.lengths != "history" else "maximum"
-
     @property
-    def groups(self) -> Mapping[str, GroupView]:
+    def services(self) -> Mapping[str, ServiceView]:
         """What policies see of each service, for those who watch a scheduler; not to be changed."""
-        return self._groups
+        return self._services
 
     @property
     def unfinished(self) -> int:
         """Requests submitted and not yet ended."""
-        return len(self._ledger.requests)
+        return len(self._store.requests)
 
     @property
     def waiting(self) -> int:
         """Requests that hold no memory."""
-        return sum([len(group.waiting) for group in self._groups.values()])
+        return sum([len(state.waiting) for state in self._services.values()])
 
     @property
     def running(self) -> int:
         """Requests that hold memory."""
-        return sum([len(group.rows) for group in self._groups.values()])
+        return sum([len(state.running) for state in self._services.values()])
 
     @property
     def in_flight(self) -> int:
         """Plans made and not yet updated."""
-        return len(self._flights)
+        return len(self._in_flight)
 
-    def ceiling(self, service: str, prompt_tokens: int) -> int:
+    def most_tokens(self, service: str, prompt_tokens: int) -> int:
         """Most output tokens that such a prompt leaves room for; below 1 where it leaves none."""
         return longest_total(self._pool, service, self._limits[service]) - prompt_tokens
 
@@ -151,28 +149,29 @@ class Scheduler:
         Raises:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
         """
-        ceilings = []
+        most = []
         for request in requests:
-            if request.id in self._ledger.requests:
+            if request.id in self._store.requests:
                 raise InvalidRequest(
                     f"request id {request.id!r} is in use by an unfinished request", param="id"
                 )
-            ceilings.append(check_request(request, self._limits, self._pool))
+            most.append(check_request(request, self._limits, self._pool))
         hashed: Prompt | None = None
         hashes: list[bytes] = []
-        for request, ceiling in zip(requests, ceilings, strict=True):
+        for request, most_tokens in zip(requests, most, strict=True):
             if self._pool.prefix_caching and request.prompt is not hashed:
                 hashed, hashes = request.prompt, hash_prompt(request.prompt, self._pool.block_size)
-            self._queue(request, ceiling, hashes, now_ns)
+            self._queue(request, most_tokens, hashes, now_ns)
 
-    def _queue(self, request: Request, ceiling: int, hashes: Sequence[bytes], now_ns: int) -> None:
+    def _queue(self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int) -> None:
         eos = self._limits[request.service].eos_token_ids
-        one = track(request, self._submitted, ceiling, eos, hashes)
-        group = self._groups[request.service]
-        one.slo = resolve_slo(request.slo, group.slo, group.execution_s)
-        one.predicted = group.beliefs.predictor.predict(request, 0, one.ceiling)
-        self._submitted += 1
-        self._ledger.add(one, now_ns)
+        waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
+        state = self._services[request.service]
+        waiting.slo = resolve_slo(request.slo, state.slo, state.execution_s)
+        predictor = state.statistics.predictor
+        waiting.predicted_tokens = predictor.predict(request, 0, waiting.max_new_tokens)
+        self._num_submitted += 1
+        self._store.add(waiting, now_ns)
 
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
@@ -183,306 +182,281 @@ class Scheduler:
         A request that is part of a plan in flight ends at that plan's update, which then has the event. An
         unknown id is one that has ended already: nothing happens.
         """
-        one = self._ledger.requests.get(request_id)
-        if one is None:
+        request = self._store.requests.get(request_id)
+        if request is None:
             return None
-        group = self._groups[one.service]
-        group.settle()
-        if one.in_flight:
-            group.ending += one.ending is None
-            one.ending = reason
-            return None
+        if request.seq_id >= 0:
+            batch = self._services[request.service].running
+            row = batch.row_of(request)
+            if batch.in_flight[row]:
+                request.ending = reason
+                batch.ending[row] = 1
+                return None
         self._epoch += 1
-        return self._ledger.end(one, reason, now_ns)
+        return self._store.end(request, reason, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
-        if len(self._flights) >= self.options.depth:
+        if len(self._in_flight) >= self.options.depth:
             return Idle()
         try:
             plan = self._serve_starved(now_ns)
             while plan is None:
-                standing = Standing(self._groups, self._steps)
-                decision = self._order.decide(standing, now_ns)
+                decision = self._order.decide(SchedulerView(self._services, self._num_steps), now_ns)
                 epoch = self._epoch
-                plan = self._first(decision.turns)
-                # A turn that made room may have evicted the very requests it was for.
-                if plan is None and epoch == self._epoch and not self._unstick():
-                    return self._idle(decision.until_ns, now_ns)
+                for turn in decision.turns:
+                    plan = self._take(turn)
+                    if plan is not None:
+                        return plan
+                # A turn that made room may have preempted the very requests it was for.
+                if epoch == self._epoch and not self._unstick():
+                    return self._idle(decision.until_ns)
         except _Drain:
             return Idle()
         return plan
 
-    def _first(self, turns: Sequence[Turn]) -> StepPlan | None:
-        for turn in turns:
-            plan = self._take(turn)
-            if plan is not None:
-                return plan
-        return None
-
     def _serve_starved(self, now_ns: int) -> StepPlan | None:
-        for one in self._guard.starving(self._groups.values(), now_ns):
-            group = self._groups[one.service]
-            if one.sequence is None:
-                turn = Turn(one.service, (), (one,), prefill=True)
-            elif one in group.prefills:
-                turn = Turn(one.service, (one,))
+        for request in self._guard.starving(self._services.values(), now_ns):
+            state = self._services[request.service]
+            batch = state.running
+            keys = None
+            if request.seq_id < 0:
+                turn = Turn(request.service, np.zeros(0, dtype=np.int64), waiting=(request,), prefill=True)
+            elif batch.prefilling[batch.row_of(request)]:
+                turn = Turn(request.service, np.array([request.seq_id]))
             else:
-                turn = Turn(one.service, [one, *(other for other in group.running if other is not one)])
-            plan = self._take(turn, urgent=one)
+                keys = (batch.seq_id != request.seq_id).astype(np.float64)
+                turn = Turn(request.service, batch.seq_id.copy(), keys)
+            plan = self._take(turn, urgent=request)
             if plan is not None:
-                if one in self._flights[-1].requests:
-                    self._guard.served(group, now_ns)
+                if request in self._in_flight[-1].requests:
+                    self._guard.served(state, now_ns)
                 return plan
         return None
 
-    def _idle(self, until_ns: int | None, now_ns: int) -> Idle:
-        if self._flights or not self.unfinished:
+    def _idle(self, until_ns: int | None) -> Idle:
+        if self._in_flight or not self.unfinished:
             return Idle(until_ns)
-        starves_ns = self._guard.next_ns(self._groups.values(), now_ns)
+        starves_ns = self._guard.next_ns(self._services.values())
         times = [time for time in (until_ns, starves_ns) if time is not None]
         return Idle(min(times, default=None))
 
-    def _take(self, turn: Turn, urgent: Tracked | None = None) -> StepPlan | None:
+    def _take(self, turn: Turn, urgent: RequestState | None = None) -> StepPlan | None:
         """The plan for a turn, or None if it comes to nothing.
 
-        urgent: a starved request that the turn is for; as a newcomer it evicts whom it must.
+        urgent: a starved request that the turn is for; if it waits, it preempts whom it must.
         """
-        evicted = False
+        batch = self._services[turn.service].running
+        made_room = False
         waiting = turn.waiting
         while True:
-            share = self._share(turn)
-            if urgent is not None and urgent.sequence is not None and not share.has(urgent):
+            scheduled = self._form(turn)
+            if (
+                urgent is not None
+                and urgent.seq_id >= 0
+                and not scheduled.has(batch.row_of(urgent))
+            ):
                 if not self._help_to_slice(urgent):
                     return None
                 continue
-            if not self._pool.can_allocate(turn.service, share.claimed):
-                if turn.prefill and not self._prefills(turn, share):
+            if not self._pool.can_allocate(turn.service, scheduled.new_blocks):
+                if turn.prefill and not scheduled.prefills(batch):
                     return None
-                self._make_room(turn.service, share.claimed)
-                evicted = True
+                self._make_room(turn.service, scheduled.new_blocks)
+                made_room = True
                 continue
-            if evicted and urgent is None:
-                door = None
-                break
-            door = self._let_in(turn.service, waiting, share, urgent)
-            if door is None or door.joined or door.refused is None or not self._make_way(door, urgent):
+            admitter = self._admit(turn.service, waiting, scheduled, urgent, allowed=not made_room)
+            if admitter.admitted or admitter.rejected is None or not self._make_way(admitter, urgent):
                 break
             # Way was made for this one; nobody else, least of all who made it, is to take it.
-            waiting = (door.refused[0],)
-        newcomers = [] if door is None else door.joined
-        if turn.prefill and not newcomers and not self._prefills(turn, share):
+            waiting = (admitter.rejected[0],)
+        if turn.prefill and not admitter.admitted and not scheduled.prefills(batch):
             return None
-        if not (share.decodes or share.chunks or newcomers):
+        if scheduled.empty and not admitter.admitted:
             return None
-        blocks = self._pool.allocate(turn.service, share.claimed)
-        assert blocks is not None
-        flight = self._committer.commit(self._steps, self._groups[turn.service], share, newcomers, blocks)
-        self._flights.append(flight)
-        if self.on_steps is not None:
-            self.on_steps(self._steps, 1)
-        self._steps += 1
-        self._epoch += 1
-        return flight.plan
+        return self._commit(turn.service, scheduled, admitter)
 
-    def _prefills(self, turn: Turn, share: Share) -> bool:
-        """Whether running requests compute part of a prompt; its last token alone looks like a decode."""
-        return bool(share.chunks) or any(map(share.has, self._groups[turn.service].prefills))
-
-    def _share(self, turn: Turn) -> Share:
-        """What the turn's running requests would compute; kept for a second turn of the same ones."""
-        if self._composed is not None:
-            epoch, running, share = self._composed
-            if epoch == self._epoch and running is turn.running:
-                return share
+    def _form(self, turn: Turn) -> ScheduledBatch:
+        """What the turn's running requests would compute."""
+        batch = self._services[turn.service].running
         budget, size = self.options.max_batched_tokens, self._pool.block_size
         slice_tokens = self._admission.slice_tokens
-        group = self._groups[turn.service]
         if slice_tokens is None:
-            together = compose_cohort(group, budget, size) if turn.running is group.running else None
-            if together is None and isinstance(turn.running, Running):
-                together = compose_all(group, turn.running, budget, size)
-            share = compose(turn.running, budget, size) if together is None else together
-        else:
-            share = compose_slices(
-                turn.running,
-                budget,
-                size,
-                slice_tokens,
-                lambda blocks: self._pool.can_allocate(turn.service, blocks),
-            )
-        self._composed = (self._epoch, turn.running, share)
-        return share
+            return form_batch(batch, turn, budget, size)
+        return form_slices(
+            batch,
+            turn,
+            budget,
+            size,
+            slice_tokens,
+            lambda blocks: self._pool.can_allocate(turn.service, blocks),
+        )
 
-    def _let_in(
-        self, service: str, waiting: Iterable[Tracked], share: Share, urgent: Tracked | None
-    ) -> Door | None:
-        """Admit from a turn's queue until somebody is refused; None where nobody may be asked."""
-        running = self._room.holders()
-        if running and urgent is None and self._steps % self._admission.admit_every:
-            return None
-        budget = share.budget
-        door = Door(
+    def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter) -> StepPlan:
+        blocks = self._pool.allocate(service, scheduled.new_blocks)
+        assert blocks is not None
+        step = self._planner.commit(
+            self._num_steps, self._services[service], scheduled, admitter.admitted, blocks
+        )
+        self._in_flight.append(step)
+        if self.on_steps is not None:
+            self.on_steps(self._num_steps, 1)
+        self._num_steps += 1
+        self._epoch += 1
+        return step.plan
+
+    def _admit(
+        self,
+        service: str,
+        waiting: Iterable[RequestState],
+        scheduled: ScheduledBatch,
+        urgent: RequestState | None,
+        *,
+        allowed: bool,
+    ) -> Admitter:
+        """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
+        admitter = Admitter(
             self._pool,
             self._admission,
             service,
-            self._groups,
-            share.claimed,
-            self._ledger.ends,
+            self._services,
+            scheduled.new_blocks,
+            self._store.num_ended,
         )
-        for one in door.announced(waiting):
-            if budget == 0 or (one.refused_epoch == self._epoch and urgent is None):
-                break
-            if running >= self.options.max_running:
-                spent: int | Refusal = Refusal.MEMORY
-            else:
-                spent = door.admit(one, budget, always=running == 0 or one is urgent)
-            if isinstance(spent, Refusal):
-                one.refused_epoch = self._epoch
-                door.refused = (one, spent)
-                if spent is Refusal.MEMORY:
-                    self._skipper.refused(one, self._steps)
-                break
-            budget -= spent
-            running += 1
-        return door
+        running = self.running
+        if urgent is None and (not allowed or (running and self._num_steps % self._admission.admit_every)):
+            return admitter
+        admitter.admit_all(
+            waiting, scheduled.budget, running, self.options.max_running, self._epoch, urgent
+        )
+        if admitter.rejected is not None and admitter.rejected[1] is Rejection.MEMORY:
+            self._runs.rejected(admitter.rejected[0], self._num_steps)
+        return admitter
 
-    def _make_way(self, door: Door, urgent: Tracked | None) -> bool:
-        """Do something so that the request refused at the door may get in now; whether anything was done."""
-        if door.refused is None:
-            return False
-        one, refusal = door.refused
+    def _make_way(self, admitter: Admitter, urgent: RequestState | None) -> bool:
+        """Do something so that the request that was rejected may be admitted now; whether anything was done."""
+        assert admitter.rejected is not None
+        request, rejection = admitter.rejected
         try:
-            if refusal is Refusal.FRAGMENTED:
+            if rejection is Rejection.FRAGMENTED:
                 self._require_drained()
-                done = self._room.compact(one.service, door.needed)
-            elif refusal is Refusal.MEMORY and (self.options.preempt or urgent is not None):
-                done = self._preempt(one, starved=urgent is not None)
+                done = self._preemptor.compact(request.service, admitter.needed)
+            elif rejection is Rejection.MEMORY and (self.options.preempt_for_waiting or urgent is not None):
+                done = self._preempt_for(request, starved=urgent is not None)
             else:
                 done = False
         except _Drain:
-            one.refused_epoch = -1  # it is to be looked at again as soon as the pipeline is empty
+            request.rejected_epoch = -1  # it is to be looked at again as soon as the pipeline is empty
             raise
         if done:
             self._epoch += 1
         return done
 
-    def _preempt(self, one: Tracked, *, starved: bool) -> bool:
-        """Evict those who must give way to ``one``, the least urgent first, if enough of them can."""
-        weaker = self._room.weaker(one, starved=starved)
-        if not weaker or not self._room.would_fit(one, weaker, always=starved):
+    def _preempt_for(self, request: RequestState, *, starved: bool) -> bool:
+        """Preempt those who must give way to ``request``, the least urgent first, if enough of them can."""
+        preemptible = self._preemptor.preemptible(request, starved=starved)
+        if not preemptible or not self._preemptor.would_fit(request, preemptible, always=starved):
             return False
         self._require_drained()
-        few, enough = 0, len(weaker)
+        few, enough = 0, len(preemptible)
         while enough - few > 1:
             half = (few + enough) // 2
-            if self._room.would_fit(one, weaker[-half:], always=starved):
+            if self._preemptor.would_fit(request, preemptible[-half:], always=starved):
                 enough = half
             else:
                 few = half
-        for victim in weaker[-enough:]:
-            victim.displaced += starved
-            self._ledger.evict(victim)
+        for victim in preemptible[-enough:]:
+            victim.num_preempted_by_starvation += starved
+            self._store.preempt(victim)
         return True
 
-    def _help_to_slice(self, one: Tracked) -> bool:
-        """A starved holder of memory gets no slice: evict another who is between slices, if there is any."""
+    def _help_to_slice(self, request: RequestState) -> bool:
+        """A starved holder of memory gets no slice: preempt another who is between slices, if there is any."""
         if self._admission.slice_tokens is None:
             return False
-        others = [other for other in self._room.weaker(one, starved=True) if other is not one]
-        if not others or one.expected < one.slice_end:
+        batch = self._services[request.service].running
+        row = batch.row_of(request)
+        others = self._preemptor.preemptible(request, starved=True)
+        others = [other for other in others if other is not request]
+        if not others or batch.num_tokens_with_in_flight[row] < batch.slice_end[row]:
             return False
         self._require_drained()
-        others[-1].displaced += 1
-        self._ledger.evict(others[-1])
+        others[-1].num_preempted_by_starvation += 1
+        self._store.preempt(others[-1])
         self._epoch += 1
         return True
 
     def _make_room(self, service: str, blocks: int) -> None:
         """Free memory for running requests: in pieces that are there, or else somebody's."""
         self._require_drained()
-        if not self._room.compact(service, blocks):
-            self._room.evict_one()
+        if not self._preemptor.compact(service, blocks):
+            self._preemptor.preempt_one()
         self._epoch += 1
 
     def _unstick(self) -> bool:
-        """Where all holders of memory wait for a slice, help one to it or evict one; whether that was so."""
+        """Where all holders of memory wait for a slice, help one to it or preempt one; whether that was so."""
         slice_tokens = self._admission.slice_tokens
-        holders = [one for group in self._groups.values() for one in group.running]
-        if slice_tokens is None or self._flights or len(holders) < 2:
+        if slice_tokens is None or self._in_flight or self.running < 2:
             return False
-        for one in holders:
-            blocks = slice_blocks(one, slice_tokens, self._pool.block_size) - len(one.blocks)
-            if self._room.compact(one.service, blocks):
-                break
-        else:
-            self._room.evict_one()
+        for state in self._services.values():
+            for blocks in next_slice_blocks(state.running, slice_tokens, self._pool.block_size):
+                if self._preemptor.compact(state.service, blocks):
+                    self._epoch += 1
+                    return True
+        self._preemptor.preempt_one()
         self._epoch += 1
         return True
 
     def _require_drained(self) -> None:
-        if self._flights:
+        if self._in_flight:
             raise _Drain
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
-        """Account for what the oldest plan in flight produced; returns one event for each request it changed.
+        """Process what the oldest plan in flight produced; returns one event for each request it changed.
 
         Raises:
-            ValueError: the plan is not the oldest in flight, or the result has another number of tokens.
+            ValueError: the plan is not the oldest in flight, or the result does not fit it.
         """
-        if not self._flights or self._flights[0].plan is not plan:
-            oldest = self._flights[0].plan.number if self._flights else "none"
+        if not self._in_flight or self._in_flight[0].plan is not plan:
+            oldest = self._in_flight[0].plan.number if self._in_flight else "none"
             raise ValueError(f"update of plan {plan.number}, but the oldest in flight is {oldest}")
-        if len(result.tokens) != len(plan.sampled):
-            raise ValueError(
-                f"plan {plan.number} samples {len(plan.sampled)} tokens, got {len(result.tokens)}"
-            )
-        flight = self._flights.popleft()
+        check_result(plan, result)
+        step = self._in_flight.popleft()
         self._epoch += 1
-        self._pool.free(plan.service, flight.borrowed)
-        self._ledger.free_saved(plan.service, flight.saved)
-        self._executed(flight, result)
-        return account(flight, result, self._ledger, self._pool, now_ns)
-
-    def _executed(self, flight: Flight, result: StepResult) -> None:
-        """Tell the group of a plan that its requests took part in a step."""
-        plan = flight.plan
-        self._groups[plan.service].executed(
-            result.duration_ns,
-            flight.admissions if flight.everybody else None,
-            everybody=len(plan.sampled) == len(plan.sequences),
-        )
+        self._pool.free(plan.service, step.pinned_blocks)
+        self._store.free_swapped(plan.service, step.swapped_blocks)
+        missing = plan.iterations - len(result.durations_ns)
+        if missing:
+            self._num_steps -= missing
+            self._planner.withdraw(self._services[plan.service], missing)
+        return self._outputs.process(step, result, now_ns)
 
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
         None where the next step is or may be something else. Changes nothing.
         """
-        return None if self._flights else self._skipper.foresee(now_ns, most, self._steps)
+        return None if self._in_flight else self._runs.foresee(now_ns, most, self._num_steps)
 
-    def skip(
-        self,
-        run: DecodeRun,
-        start_ns: int,
-        ends_ns: Sequence[int],
-        on_plan: Callable[[StepPlan], None] | None = None,
-    ) -> Skipped:
-        """Account for the first steps of a run, as if each had been scheduled, executed and updated.
+    def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
+        """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
-        ends_ns: when each step ended; the first began at ``start_ns``, each other when the one before ended.
-        on_plan: told of the plans that were not made, in order.
+        It leaves the same blocks as so many plans of one step would; nobody may have come in between.
         """
-        first, steps = self._steps, len(ends_ns)
+        state = self._services[run.service]
         if self.on_steps is not None:
-            self.on_steps(first, steps)
-        self._steps += steps
+            self.on_steps(self._num_steps, steps)
+        growth = self._runs.grow(state, steps)
+        step = self._planner.commit_run(self._num_steps, state, steps, growth)
+        self._in_flight.append(step)
+        self._num_steps += steps
         self._epoch += 2 * steps
-        return self._skipper.account(run, first, start_ns, ends_ns, on_plan)
+        return step.plan, growth
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""
-        return self._ledger.stats(self._steps)
+        return self._store.stats(self._num_steps)
 
     def observed(self, now_ns: int) -> dict[str, Observed]:
         """What was learned of each service; reads all requests of the windows, unlike ``stats``."""
-        return {name: group.beliefs.observed(now_ns) for name, group in self._groups.items()}
+        return {name: state.statistics.observed(now_ns) for name, state in self._services.items()}
