@@ -78,7 +78,7 @@ def make_scheduler(order: Order, admission: str, load: Load, pool_tokens: float)
             order=order,
             admission=ADMISSIONS[admission](),
             max_running=2 * load.running,
-            preempt=load.preempt,
+            preempt_for_waiting=load.preempt,
             victim="lowest-priority",
         ),
     )
@@ -107,7 +107,7 @@ def measure(order: Order, admission: str, load: Load, pool_tokens: float) -> lis
         plan = scheduler.schedule(now)
         planned = time.perf_counter_ns()
         assert isinstance(plan, StepPlan)
-        result = StepResult([7] * len(plan.sampled), STEP_NS)
+        result = StepResult.of_step([7] * len(plan.sampled), STEP_NS)
         now += STEP_NS
         before = time.perf_counter_ns()
         scheduler.update(plan, result, now)

@@ -46,7 +46,7 @@ class Paced:
 
     def collect(self) -> StepResult:
         self.now_ns += self._step_ns
-        return dataclasses.replace(self._executor.collect(), duration_ns=self._step_ns)
+        return dataclasses.replace(self._executor.collect(), durations_ns=[self._step_ns])
 
     def close(self) -> None:
         self._executor.close()

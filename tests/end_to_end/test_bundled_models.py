@@ -106,7 +106,7 @@ def test_greedy_output_equals_transformers_under_every_preset(
             tokens[:SHORT] for tokens in expected[name][: len(numbers)]
         ]
     assert (outcome.evictions > 0) == (preset in EVICTING)
-    if PRESETS[preset].scheduler.eviction == "swap":
+    if PRESETS[preset].scheduler.preemption_mode == "swap":
         assert (outcome.swapped_tokens > 0) == (preset in EVICTING)
 
 

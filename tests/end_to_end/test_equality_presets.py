@@ -37,7 +37,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "scls-cb": {"admission": Slice(tokens=6)},
 }
 NEVER_EVICTS = ("orca",)
-SWAPPING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.eviction == "swap")
+SWAPPING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preemption_mode == "swap")
 PREEMPTING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preempt)
 MERGED = tuple(name for name, preset in PRESETS.items() if preset.layout == "merged")
 
@@ -116,7 +116,7 @@ def test_preemption_alone(preset: str, layout: str, folders: dict[str, Path]) ->
     patient = {"admission": Conservative(), "every": 3, "layout": layout}
     rounds = [requests("-short", 3), requests()]
     assert run(folders, preset, rounds, **patient).evictions > 0
-    assert run(folders, preset, rounds, **patient, preempt=False).evictions == 0
+    assert run(folders, preset, rounds, **patient, preempt_for_waiting=False).evictions == 0
 
 
 HOLES: dict[str, Any] = {
@@ -181,6 +181,6 @@ def test_sampled_output_with_a_seed_is_the_same_when_preempted(
         for name in PAIR
     ]
     alone = run(folders, "orca", [[request] for request in sampled], memory_bytes=1 << 20).tokens
-    outcome = run(folders, preset, [sampled], layout=layout, eviction="swap")
+    outcome = run(folders, preset, [sampled], layout=layout, preemption_mode="swap")
     assert outcome.swapped_tokens > 0
     assert outcome.tokens == alone

@@ -113,14 +113,14 @@ class FakeExecutor:
         for number in plan.left:
             del self.sequences[number]
         for joined in plan.joined:
-            assert joined.sequence not in self.sequences
-            self.sequences[joined.sequence] = _Sequence(joined)
+            assert joined.seq_id not in self.sequences
+            self.sequences[joined.seq_id] = _Sequence(joined)
         for number, blocks in plan.grown:
             self.sequences[number].blocks += blocks
-        for number, count in zip(plan.sequences, plan.new_tokens, strict=True):
+        for number, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
             self._compute(plan.service, self.sequences[number], count)
-        tokens = [self._sample(plan.service, self.sequences[plan.sequences[index]]) for index in plan.sampled]
-        return StepResult(tokens=tokens, duration_ns=1)
+        tokens = [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
+        return StepResult.of_step(tokens, 1)
 
     def close(self) -> None:
         self.closed = True

@@ -87,7 +87,7 @@ def test_memory_too_small_for_a_block_is_refused(tiny_llama):
 def test_memory_beyond_what_is_free_is_refused(tiny_llama, field):
     folder, _ = tiny_llama
     sizes = {"memory_bytes": MEMORY} | {f"{field}_bytes": 2**50}
-    large = options(kv_cache=KVCacheOptions(**sizes), scheduler=SchedulerOptions(eviction="swap"))
+    large = options(kv_cache=KVCacheOptions(**sizes), scheduler=SchedulerOptions(preemption_mode="swap"))
     with pytest.raises(ConfigError, match=rf"kv_cache\.{field}: 1048576\.0 GiB are asked for, but .* free"):
         build_engine(large, {"a": folder, "b": folder}, in_process=True)
 

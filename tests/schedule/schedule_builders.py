@@ -90,14 +90,14 @@ def make_scheduler(
     limits = {name: ServiceLimits(context, eos, execution_s=execution_s) for name in pool.layout.services}
     options = {
         "victim": "newest",
-        "eviction": "recompute",
-        "preempt": False,
+        "preemption_mode": "recompute",
+        "preempt_for_waiting": False,
         "admission": admission or Aggressive(watermark=1.0),
         "order": ORDERS[order]() if isinstance(order, str) else order,
         **options,
     }
     host = None
-    if options.get("eviction") == "swap":
+    if options.get("preemption_mode") == "swap":
         layout = replace(pool.layout, merged_blocks=pool.capacity if host_blocks is None else host_blocks)
         host = BlockPool(layout, prefix_caching=False)
     scheduler = Scheduler(pool, limits, SchedulerOptions(**options), host)  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ class ReplayExecutor:
         self.users: Counter[tuple[str, int]] = Counter()
 
     def run(self, plan: StepPlan) -> StepResult:
-        for copy in plan.vacate:
+        for copy in plan.swap_out_copies:
             self._copy(copy)
         # A copy may write where a sequence that leaves in this plan used to be.
         for number in plan.left:
@@ -161,16 +161,16 @@ class ReplayExecutor:
             assert number not in {one.sequence for one in plan.joined}
             self.sequences[number].table += blocks
             self.users.update((plan.service, block) for block in blocks)
-        assert len(set(plan.sequences)) == len(plan.sequences)
+        assert len(set(plan.seq_ids)) == len(plan.seq_ids)
         tokens = []
-        for row, (number, new) in enumerate(zip(plan.sequences, plan.new_tokens, strict=True)):
+        for row, (number, new) in enumerate(zip(plan.seq_ids, plan.new_tokens, strict=True)):
             digest = self._forward(plan.service, self.sequences[number], new)
             if row in plan.sampled:
                 one = self.sequences[number]
                 assert one.computed == len(one.tokens), "a token is sampled before its input is computed"
                 one.tokens.append(digest % self.vocabulary)
                 tokens.append(digest % self.vocabulary)
-        return StepResult(tokens, STEP_NS)
+        return StepResult.of_step(tokens, STEP_NS)
 
     def _copy(self, copy: BlockCopy) -> None:
         assert not (copy.source_host and copy.target_host)
@@ -267,8 +267,8 @@ def run(
         pool.check_integrity()
         if isinstance(plan, StepPlan):
             assert sum(plan.new_tokens) <= options.max_batched_tokens
-            assert len(plan.sequences) <= options.max_running
-            assert plan.sequences
+            assert len(plan.seq_ids) <= options.max_running
+            assert plan.seq_ids
             done.plans.append(plan)
             flights.append((plan, executor.run(plan)))
             running = sum(service.running for service in scheduler.stats().services.values())

@@ -165,7 +165,7 @@ def test_what_was_forecast_before_does_not_change_a_forecast(state):
 
 
 def test_columns_follow_those_who_come_and_go():
-    scheduler = make_scheduler(make_pool(40), victim="fewest-tokens", preempt=True, order="edf")
+    scheduler = make_scheduler(make_pool(40), victim="fewest-tokens", preempt_for_waiting=True, order="edf")
     group = scheduler._groups["a"]
     sizes = set()
 

@@ -98,13 +98,13 @@ def test_a_prompt_found_in_full_is_copied_on_write(depth):
     scheduler.submit(make_request(prompt, 2, id="first"), 0)
     first = scheduler.schedule(0)
     assert describe(first) == "0 a: 0+8* | joined 0(0 of 8 cached: 0,1)"
-    scheduler.update(first, StepResult([5], 1), 0)
+    scheduler.update(first, StepResult.of_step([5], 1), 0)
     scheduler.submit(make_request(prompt, 2, id="second"), 0)
     second = scheduler.schedule(0)
     # Its last block, 2, is its own; it refers to block 1 until the copy is made.
     assert describe(second) == "1 a: 0+1* 1+1* | joined 1(7 of 8 cached: 0,2) | grown 0(3) | copy 1>2"
     assert pool.live_blocks("a") == 4
-    events = scheduler.update(second, StepResult([6, 5], 1), 0)
+    events = scheduler.update(second, StepResult.of_step([6, 5], 1), 0)
     assert [event.cached_tokens for event in events] == [0, 7]
     # The first ended; its second block is cached, the second request keeps block 0 and its copy.
     assert pool.live_blocks("a") == 2

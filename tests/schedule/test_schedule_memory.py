@@ -11,7 +11,7 @@ TWO = {"a": 1, "b": 1}
 def step(scheduler, now_ns=0, duration_ns=STEP_NS):
     plan = scheduler.schedule(now_ns)
     assert not isinstance(plan, Idle)
-    events = scheduler.update(plan, StepResult([7] * len(plan.sampled), duration_ns), now_ns + duration_ns)
+    events = scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), duration_ns), now_ns + duration_ns)
     return plan, events
 
 
@@ -20,7 +20,7 @@ def step(scheduler, now_ns=0, duration_ns=STEP_NS):
 
 def test_a_swapped_request_goes_on_without_computing_anything_again():
     requests = [make_request(7, 8, id="x"), make_request(6, 8, id="y")]
-    scheduler = make_scheduler(make_pool(5, prefix_caching=False), eviction="swap")
+    scheduler = make_scheduler(make_pool(5, prefix_caching=False), preemption_mode="swap")
     done = run(scheduler, requests)
     alone = run(make_scheduler(make_pool(prefix_caching=False)), requests)
     stats = scheduler.stats().services["a"]
@@ -35,7 +35,7 @@ def test_a_swapped_request_goes_on_without_computing_anything_again():
 
 def test_what_the_prefix_index_still_has_is_not_copied_back():
     requests = [make_request(8, 8, id="x"), make_request(8, 8, id="y")]
-    scheduler = make_scheduler(make_pool(6), eviction="swap")
+    scheduler = make_scheduler(make_pool(6), preemption_mode="swap")
     done = run(scheduler, requests)
     assert scheduler.stats().services["a"].recomputed_tokens == 0
     assert 0 < done.copied["in"] < done.copied["out"]
@@ -43,7 +43,7 @@ def test_what_the_prefix_index_still_has_is_not_copied_back():
 
 def test_without_room_on_the_host_kv_is_computed_again():
     requests = [make_request(7, 8, id="x"), make_request(6, 8, id="y")]
-    scheduler = make_scheduler(make_pool(5, prefix_caching=False), eviction="swap", host_blocks=1)
+    scheduler = make_scheduler(make_pool(5, prefix_caching=False), preemption_mode="swap", host_blocks=1)
     run(scheduler, requests)
     stats = scheduler.stats().services["a"]
     assert stats.evictions > 0
@@ -51,7 +51,7 @@ def test_without_room_on_the_host_kv_is_computed_again():
 
 
 def test_a_request_cancelled_while_swapped_leaves_nothing_behind():
-    scheduler = make_scheduler(make_pool(5, prefix_caching=False), eviction="swap")
+    scheduler = make_scheduler(make_pool(5, prefix_caching=False), preemption_mode="swap")
     for name in "xy":
         scheduler.submit(make_request(7, 8, id=name), 0)
     while not scheduler.stats().services["a"].swapped:
@@ -115,7 +115,7 @@ def test_an_urgent_newcomer_takes_memory_of_those_who_outlasted_their_budget():
 
 
 def test_the_oldest_admitted_is_not_preempted():
-    scheduler = budgets(preempt=True)
+    scheduler = budgets(preempt_for_waiting=True)
     scheduler.submit(make_request(30, 10, service="a", id="oldest"), 0)
     now = 0
     for _ in range(6):
@@ -130,7 +130,7 @@ def test_the_oldest_admitted_is_not_preempted():
 
 def test_who_made_way_does_not_come_back_in_its_place():
     """The victim's rank is better than the newcomer's (a long queue of fresh ones drifted); it must wait."""
-    scheduler = budgets(preempt=True)
+    scheduler = budgets(preempt_for_waiting=True)
     for at in range(2):
         scheduler.submit(make_request(8, 10, service="a", id=f"long{at}"), 0)
     now = 0

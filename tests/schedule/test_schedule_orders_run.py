@@ -79,11 +79,11 @@ def test_every_order_answers_everybody(order, preempt, depth):
     done = serve(order, preempt=preempt, depth=depth)
     assert len(done.ends) == 24
     assert set(done.ends.values()) == {FinishReason.STOP}
-    assert done.tokens == serve(Fcfs(), preempt=False, depth=1).tokens
+    assert done.tokens == serve(Fcfs(), preempt_for_waiting=False, depth=1).tokens
 
 
 def test_orders_differ():
     """Otherwise the test above would show little."""
     assert {type(order) for order in TUNED} == set(ORDERS.values())
-    sequences = {tuple(plan.service for plan in serve(order, preempt=True, depth=1).plans) for order in TUNED}
+    sequences = {tuple(plan.service for plan in serve(order, preempt_for_waiting=True, depth=1).plans) for order in TUNED}
     assert len(sequences) == len(TUNED)

@@ -116,7 +116,7 @@ def test_an_order_can_wait_and_choose_requests():
     ends = []
     while scheduler.unfinished:
         plan = scheduler.schedule(12)
-        ends += [event.request_id for event in scheduler.update(plan, StepResult([7], 1), 12)]
+        ends += [event.request_id for event in scheduler.update(plan, StepResult.of_step([7], 1), 12)]
     assert ends == ["3", "6", "9"]
 
 
@@ -178,7 +178,7 @@ def test_shared_prefixes_count_once():
     others = [make_request([*prompt, number], None, max_tokens=4) for number in (2, 3)]
     scheduler.submit(first, 0)
     plan = scheduler.schedule(0)
-    scheduler.update(plan, StepResult([7], 1), 0)
+    scheduler.update(plan, StepResult.of_step([7], 1), 0)
     for one in others:
         scheduler.submit(one, 0)
     plan = scheduler.schedule(0)

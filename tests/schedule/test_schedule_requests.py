@@ -21,7 +21,7 @@ from shoal.schedule import Aggressive, PastFuture, tracked
 
 def step(scheduler, *tokens):
     plan = scheduler.schedule(0)
-    return scheduler.update(plan, StepResult(list(tokens), 10), 0)
+    return scheduler.update(plan, StepResult.of_step(list(tokens), 10), 0)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_logprobs_go_with_their_tokens():
     scheduler.submit(make_request(3, None, id="y", logprobs=0), 0)
     plan = scheduler.schedule(0)
     known = TokenLogprobs(8, -0.5)
-    events = scheduler.update(plan, StepResult([7, 8], 1, [None, known]), 0)
+    events = scheduler.update(plan, StepResult.of_step([7, 8], 1, [None, known]), 0)
     assert [event.logprobs for event in events] == [None, (known,)]
 
 
@@ -138,7 +138,7 @@ def test_a_request_in_flight_is_cancelled_at_the_update():
     plan = scheduler.schedule(0)
     assert scheduler.cancel("x", 0) is None
     assert pool.live_blocks("a") == 3
-    (event,) = scheduler.update(plan, StepResult([7], 1), 0)
+    (event,) = scheduler.update(plan, StepResult.of_step([7], 1), 0)
     assert (event.tokens, event.finish) == ((), FinishReason.CANCELLED)
     assert pool.live_blocks("a") == 0
 
@@ -151,11 +151,11 @@ def test_with_depth_two_a_decode_is_scheduled_before_its_input_is_known():
     assert (second.sequences, second.new_tokens, second.joined) == ((0,), (1,), ())
     assert scheduler.schedule(0) == Idle()
     assert scheduler.in_flight == 2
-    (event,) = scheduler.update(first, StepResult([2], 1), 0)
+    (event,) = scheduler.update(first, StepResult.of_step([2], 1), 0)
     assert event.finish is FinishReason.STOP
     # The token after the end is dropped, and the blocks go only now.
     assert pool.live_blocks("a") == 1
-    assert scheduler.update(second, StepResult([7], 1), 0) == []
+    assert scheduler.update(second, StepResult.of_step([7], 1), 0) == []
     assert pool.live_blocks("a") == 0
 
 
@@ -164,9 +164,9 @@ def test_nothing_is_scheduled_beyond_the_ceiling():
     scheduler.submit(make_request(3, None, max_tokens=2), 0)
     first, second = scheduler.schedule(0), scheduler.schedule(0)
     assert isinstance(second, StepPlan)
-    scheduler.update(first, StepResult([7], 1), 0)
+    scheduler.update(first, StepResult.of_step([7], 1), 0)
     assert scheduler.schedule(0) == Idle()
-    (event,) = scheduler.update(second, StepResult([7], 1), 0)
+    (event,) = scheduler.update(second, StepResult.of_step([7], 1), 0)
     assert event.finish is FinishReason.LENGTH
 
 
@@ -175,9 +175,9 @@ def test_plans_are_updated_in_order_and_in_full():
     scheduler.submit(make_request(3, None), 0)
     first, second = scheduler.schedule(0), scheduler.schedule(0)
     with pytest.raises(ValueError, match="oldest in flight is 0"):
-        scheduler.update(second, StepResult([7], 1), 0)
+        scheduler.update(second, StepResult.of_step([7], 1), 0)
     with pytest.raises(ValueError, match="samples 1 tokens, got 2"):
-        scheduler.update(first, StepResult([7, 7], 1), 0)
+        scheduler.update(first, StepResult.of_step([7, 7], 1), 0)
 
 
 def test_a_synthetic_prompt_has_a_length_and_shares_by_its_hashes():
@@ -193,7 +193,7 @@ def run_synthetic(scheduler, *prompts):
         scheduler.submit(make_request(prompt, 2), 0)
     while scheduler.unfinished:
         plans.append(scheduler.schedule(0))
-        scheduler.update(plans[-1], StepResult([0] * len(plans[-1].sampled), 1), 0)
+        scheduler.update(plans[-1], StepResult.of_step([0] * len(plans[-1].sampled), 1), 0)
     return plans
 
 
@@ -215,7 +215,7 @@ def test_unfilled_tokens_are_the_slots_that_tables_have_beyond_what_is_scheduled
     for _ in range(4):
         plan = scheduler.schedule(0)
         unfilled.append(scheduler.stats().services["a"].unfilled_tokens)
-        scheduler.update(plan, StepResult([7] * len(plan.sampled), 1), 0)
+        scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), 1), 0)
     # Of 8 and 8 slots 5 and 8 are used; then a block more for the second, filled a token at a time.
     assert unfilled == [3, 2 + 3, 1 + 2, 0 + 1]
     for request in list(scheduler._ledger.requests):
@@ -232,7 +232,7 @@ def test_a_request_whose_text_is_complete_ends_as_stopped_and_its_length_is_reme
     if in_flight:
         plan = scheduler.schedule(0)
         assert scheduler.cancel("x", 0, FinishReason.STOP) is None
-        (event,) = scheduler.update(plan, StepResult([3], 1), 0)
+        (event,) = scheduler.update(plan, StepResult.of_step([3], 1), 0)
     else:
         event = scheduler.cancel("x", 0, FinishReason.STOP)
     assert event is not None
@@ -248,7 +248,7 @@ def test_a_row_without_a_token_fails_alone_and_publishes_nothing():
     scheduler.submit(make_request(8, id="x"), 0)
     scheduler.submit(make_request(8, id="y"), 0)
     plan = scheduler.schedule(0)
-    bad, good = scheduler.update(plan, StepResult([NO_TOKEN, 7], 1), 0)
+    bad, good = scheduler.update(plan, StepResult.of_step([NO_TOKEN, 7], 1), 0)
     assert (bad.request_id, bad.tokens, bad.finish) == ("x", (), FinishReason.ERROR)
     assert "not finite" in bad.error
     assert (good.tokens, good.finish) == ((7,), None)

@@ -45,7 +45,7 @@ def waits(order, admission, eviction, starved="a", threshold=THRESHOLD_STEPS):
         plan = scheduler.schedule(now)
         assert not isinstance(plan, Idle)
         now += STEP_NS
-        events = scheduler.update(plan, StepResult([7] * len(plan.sampled), STEP_NS), now)
+        events = scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), STEP_NS), now)
         ended |= {event.request_id for event in events if event.finish}
         if plan.service in steps:
             steps[plan.service].append(now // STEP_NS)
@@ -84,7 +84,7 @@ def test_who_starved_while_running_is_served_once_in_a_threshold():
     scheduler.submit(make_request(4, 20), 0)
     for step in range(3):
         plan = scheduler.schedule(step * STEP_NS)
-        scheduler.update(plan, StepResult([5] * len(plan.sampled), STEP_NS), (step + 1) * STEP_NS)
+        scheduler.update(plan, StepResult.of_step([5] * len(plan.sampled), STEP_NS), (step + 1) * STEP_NS)
     late_ns = 10 * STEP_NS
     assert isinstance(scheduler.schedule(late_ns), StepPlan)
     assert scheduler._groups["a"].served_guard_ns == late_ns

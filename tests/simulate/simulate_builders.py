@@ -18,8 +18,8 @@ PLAIN = SchedulerOptions(
     order=Fcfs(),
     admission=Aggressive(watermark=1.0),
     victim="newest",
-    eviction="recompute",
-    preempt=False,
+    preemption_mode="recompute",
+    preempt_for_waiting=False,
     starvation_s=1e6,
 )
 

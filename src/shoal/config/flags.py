@@ -41,10 +41,10 @@ ENGINE_FLAGS = (
         "When a waiting request may start, e.g. past-future:reserved=5%.",
     ),
     Flag("victim", "scheduler.victim", "NAME", "Who is evicted when the pool is full, e.g. newest."),
-    Flag("eviction", "scheduler.eviction", "NAME", "What becomes of evicted KV: recompute or swap."),
+    Flag("preemption-mode", "scheduler.preemption_mode", "NAME", "What becomes of preempted KV: recompute or swap."),
     Flag(
         "preempt",
-        "scheduler.preempt",
+        "scheduler.preempt_for_waiting",
         "",
         "Let waiting requests evict running ones that the order finds less urgent.",
         switch=True,

@@ -36,7 +36,7 @@ def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptio
 
 
 def _seallm(variant: str) -> SchedulerOptions:
-    return _system(DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt=True)
+    return _system(DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt_for_waiting=True)
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Preset] = {
         layout="split",
     ),
     "fastserve": Preset(
-        _system(Mlfq(), Aggressive(), victim="lowest-priority", eviction="swap", preempt=True),
+        _system(Mlfq(), Aggressive(), victim="lowest-priority", preemption_mode="swap", preempt_for_waiting=True),
         "skip-join multi-level feedback queue; KV of preempted requests is swapped to the host",
     ),
     "seallm": Preset(_seallm("literal"), "doubling budget as published: one service and one phase a step"),
@@ -75,7 +75,7 @@ PRESETS: Mapping[str, Preset] = {
         "memory for the longest possible outputs, overcommitted by half",
     ),
     "scls-cb": Preset(
-        _system(Fcfs(), Slice(tokens=128), victim="lowest-priority", eviction="swap"),
+        _system(Fcfs(), Slice(tokens=128), victim="lowest-priority", preemption_mode="swap"),
         "slices of 128 tokens on continuous batching, memory for each reserved exactly",
     ),
 }

@@ -36,7 +36,7 @@ def state_facts(
     facts["engines"] = str(scenario.engines) + (f", {scenario.dispatch}" if scenario.engines > 1 else "")
     facts["scheduler"] = _scheduler(scenario)
     facts["KV pool"] = _pool(engine, pools)
-    if scenario.scheduler.eviction == "swap":
+    if scenario.scheduler.preemption_mode == "swap":
         facts["swap"] = _swap(pools)
     return facts
 

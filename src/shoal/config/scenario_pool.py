@@ -103,7 +103,7 @@ def _of_blocks(blocks: int, shapes: Mapping[str, KVShape], block_size: int, kind
 
 
 def _host(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> PoolLayout | None:
-    if scenario.scheduler.eviction != "swap":
+    if scenario.scheduler.preemption_mode != "swap":
         return None
     swap_bytes = scenario.kv_cache.swap_bytes
     if not unknown:

@@ -126,6 +126,23 @@ class StepResult:
     timings: StepTimings = field(default_factory=StepTimings)
     """Where the time went."""
 
+    @classmethod
+    def of_step(
+        cls,
+        tokens: Sequence[int],
+        duration_ns: int,
+        logprobs: Sequence[TokenLogprobs | None] | None = None,
+        timings: StepTimings | None = None,
+    ) -> "StepResult":
+        """Of one iteration: one token for each row that samples."""
+        return cls(
+            [tokens],
+            [duration_ns],
+            None,
+            None if logprobs is None else [logprobs],
+            StepTimings() if timings is None else timings,
+        )
+
     @property
     def duration_ns(self) -> int:
         """Of all iterations."""

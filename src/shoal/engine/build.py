@@ -138,7 +138,7 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
 
 def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
     """The pool of KV saved in host memory, if victims are swapped."""
-    if options.scheduler.eviction != "swap":
+    if options.scheduler.preemption_mode != "swap":
         return None
     swap_bytes = options.kv_cache.swap_bytes
     if swap_bytes is None:

@@ -81,10 +81,10 @@ class RowsRecorder:
         for sequence in plan.left:
             self._computed.pop(sequence, None)
         for joined in plan.joined:
-            self._computed[joined.sequence] = joined.computed
+            self._computed[joined.seq_id] = joined.computed
         decodes = context = 0
         chunks = []
-        for sequence, count in zip(plan.sequences, plan.new_tokens, strict=True):
+        for sequence, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
             computed = self._computed[sequence]
             self._computed[sequence] = computed + count
             if count == 1:
@@ -117,8 +117,8 @@ def profiling_options(options: EngineOptions) -> EngineOptions:
     scheduler = SchedulerOptions(
         order=Fcfs(),
         admission=Conservative(),
-        eviction="recompute",
-        preempt=False,
+        preemption_mode="recompute",
+        preempt_for_waiting=False,
         max_running=options.scheduler.max_running,
         max_batched_tokens=options.scheduler.max_batched_tokens,
         depth=1,

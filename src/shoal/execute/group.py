@@ -56,7 +56,7 @@ class RunningGroups:
         for number, blocks in plan.moved:
             self.sequences[number].blocks = list(blocks)
         for joined in plan.joined:
-            self.sequences[joined.sequence] = _enter(joined)
+            self.sequences[joined.seq_id] = _enter(joined)
         for number, blocks in plan.grown:
             self.sequences[number].blocks.extend(blocks)
 

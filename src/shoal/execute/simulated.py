@@ -102,7 +102,7 @@ class SimulatedExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Start a plan, or queue it behind those in flight."""
         duration_ns = duration(self.models[plan.service].times.step_time(self._rows(plan)))
-        if plan.vacate or plan.copies:
+        if plan.swap_out_copies or plan.copies:
             duration_ns += self._copying_ns(plan)
         start_ns = max(self.clock(), self._free_ns)
         self._free_ns = start_ns + duration_ns
@@ -112,7 +112,7 @@ class SimulatedExecutor:
     def collect(self) -> StepResult:
         """What the oldest plan in flight produced; to be asked at ``ends_ns``, when it ends."""
         flight = self._flights.popleft()
-        return StepResult([ANONYMOUS_TOKEN] * flight.sampled, flight.duration_ns)
+        return StepResult.of_step([ANONYMOUS_TOKEN] * flight.sampled, flight.duration_ns)
 
     def close(self) -> None:
         """Abandon plans in flight."""
@@ -123,19 +123,19 @@ class SimulatedExecutor:
         """When the oldest plan in flight ends; None where there is none."""
         return self._flights[0].ends_ns if self._flights else None
 
-    def skip(self, service: str, sequences: tuple[int, ...], left: tuple[int, ...], steps: int) -> None:
-        """Take note of decode steps of ``sequences`` that were not submitted."""
-        self._drop(left)
-        self._progress[service].decoded(sequences, steps)
+    def skip(self, plan: StepPlan) -> None:
+        """Take note of a plan of decode steps whose times the caller knows."""
+        self._drop(plan.left)
+        self._progress[plan.service].decoded(plan.seq_ids, plan.iterations)
 
     def _rows(self, plan: StepPlan) -> StepRows:
         """What the plan computes; remembers how far every sequence has come."""
         self._drop(plan.left)
         progress = self._progress[plan.service]
-        for one in plan.joined:
-            progress.join(one.sequence, one.computed)
-        context, chunks = progress.step(plan.sequences, plan.new_tokens)
-        return StepRows(len(plan.sequences) - len(chunks), context, tuple(chunks), len(plan.sampled))
+        for joined in plan.joined:
+            progress.join(joined.seq_id, joined.computed)
+        context, chunks = progress.step(plan.seq_ids, plan.new_tokens)
+        return StepRows(len(plan.seq_ids) - len(chunks), context, tuple(chunks), len(plan.sampled))
 
     def _drop(self, left: tuple[int, ...]) -> None:
         for number in left:
@@ -144,7 +144,7 @@ class SimulatedExecutor:
 
     def _copying_ns(self, plan: StepPlan) -> int:
         """Time for KV on its way to the host and back; moves inside the device count as nothing."""
-        copies = [copy for copy in (*plan.vacate, *plan.copies) if copy.source_host or copy.target_host]
+        copies = [copy for copy in (*plan.swap_out_copies, *plan.copies) if copy.source_host or copy.target_host]
         return round(sum(self.models[copy.service].copy_s for copy in copies) * 1e9)
 
 

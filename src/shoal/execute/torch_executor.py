@@ -44,7 +44,7 @@ class TorchExecutor:
     def submit(self, plan: StepPlan) -> None:
         """See Executor; without a thread the plan runs here and its result waits for ``collect``."""
         # Settled here: by the time the thread gets to it, the pool may have given blocks to the next plan.
-        vacate, copies = self.store.locate(plan.vacate), self.store.locate(plan.copies)
+        vacate, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
         if self._thread is not None:
             self._results.append(self._thread.submit(self._run, plan, vacate, copies))
             return
@@ -75,7 +75,7 @@ class TorchExecutor:
         for transfer in copies:
             transfer.carry_out()
         self._groups.apply(plan)
-        rows = [self._groups[number] for number in plan.sequences]
+        rows = [self._groups[number] for number in plan.seq_ids]
         batch = build_batch(rows, plan.new_tokens, self.store.services[plan.service])
         prepared = time.perf_counter_ns()
         logits = self._forward(plan, batch)
@@ -85,7 +85,7 @@ class TorchExecutor:
         tokens, logprobs = self._sample(plan, rows, logits)
         ended = time.perf_counter_ns()
         timings = StepTimings(prepared - started, forwarded - prepared, ended - forwarded)
-        return StepResult(tokens, ended - started, logprobs, timings)
+        return StepResult.of_step(tokens, ended - started, logprobs, timings)
 
     def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""

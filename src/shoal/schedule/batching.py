@@ -167,9 +167,7 @@ def form_slices(
         (decodes if decodes_now else prompts).append(row)
     decodes.sort()
     chunks, _, budget = _cut(batch, prompts, budget - len(decodes), block_size)
-    return ScheduledBatch(
-        np.array(decodes, dtype=np.int64), chunks, growth, new_blocks, budget, slices
-    )
+    return ScheduledBatch(np.array(decodes, dtype=np.int64), chunks, growth, new_blocks, budget, slices)
 
 
 def slice_ends(tokens: IntArray, final_tokens: IntArray, slice_tokens: int) -> IntArray:

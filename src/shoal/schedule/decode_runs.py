@@ -123,11 +123,7 @@ class DecodeRuns:
         admission = self._options.admission
         if admission.stays_rejected and not self._options.preempt_for_waiting and self._rejected is not None:
             request, when, ended = self._rejected
-            if (
-                request is state.waiting[0]
-                and ended == self._store.num_ended
-                and state.last_prefill < when
-            ):
+            if request is state.waiting[0] and ended == self._store.num_ended and state.last_prefill < when:
                 return sys.maxsize
         return -step % admission.admit_every
 

@@ -123,7 +123,5 @@ def peaks_with_each(
 
 def total_peaks(forecasts: Sequence[MemoryForecast], lengths: Sequence[IntArray]) -> IntArray:
     """The sum of every service's M* in merged blocks [draws], for output lengths [draws, n] of each."""
-    peaks = [
-        forecast.timeline(some).peak() for forecast, some in zip(forecasts, lengths, strict=True)
-    ]
+    peaks = [forecast.timeline(some).peak() for forecast, some in zip(forecasts, lengths, strict=True)]
     return np.sum(peaks, axis=0, dtype=np.int64)

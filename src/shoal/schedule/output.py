@@ -97,17 +97,16 @@ class OutputProcessor:
     ) -> tuple[list[_Output], int | IntArray]:
         """``count`` tokens for each, of which only the time is known: nearly nobody has anything to be told."""
         rows, requests = part.rows, part.requests
+        receivers = requests
         ending = batch.ending[rows] != 0
         if columns is None and not ending.any():
             batch.receive(rows, count, ends_ns)
-            received = len(requests)
         else:
-            sampled = ~ending if columns is None else (columns >= 0) & ~ending
-            numbers = np.arange(len(batch))[rows]
-            batch.receive(numbers[sampled], count, ends_ns)
-            received = int(sampled.sum())
-        self._store.count_output(requests[0].service, count * received)
-        for request in requests:
+            receiving = (~ending if columns is None else (columns >= 0) & ~ending).nonzero()[0]
+            receivers = [requests[at] for at in receiving.tolist()]
+            batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
+        self._store.count_output(requests[0].service, count * len(receivers))
+        for request in receivers:
             if request.token_ids:
                 request.token_ids += [ANONYMOUS_TOKEN] * count
         generated = batch.num_generated[rows]
@@ -191,9 +190,7 @@ class OutputProcessor:
         events = []
         for request, ids, logprobs, finish, stop_token, error in outputs:
             if finish is not None:
-                events.append(
-                    self._store.end(request, finish, now_ns, ids, logprobs, stop_token, error)
-                )
+                events.append(self._store.end(request, finish, now_ns, ids, logprobs, stop_token, error))
                 continue
             if request.number in outgrown:
                 self._predict(batch, request)

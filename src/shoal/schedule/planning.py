@@ -13,7 +13,7 @@ from shoal.schedule.batching import ScheduledBatch
 from shoal.schedule.decode_runs import Growth
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.running_batch import ALL, Rows, RunningBatch
+from shoal.schedule.running_batch import Rows, RunningBatch
 from shoal.schedule.service_state import ServiceState
 
 _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -65,16 +65,19 @@ class Planner:
             batch.slice_end[row] = end
         chunks = [*scheduled.chunks, *enumerate((some.num_new_tokens for some in admitted), start=first)]
         decodes = len(scheduled.decodes)
-        decoding = ALL if decodes == len(batch) else scheduled.decodes
+        everybody = decodes == len(batch)
+        # Later additions come behind these rows.
+        rows: Rows = slice(decodes) if everybody else scheduled.decodes
         if decodes:
-            batch.begin(decoding, 1)
-            batch.prefilling[decoding] = 0
+            batch.begin(rows, 1)
+            batch.prefilling[rows] = 0
         alike, sampled = _alike(decodes)
-        rows = decoding
-        if chunks:
-            rows = np.concatenate((scheduled.decodes, [row for row, _ in chunks]))
+        requests = batch.requests.copy()
+        if not everybody:
+            numbers = scheduled.decodes.tolist() + [row for row, _ in chunks]
+            rows = np.array(numbers, dtype=np.int64)
+            requests = [batch.requests[row] for row in numbers]
             sampled += tuple(_advance_chunks(batch, chunks, decodes))
-        requests = batch.requests.copy() if rows is ALL else [batch.requests[row] for row in rows.tolist()]
         columns = self._reuse(
             state.service,
             (
@@ -107,7 +110,8 @@ class Planner:
     def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
         """A plan with ``steps`` iterations in which all running requests decode, and have the blocks for it."""
         batch, store = state.running, self._store
-        batch.begin(ALL, steps)
+        rows = slice(len(batch))
+        batch.begin(rows, steps)
         alike, sampled = _alike(len(batch))
         columns = self._reuse(state.service, (tuple(batch.seq_id.tolist()), alike, sampled))
         plan = StepPlan(
@@ -123,7 +127,7 @@ class Planner:
         )
         store.left.clear()
         self._count_steps(number, steps, state, prefill=False)
-        return InFlightStep(plan, batch.requests.copy(), ALL, batch.num_removals, [], [])
+        return InFlightStep(plan, batch.requests.copy(), rows, batch.num_removals, [], [])
 
     def withdraw(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""

@@ -98,7 +98,9 @@ class Preemptor:
             if not len(batch):
                 continue
             keys = self._order.keys(state, batch)
-            weaker = np.ones(len(batch), dtype=np.bool_) if starved else (keys > own) & (batch.seq_id != oldest)
+            weaker = (
+                np.ones(len(batch), dtype=np.bool_) if starved else (keys > own) & (batch.seq_id != oldest)
+            )
             if self._admission.slice_tokens is not None:
                 weaker &= batch.num_tokens_with_in_flight >= batch.slice_end
             same = starved and state.service == request.service
@@ -117,8 +119,7 @@ class Preemptor:
         if self._admission.slice_tokens is not None and not self._slice_fits(request, gone):
             return False
         forecasts = {
-            name: state.forecast_without(self._rows_of(gone, state))
-            for name, state in self._services.items()
+            name: state.forecast_without(self._rows_of(gone, state)) for name, state in self._services.items()
         }
         own = forecasts.pop(request.service)
         candidate = RequestTable([request])

@@ -47,7 +47,9 @@ _SET_HERE = ("prefilling", "ending")
 _COLUMNS = _FIXED + _PROGRESS + _DERIVED + _SET_HERE
 _GOALS = ("ttft_s", "tpot_s", "e2e_s")
 _FIRST_PROGRESS = len(_FIXED)
-_read = attrgetter(*("request.arrival_ns" if name == "arrival_ns" else name for name in _FIXED + _PROGRESS + _DERIVED))
+_read = attrgetter(
+    *("request.arrival_ns" if name == "arrival_ns" else name for name in _FIXED + _PROGRESS + _DERIVED)
+)
 
 
 class RequestTable:
@@ -165,8 +167,7 @@ class RequestTable:
         goals = np.concatenate((self._goals[:, :mine], other._goals[:, :theirs]), axis=1)
         return RequestTable._from(self.requests + other.requests, table, goals)
 
-
-    def with_candidate(self, request: RequestState) -> RequestTable:
+    def with_candidate(self, request: RequestState) -> "RequestTable":
         """These and one more, who waits, at the end; valid until the next change."""
         self._reserve()
         self._write(len(self.requests), request)

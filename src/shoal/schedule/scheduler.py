@@ -84,7 +84,9 @@ class Scheduler:
         self._store = RequestStore(pool, self._services, self._order, host, on_end)
         self._planner = Planner(pool, self._store)
         self._outputs = OutputProcessor(pool, self._store)
-        self._preemptor = Preemptor(pool, self._store, self._order, VICTIMS[options.victim](), self._admission)
+        self._preemptor = Preemptor(
+            pool, self._store, self._order, VICTIMS[options.victim](), self._admission
+        )
         self._runs = DecodeRuns(pool, self._store, self._guard, options)
         self._in_flight: deque[InFlightStep] = deque()
         self._num_submitted = 0
@@ -251,11 +253,7 @@ class Scheduler:
         waiting = turn.waiting
         while True:
             scheduled = self._form(turn)
-            if (
-                urgent is not None
-                and urgent.seq_id >= 0
-                and not scheduled.has(batch.row_of(urgent))
-            ):
+            if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
                 if not self._help_to_slice(urgent):
                     return None
                 continue
@@ -326,9 +324,7 @@ class Scheduler:
         running = self.running
         if urgent is None and (not allowed or (running and self._num_steps % self._admission.admit_every)):
             return admitter
-        admitter.admit_all(
-            waiting, scheduled.budget, running, self.options.max_running, self._epoch, urgent
-        )
+        admitter.admit_all(waiting, scheduled.budget, running, self.options.max_running, self._epoch, urgent)
         if admitter.rejected is not None and admitter.rejected[1] is Rejection.MEMORY:
             self._runs.rejected(admitter.rejected[0], self._num_steps)
         return admitter

@@ -86,9 +86,7 @@ class ServiceState:
 
     def forecast(self) -> MemoryForecast:
         """The memory of its running requests."""
-        return MemoryForecast(
-            self.layout, self._block_size, self.running, self.shared_blocks(), self.lengths
-        )
+        return MemoryForecast(self.layout, self._block_size, self.running, self.shared_blocks(), self.lengths)
 
     def forecast_without(self, gone: IntArray) -> MemoryForecast:
         """The same if the requests in some rows had left."""

@@ -25,7 +25,9 @@ class StarvationGuard:
 
     def __init__(self, threshold_ns: int) -> None:
         self._threshold_ns = min(threshold_ns, _LONGEST_NS)
-        self._most_doublings = min(_MOST_DOUBLINGS, _LONGEST_NS.bit_length() - self._threshold_ns.bit_length())
+        self._most_doublings = min(
+            _MOST_DOUBLINGS, _LONGEST_NS.bit_length() - self._threshold_ns.bit_length()
+        )
 
     def due_ns(self, request: RequestState) -> int:
         """When a waiting request starves."""

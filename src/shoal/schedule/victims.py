@@ -36,7 +36,9 @@ class MemoryPressure:
         """Merged blocks that each candidate holds, in fractions."""
         layouts = [self.forecasts[request.service].layout for request in self.candidates.requests]
         per_merged = np.array([layout.blocks_per_merged for layout in layouts])
-        return self.candidates.num_blocks / per_merged * np.array([layout.units_per_block for layout in layouts])
+        return (
+            self.candidates.num_blocks / per_merged * np.array([layout.units_per_block for layout in layouts])
+        )
 
 
 class Victim(Protocol):

@@ -3,16 +3,17 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from shoal.core import Request, StepPlan
+from shoal.core import ANONYMOUS_TOKEN, Request, StepPlan, StepResult
 from shoal.engine.core import Engine
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
 from shoal.kvcache import BlockPool
 from shoal.schedule import Scheduler, ServiceLimits
-from shoal.schedule.ledger import OnEnd
-from shoal.schedule.skip import DecodeRun
+from shoal.schedule.decode_runs import DecodeRun
+from shoal.schedule.request_store import OnEnd
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
 
@@ -66,7 +67,7 @@ class Replica:
         self._clock = clock
         self._on_plan = on_plan
         self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
-        swaps = spec.scheduler.eviction == "swap" and spec.host is not None
+        swaps = spec.scheduler.preemption_mode == "swap" and spec.host is not None
         host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
         self.scheduler = Scheduler(self._pool, _limits(spec), spec.scheduler, host, on_end)
         self._executor = SimulatedExecutor(_models(spec), clock, self._watch)
@@ -119,7 +120,7 @@ class Replica:
         if run is None:
             return False
         times = self.spec.services[run.service].times
-        seconds = times.decode_times(len(run.sequences), run.context, run.steps)
+        seconds = times.decode_times(run.rows, run.context, run.steps)
         # Rounded step by step, as the executor rounds each.
         durations = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64)
         ends_ns: list[int] = (start_ns + durations.cumsum()).tolist()
@@ -140,14 +141,17 @@ class Replica:
         run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
         # Steps foreseen in vain cost time, but a run too short costs more.
         self._look_ahead_steps = min(max(2 * len(ends_ns), SHORTEST_RUN), LONGEST_RUN)
-        skipped = self.scheduler.skip(run, start_ns, ends_ns, self._on_plan)
-        self._executor.skip(run.service, skipped.sequences, skipped.left, len(ends_ns))
+        plan, growth = self.scheduler.commit_run(run, len(ends_ns))
+        self._executor.skip(plan)
+        durations_ns = [end - start for start, end in pairwise([start_ns, *ends_ns])]
+        tokens = [[ANONYMOUS_TOKEN] * run.rows] * len(ends_ns)
+        self.scheduler.update(plan, StepResult(tokens, durations_ns), ends_ns[-1])
+        if self._on_plan is not None:
+            for step in growth.single_steps(plan):
+                self._on_plan(step)
         view = self.spec.layout.services[run.service]
-        per_merged, units = view.blocks_per_merged, view.units_per_block
-        used = skipped.live_blocks
-        if per_merged > 1 or units > 1:
-            used = [-(-blocks // per_merged) * units for blocks in used]
-        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, len(skipped.sequences), used)
+        used = -(-growth.live_blocks(len(ends_ns)) // view.blocks_per_merged) * view.units_per_block
+        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used.tolist())
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
         decodes = plan.new_tokens.count(1)
@@ -169,16 +173,18 @@ class Replica:
 
 def _limits(spec: EngineSpec) -> dict[str, ServiceLimits]:
     return {
-        name: ServiceLimits(one.context_tokens, slo=one.slo, execution_s=one.execution_s, quota=one.quota)
-        for name, one in spec.services.items()
+        name: ServiceLimits(
+            service.context_tokens, slo=service.slo, execution_s=service.execution_s, quota=service.quota
+        )
+        for name, service in spec.services.items()
     }
 
 
 def _models(spec: EngineSpec) -> dict[str, SimulatedModel]:
     return {
         name: SimulatedModel(
-            times=one.times,
+            times=service.times,
             copy_s=spec.layout.services[name].held_block_bytes / spec.host_bytes_per_s,
         )
-        for name, one in spec.services.items()
+        for name, service in spec.services.items()
     }

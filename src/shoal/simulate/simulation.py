@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord
-from shoal.schedule import Tracked
+from shoal.schedule import RequestState
 from shoal.simulate.dispatch import Dispatch, EngineView, RoundRobinDispatch
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
@@ -55,9 +55,9 @@ class Simulation:
     def _replica(self, number: int, spec: EngineSpec, watch: Watch, on_plan: OnPlan | None) -> Replica:
         recorder = Recorder(number, spec.layout.merged_blocks, round(watch.sample_s * 1e9), spans=watch.spans)
 
-        def ended(one: Tracked, reason: FinishReason, now_ns: int) -> None:
-            self._rows.append(_row(one, reason, now_ns, number))
-            self._source.ended(one.request.id, now_ns)
+        def ended(state: RequestState, reason: FinishReason, now_ns: int) -> None:
+            self._rows.append(_row(state, reason, now_ns, number))
+            self._source.ended(state.request.id, now_ns)
 
         return Replica(
             spec,
@@ -194,20 +194,20 @@ class Simulation:
         )
 
 
-def _row(one: Tracked, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:
+def _row(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:
     return RequestRow(
-        request_id=one.request.id,
-        service=one.service,
-        arrival_ns=one.request.arrival_ns,
-        first_token_ns=one.first_token_ns or now_ns,
+        request_id=state.request.id,
+        service=state.service,
+        arrival_ns=state.request.arrival_ns,
+        first_token_ns=state.first_token_ns or now_ns,
         finish_ns=now_ns,
-        prompt_tokens=one.prompt_tokens,
-        output_tokens=one.generated,
+        prompt_tokens=state.num_prompt_tokens,
+        output_tokens=state.num_generated,
         engine=engine,
         finish=reason.value,
-        cached_tokens=one.cached_tokens,
-        evictions=one.evictions,
-        recomputed_tokens=one.recomputed,
-        largest_gap_ns=one.largest_gap_ns,
-        slo=one.slo,
+        cached_tokens=state.num_cached_tokens,
+        evictions=state.num_preemptions,
+        recomputed_tokens=state.num_recomputed_tokens,
+        largest_gap_ns=state.largest_gap_ns,
+        slo=state.slo,
     )
