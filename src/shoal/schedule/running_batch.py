@@ -177,6 +177,7 @@ class RequestTable:
         if len(self.requests) == self._table.shape[1]:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
             self._goals = np.concatenate((self._goals, np.zeros_like(self._goals)), axis=1)
+            self._bind()
 
 
 class RunningBatch(RequestTable):
