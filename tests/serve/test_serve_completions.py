@@ -260,7 +260,7 @@ def test_completion_logprobs():
     assert logprobs["top_logprobs"][0] == {"a": -0.5, "b": -2.0}
     assert logprobs["text_offset"][0] == 0
     entry = TokenLogprobs(FIRST_BYTE + ord("z"), -3.0, ((FIRST_BYTE + ord("a"), -0.1),))
-    unlikely = LogprobFormatter(ByteTokenizer(), top=1).completion(0, [entry])
+    unlikely = LogprobFormatter(ByteTokenizer(), num_top=1).completion(0, [entry])
     assert unlikely.top_logprobs == [{"a": -0.1, "z": -3.0}]
     assert ask(COMPLETIONS, completion(logprobs=0)).json()["choices"][0]["logprobs"]["top_logprobs"] is None
 

@@ -168,11 +168,11 @@ def is_served(client):
     return client.getsockname() in peers
 
 
-def test_several_prompts_of_a_call_wait_joined():
+def test_unread_deltas_of_several_prompts_are_joined():
     async def main():
         engine = FakeEngine(context=10**4)
-        async with generation(engine, ["a", "b"], max_tokens=500, ignore_eos=True) as call:
-            deltas = call.deltas()
+        async with generation(engine, ["a", "b"], max_tokens=500, ignore_eos=True) as request:
+            deltas = request.deltas()
             first = [await anext(deltas)]
             await until(lambda: not engine.tasks)
             rest = [pair async for pair in deltas]
@@ -183,7 +183,7 @@ def test_several_prompts_of_a_call_wait_joined():
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD, BODY[:-1]], ids=["idle", "headers", "body"])
-def test_those_that_wait_make_room_for_new_connections(run, sent):
+def test_waiting_connections_are_closed_for_new_ones(run, sent):
     async def main():
         async with (
             serving(FakeEngine(), max_connections=4) as (url, _, _),

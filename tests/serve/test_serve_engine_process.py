@@ -65,7 +65,7 @@ def ask(model, tokens, **fields):
 def test_concurrent_requests_of_two_services_with_a_third_cancelled(engine_builders):
     options = engine_builders.make_options("fake?step_ms=1", "fake?step_ms=1", blocks=48)
 
-    async def one(client, number):
+    async def complete(client, number):
         body = ask("ab"[number % 2], 40, prompt=list(range(97, 98 + number)), stream=number % 4 < 2)
         if number % 3:
             answer = await client.post("/v1/completions", json=body)
@@ -81,9 +81,9 @@ def test_concurrent_requests_of_two_services_with_a_third_cancelled(engine_build
         return None
 
     async def scenario(client, handle):
-        texts = await asyncio.gather(*(one(client, number) for number in range(24)))
+        texts = await asyncio.gather(*(complete(client, number) for number in range(24)))
         assert [len(text) for text in texts if text is not None] == [40] * 16
-        alone = await one(client, 1)
+        alone = await complete(client, 1)
         assert alone == texts[1]
         await until(lambda: handle.unfinished == 0)
         async with asyncio.timeout(10):

@@ -271,7 +271,7 @@ def test_full_queue_is_a_429_with_retry_after():
     asyncio.run(main())
 
 
-def test_a_call_that_only_fits_in_part_leaves_nothing_behind():
+def test_a_request_that_only_fits_in_part_leaves_nothing_behind():
     async def main():
         engine = FakeEngine(max_queue=3, hold=asyncio.Event())
         async with make_client(make_app(engine)) as client:
@@ -318,7 +318,7 @@ def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
 
 def test_unexpected_errors_tell_nothing_of_the_inside():
     class Broken(FakeEngine):
-        async def submit(self, *call):
+        async def submit(self, *arguments):
             raise ZeroDivisionError("secret")
 
     for stream in (False, True):

@@ -49,7 +49,7 @@ launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 launch.check_model = lambda name: None
 options = engine_builders.make_options(sys.argv[3])
 try:
-    launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
+    launch.run_server(options, ServerOptions(port=0), on_ready=lambda url, info: print(url, flush=True))
     print("ended", flush=True)
 except EngineDied as error:
     print(f"raised: {error}", flush=True)

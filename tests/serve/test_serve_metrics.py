@@ -200,7 +200,7 @@ def test_latencies_come_from_the_record():
         prompt_tokens=4,
         output_tokens=11,
     )
-    metrics.answered(FinishReason.STOP, record, SLO())
+    metrics.count_finished(FinishReason.STOP, record, SLO())
     values = samples(metrics.render(None).decode())
     base = ("service", "base")
     assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
@@ -259,7 +259,7 @@ def test_a_request_that_fails_has_missed_its_goals():
 
 def test_a_request_that_its_client_cancels_counts_for_no_goal():
     metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1))])
-    metrics.ended("base", FinishReason.CANCELLED, SLO())
+    metrics.count_unfinished("base", FinishReason.CANCELLED, SLO())
     values = samples(metrics.render(None).decode())
     assert values["shoal_requests_finished_total", ("reason", "cancelled"), ("service", "base")] == 1
     assert goals_counted(values) == {("base", "met"): 0, ("base", "missed"): 0}

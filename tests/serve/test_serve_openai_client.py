@@ -135,7 +135,7 @@ def test_goals_are_an_extra_field(client):
 
 def test_full_queue_is_a_rate_limit_error():
     class FullEngine(FakeEngine):
-        async def submit(self, *call):
+        async def submit(self, *arguments):
             raise QueueFull("8 requests wait already", retry_after_s=2)
 
     with serving_in_thread(FullEngine()) as url, connect(url) as client:
