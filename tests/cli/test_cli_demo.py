@@ -93,7 +93,7 @@ def test_a_burst_is_sent_to_both_endpoints_and_timed():
     assert burst.metrics == MetricsSummary({"chat": 3, "complete": 0}, 0.75, 0.125)
 
 
-def test_the_counts_are_those_after_the_last_answer():
+def test_the_counts_are_those_after_the_last_response():
     old = 'shoal_evictions_total{service="chat"} 1.0\nshoal_engine_state_age_seconds 1000.0\n'
     new = 'shoal_evictions_total{service="chat"} 2.0\nshoal_engine_state_age_seconds 0.0\n'
     with fake_server(FakeApi(pages=[old] * 3 + [new] * 50)) as url:
@@ -219,7 +219,7 @@ def test_the_table_fits_a_narrow_terminal():
 
 def test_without_a_terminal_each_request_is_one_line():
     console = Console(width=100, record=True, force_terminal=False, file=open(os.devnull, "w"))  # noqa: SIM115
-    with fake_server(FakeApi(words=["two\n", "lines"], refuse={"complete": (429, "full")})) as url:
+    with fake_server(FakeApi(words=["two\n", "lines"], reject={"complete": (429, "full")})) as url:
         send_burst(url, demo_prompts(2), console, {})
     lines = console.export_text().splitlines()
     assert len(lines) == 2

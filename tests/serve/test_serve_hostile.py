@@ -71,9 +71,9 @@ def test_a_body_that_is_wrong_many_times_has_few_errors(what):
     ],
 )
 def test_errors_repeat_no_more_than_a_line_of_what_was_sent(path, body):
-    answer = asyncio.run(post(path, body, max_body_bytes=2**21))
-    assert answer.status_code in (400, 404)
-    error = answer.json()["error"]
+    response = asyncio.run(post(path, body, max_body_bytes=2**21))
+    assert response.status_code in (400, 404)
+    error = response.json()["error"]
     assert len(error["message"]) <= 1000
     assert len(error["param"] or "") <= 200
 
@@ -87,9 +87,9 @@ def test_limits_of_lists_and_objects_are_told_and_what_is_within_is_served():
         ({f"f{i}": 1 for i in range(MAX_FIELDS)}, MAX_FIELDS),
         ({"metadata": {f"f{i}": 1 for i in range(MAX_FIELDS + 1)}}, MAX_FIELDS),
     ):
-        answer = asyncio.run(post(CHAT, chat(**fields)))
-        assert answer.status_code == 400
-        assert f"at most {limit}" in answer.json()["error"]["message"]
+        response = asyncio.run(post(CHAT, chat(**fields)))
+        assert response.status_code == 400
+        assert f"at most {limit}" in response.json()["error"]["message"]
     engine = FakeEngine(context=10**6)
     for fine in (messages, [{"role": "user", "content": parts}]):
         assert asyncio.run(post(CHAT, chat(messages=fine, max_tokens=1), engine)).status_code == 200
@@ -191,9 +191,9 @@ def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatc
 
 
 def test_token_ids_that_cannot_fit_are_refused_where_the_body_is_parsed():
-    answer = asyncio.run(post(COMPLETIONS, completion(prompt=[[1], [1] * 300])))
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    response = asyncio.run(post(COMPLETIONS, completion(prompt=[[1], [1] * 300])))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
     assert "300 tokens" in error["message"]
 
 
@@ -280,15 +280,15 @@ def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(tem
     async def main():
         await workers.start()
         async with make_client(app) as client:
-            response = asyncio.create_task(client.post(CHAT, json=chat()))
+            posting = asyncio.create_task(client.post(CHAT, json=chat()))
             answered = 0
-            while not response.done():
+            while not posting.done():
                 assert (await client.get("/health")).status_code == 200
                 answered += 1
                 await asyncio.sleep(0.01)
-            answer = await response
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["message"]
+            response = await posting
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["message"]
             assert answered >= answers_meanwhile
 
     asyncio.run(main())

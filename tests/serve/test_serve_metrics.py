@@ -40,9 +40,9 @@ def scrape_after(*requests, engine=None):
         async with make_client(make_app(engine)) as client:
             for path, body in requests:
                 await client.post(path, json=body)
-            answer = await client.get("/metrics")
-            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-            return samples(answer.text)
+            response = await client.get("/metrics")
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            return samples(response.text)
 
     return asyncio.run(main())
 
@@ -162,7 +162,7 @@ def test_failed_requests_count_as_errors_and_have_no_latency():
     assert values["shoal_request_e2e_seconds_count", ("service", "base")] == 0
 
 
-def test_requests_that_are_turned_away_count_by_reason():
+def test_refused_requests_count_by_reason():
     async def main():
         engine = FakeEngine(max_queue=2, hold=asyncio.Event())
         async with make_client(make_app(engine)) as client:

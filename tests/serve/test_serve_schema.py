@@ -48,10 +48,10 @@ def test_document_names_services_and_errors():
     assert schemas["CompletionBody"]["properties"]["model"]["enum"] == ["chat", "base"]
     assert schemas["ChatBody"]["properties"]["model"]["enum"] == ["chat"]
     for path in ("/v1/completions", "/v1/chat/completions"):
-        answers = document["paths"][path]["post"]["responses"]
-        assert set(answers) == {"200", "400", "404", "413", "415", "429", "500", "503"}
-        assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
-        for status, answer in answers.items():
+        responses = document["paths"][path]["post"]["responses"]
+        assert set(responses) == {"200", "400", "404", "413", "415", "429", "500", "503"}
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        for status, response in responses.items():
             if status != "200":
-                schema = answer["content"]["application/json"]["schema"]
+                schema = response["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorResponse"}

@@ -24,7 +24,7 @@ class ChatClient(Protocol):
     def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
         """The reply in pieces; ``sampling``: the parameters that the user gave, by name.
 
-        Raises InvalidRequest or QueueFull if this request is rejected, EngineDied if later ones will fail too.
+        Raises InvalidRequest or QueueFull if this request is rejected, EngineDied if the engine is gone.
         """
 
     async def close(self) -> None:

@@ -155,7 +155,7 @@ async def submit_request(
 
 async def _merge(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """(stream's number, delta) in order of arrival; the first error ends all streams."""
-    # A stream joins deltas that nobody has read yet, so only one delta waits here.
+    # Unread deltas wait in their streams, which join them; so this queue holds only one.
     queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
 
     async def pump(number: int, stream: DeltaStream) -> None:

@@ -55,7 +55,7 @@ class ServerMetrics:
         )
         self._refused = Counter(
             "shoal_requests_refused",
-            "Requests that were turned away, by reason: queue_full or engine_died.",
+            "Requests that were refused, by reason: queue_full or engine_died.",
             ("service", "reason"),
             registry=self.registry,
         )
