@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from shoal.cli.app import app, run
 from shoal.cli.static_report import report_table
 from shoal.core import FinishReason, RequestRecord, SamplingParams, Service
-from shoal.engine import static_offline
 from shoal.engine.batch import Completion
-from shoal.engine.static import StaticOutcome
-from shoal.engine.static_offline import StaticSetup
-from shoal.engine.static_report import StaticReport
-from shoal.schedule.static import STATIC_ENGINES, STATIC_PRESETS, BatchAccount
+from shoal.static.batching import STATIC_ENGINES, STATIC_PRESETS, BatchAccount
+from shoal.static.serving import offline
+from shoal.static.serving.engine import StaticOutcome
+from shoal.static.serving.offline import StaticSetup
+from shoal.static.serving.report import StaticReport
 
 runner = CliRunner()
 REPORT = StaticReport(
@@ -74,7 +74,7 @@ class FakeStaticShoal:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(static_offline, "StaticShoal", FakeStaticShoal)
+    monkeypatch.setattr(offline, "StaticShoal", FakeStaticShoal)
     FakeStaticShoal.made = []
     return FakeStaticShoal.made
 

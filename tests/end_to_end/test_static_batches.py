@@ -17,16 +17,16 @@ from shoal.core import (
     SamplingParams,
     Service,
 )
-from shoal.engine import static_offline
 from shoal.engine.info import EngineInfo, ServiceInfo
-from shoal.engine.static import StaticEngine
-from shoal.engine.static_offline import StaticSetup, StaticShoal
-from shoal.execute.static_batch import StaticBatchExecutor, StaticModel, load_static_model
 from shoal.forecast.latency import LatencyModel
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.latency_profile import LatencyProfile, save_profile
 from shoal.models import Tokenizer
-from shoal.schedule.static import MemoryByBytes
+from shoal.static.batching import MemoryByBytes
+from shoal.static.serving import offline
+from shoal.static.serving.engine import StaticEngine
+from shoal.static.serving.offline import StaticSetup, StaticShoal
+from shoal.static.serving.torch_executor import StaticBatchExecutor, StaticModel, load_static_model
 
 LADDER = ("sls", "so", "pm", "ab", "lb", "scls")
 OUTPUT = 14
@@ -121,7 +121,7 @@ class ByteTokens:
 def test_the_offline_interface_loads_calibrates_and_answers(
     chat: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static_offline, "resolve_model", lambda name, progress: Path(name))
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress: Path(name))
     monkeypatch.setattr(Tokenizer, "from_folder", lambda *_: ByteTokens())
     shoal = StaticShoal(
         Service(name="tiny", model=str(folder), dtype="float32", max_model_len=64),
@@ -146,7 +146,7 @@ def test_the_offline_interface_loads_calibrates_and_answers(
 def test_serving_times_may_come_from_a_profile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(static_offline, "resolve_model", lambda name, progress: Path(name))
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress: Path(name))
     monkeypatch.setattr(Tokenizer, "from_folder", lambda *_: ByteTokens())
     linear = LatencyModel(constant_s=1.0, sequence_s=0.0, token_s=0.0, context_s=0.0, work_s=0.0)
     profile = LatencyProfile(
@@ -161,7 +161,7 @@ def test_serving_times_may_come_from_a_profile(
 
 
 def test_too_little_memory_for_any_request_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_offline, "resolve_model", lambda name, progress: Path(name))
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress: Path(name))
     monkeypatch.setattr(Tokenizer, "from_folder", lambda *_: ByteTokens())
     service = Service(name="tiny", model=str(folder), dtype="float32")
     with pytest.raises(ConfigError, match=r"hold no request at all: a token of .* takes 384"):

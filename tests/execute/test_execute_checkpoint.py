@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from shoal.core import ModelUnavailable, ModelUnsupported, Service
 from shoal.execute.loading import load_models
-from shoal.execute.static_batch import load_static_model
+from shoal.static.serving.torch_executor import load_static_model
 
 Weights = dict[str, torch.Tensor]
 

@@ -50,7 +50,7 @@ def make_split_pool(units: int, prefix_caching: bool = True) -> BlockPool:
     return BlockPool(layout, prefix_caching)
 
 
-def block_hash(number: int) -> bytes:
+def make_hash(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
@@ -94,9 +94,9 @@ class StampedBuffer:
 def findable(pool: BlockPool, service: str, hashes: Sequence[bytes]) -> set[bytes]:
     """Which of these hashes have a block; the pool is left as it was, but for the order of last use."""
     found = set()
-    for one in hashes:
-        blocks = pool.match_prefix(service, [one])
+    for block_hash in hashes:
+        blocks = pool.match_prefix(service, [block_hash])
         if blocks:
-            found.add(one)
+            found.add(block_hash)
             pool.free(service, blocks)
     return found

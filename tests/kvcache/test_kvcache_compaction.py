@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvcache_builders import (
     StampedBuffer,
-    block_hash,
     findable,
+    make_hash,
     make_merged_layout,
     make_pool,
     make_split_pool,
@@ -53,7 +53,7 @@ class Tenants:
 
     def publish(self, service: str, block: int) -> None:
         if (service, block) not in self.hashes:
-            self.hashes[service, block] = block_hash(self.contents[service, block])
+            self.hashes[service, block] = make_hash(self.contents[service, block])
             self.pool.publish(service, [block], [self.hashes[service, block]])
 
     def live(self) -> Counter[tuple[str, int]]:
@@ -137,19 +137,19 @@ def act(tenants: Tenants, what: str, which: int, size: int) -> None:
     merged_blocks=st.integers(2, 9),
     mixed=st.booleans(),
     history=acts,
-    asking=st.integers(0, 2),
+    requester=st.integers(0, 2),
 )
 def test_what_packs_fits_after_a_compaction(
-    per_merged: Mapping[str, int], merged_blocks: int, mixed: bool, history: list[Act], asking: int
+    per_merged: Mapping[str, int], merged_blocks: int, mixed: bool, history: list[Act], requester: int
 ) -> None:
     dtypes = {"b": "bfloat16"} if mixed else None
     tenants = Tenants(BlockPool(make_merged_layout(per_merged, merged_blocks, dtypes)))
-    for one in history:
-        act(tenants, *one)
+    for action in history:
+        act(tenants, *action)
     tenants.check()
     pool = tenants.pool
     pool.take_dirty()
-    service = list(per_merged)[asking % len(per_merged)]
+    service = list(per_merged)[requester % len(per_merged)]
     most = max(n for n in range(pool.max_blocks(service) + 1) if pool.can_allocate(service, n))
     assert pool.compact(service, most) is None
     assert not pool.can_compact(service, most)
@@ -212,53 +212,53 @@ def test_the_emptiest_of_all_services_is_emptied() -> None:
     moves = pool.compact("c", 1)
     assert moves is not None
     assert [(move.service, move.source in b, move.target // 8) for move in moves] == [
-        ("b", True, next(one for one in b if one != moves[0].source) // 8)
+        ("b", True, next(block for block in b if block != moves[0].source) // 8)
     ]
 
 
-def test_where_holes_do_not_suffice_the_coldest_cached_blocks_are_evicted_and_no_more() -> None:
+def test_where_free_slots_do_not_suffice_the_oldest_cached_blocks_are_evicted_and_no_more() -> None:
     pool = make_pool({"a": 4, "b": 1}, 2)
     blocks = pool.allocate("a", 8)
     assert blocks is not None
     first, *cached = blocks[:4]
     for block in cached:
-        pool.publish("a", [block], [block_hash(block)])
-    cold_first = [cached[1], cached[0], cached[2]]
-    for block in cold_first:
+        pool.publish("a", [block], [make_hash(block)])
+    oldest_first = [cached[1], cached[0], cached[2]]
+    for block in oldest_first:
         pool.free("a", [block])
     pool.free("a", blocks[5:])
-    assert pool.compact("b", 1) == [Move("a", blocks[4], cold_first[0])]
-    hashes = [block_hash(block) for block in cold_first]
+    assert pool.compact("b", 1) == [Move("a", blocks[4], oldest_first[0])]
+    hashes = [make_hash(block) for block in oldest_first]
     assert findable(pool, "a", hashes) == set(hashes[1:])
-    pool.check_integrity({"a": [[first, cold_first[0]]]})
+    pool.check_integrity({"a": [[first, oldest_first[0]]]})
 
 
-def test_holes_are_filled_before_cached_blocks_are_evicted() -> None:
+def test_free_slots_are_filled_before_cached_blocks_are_evicted() -> None:
     pool = make_pool({"a": 4, "b": 1}, 2)
     blocks = pool.allocate("a", 8)
     assert blocks is not None
     full = blocks[0] // 4
-    pool.publish("a", [4 * full], [block_hash(1)])
+    pool.publish("a", [4 * full], [make_hash(1)])
     pool.free("a", [4 * full])
     pool.free("a", [4 * full + 1])
     pool.free("a", [block for block in blocks if block // 4 != full][1:])
     moves = pool.compact("b", 1)
     assert moves == [Move("a", next(b for b in blocks if b // 4 != full), 4 * full + 1)]
-    assert findable(pool, "a", [block_hash(1)]) == {block_hash(1)}
+    assert findable(pool, "a", [make_hash(1)]) == {make_hash(1)}
 
 
 def test_a_shared_and_published_block_moves_once_with_all_its_references() -> None:
     pool = make_pool({"a": 4, "b": 1}, 2)
     left, right = spread(pool, "a", 2, 4)
     for block in (left, right):
-        pool.publish("a", [block], [block_hash(block)])
+        pool.publish("a", [block], [make_hash(block)])
         pool.share("a", [block])
     moves = pool.compact("b", 1)
     assert moves is not None
     (move,) = moves
     stays = left + right - move.source
     pool.check_integrity({"a": [[move.target, stays]] * 2})
-    assert pool.match_prefix("a", [block_hash(move.source)]) == [move.target]
+    assert pool.match_prefix("a", [make_hash(move.source)]) == [move.target]
 
 
 def test_merged_blocks_yet_to_be_zeroed_take_no_part() -> None:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from copy import deepcopy
 
 import pytest
-from kvcache_builders import block_hash, make_pool
+from kvcache_builders import make_hash, make_pool
 
 from shoal.kvcache import BlockPool
 
@@ -35,7 +35,7 @@ class NaiveEviction:
         return free * per_merged + sum(per_merged - len(used) for used in held[service].values())
 
     def evictable(self, service: str) -> list[tuple[int, list[tuple[str, int]]]]:
-        """(coldness, blocks that go together) of all that may be evicted for ``service``."""
+        """(tick of last use, blocks that go together) of all that may be evicted for ``service``."""
         choices = [(tick, [key]) for key, tick in self.cached.items() if key[0] == service]
         for name in PER_MERGED:
             if name != service:
@@ -66,8 +66,8 @@ class NaiveEviction:
 def still_cached(pool: BlockPool, hashes: dict[tuple[str, int], bytes]) -> set[tuple[str, int]]:
     """Which blocks their last hash still finds; changes the order of last use."""
     found = set()
-    for (service, block), one in hashes.items():
-        matched = pool.match_prefix(service, [one])
+    for (service, block), block_hash in hashes.items():
+        matched = pool.match_prefix(service, [block_hash])
         if matched:
             found.add((service, matched[0]))
             assert matched == [block]
@@ -106,7 +106,7 @@ def test_evictions_follow_the_rule(seed: int) -> None:
                 assert (service, block) not in naive.cached
                 naive.live[service, block] = hashed
                 if hashed:
-                    hashes[service, block] = block_hash(1000 * step + place)
+                    hashes[service, block] = make_hash(1000 * step + place)
                     pool.publish(service, [block], [hashes[service, block]])
                 else:
                     hashes.pop((service, block), None)

@@ -1,10 +1,10 @@
-"""check_integrity finds books that somebody has spoilt."""
+"""check_integrity finds state that has been spoilt."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvcache_builders import block_hash, make_pool, make_split_pool
+from kvcache_builders import make_hash, make_pool, make_split_pool
 
 from shoal.kvcache import BlockPool, IntegrityError
 
@@ -18,7 +18,7 @@ def busy_pool(pool: BlockPool) -> tuple[BlockPool, dict[str, list[list[int]]]]:
     assert table is not None
     assert other is not None
     for place in (0, 4, 5):
-        pool.publish("a", [table[place]], [block_hash(place)])
+        pool.publish("a", [table[place]], [make_hash(place)])
     pool.share("a", table[:1])
     pool.free("a", table[3:])
     tables = {"a": [table[:3], table[:1]], "b": [other]}
@@ -26,90 +26,90 @@ def busy_pool(pool: BlockPool) -> tuple[BlockPool, dict[str, list[list[int]]]]:
     return pool, tables
 
 
-def books(pool: Any, service: str = "a") -> Any:
-    return pool._books[service]
+def state(pool: Any, service: str = "a") -> Any:
+    return pool._services[service]
 
 
-def held(pool: Any, service: int = 0) -> Any:
-    return pool._store._held[service]
+def owned(pool: Any, service: int = 0) -> Any:
+    return pool._store._owned[service]
 
 
 def lose_merged(pool: Any) -> None:
-    pool._store._free.pop()
+    pool._store._free_merged.pop()
 
 
 def double_merged(pool: Any) -> None:
-    pool._store._free.append(pool._store._free[0])
+    pool._store._free_merged.append(pool._store._free_merged[0])
 
 
-def free_a_held_merged(pool: Any) -> None:
-    pool._store._free[-1] = next(iter(held(pool).holes))
+def free_a_merged_in_use(pool: Any) -> None:
+    pool._store._free_merged[-1] = next(iter(owned(pool).free_slots))
 
 
-def lose_hole(pool: Any) -> None:
-    next(iter(held(pool).holes.values())).pop()
+def lose_free_slot(pool: Any) -> None:
+    next(iter(owned(pool).free_slots.values())).pop()
 
 
-def hole_is_live(pool: Any) -> None:
-    next(iter(held(pool).holes.values()))[0] = books(pool).references.index(1)
+def free_slot_is_live(pool: Any) -> None:
+    next(iter(owned(pool).free_slots.values()))[0] = state(pool).ref_counts.index(1)
 
 
-def misfile_hole(pool: Any) -> None:
-    files = held(pool).by_holes
-    files[9] = files.pop(next(iter(files)))
+def misplace_free_slots(pool: Any) -> None:
+    by_num_free = owned(pool).by_num_free
+    by_num_free[9] = by_num_free.pop(next(iter(by_num_free)))
 
 
 def drop_reference(pool: Any) -> None:
-    references = books(pool).references
-    references[references.index(1)] = 0
+    ref_counts = state(pool).ref_counts
+    ref_counts[ref_counts.index(1)] = 0
 
 
 def negative_reference(pool: Any) -> None:
-    books(pool).references[-1] = -1
+    state(pool).ref_counts[-1] = -1
 
 
 def miscount_live(pool: Any) -> None:
-    books(pool).live += 1
+    state(pool).num_live += 1
 
 
 def lose_hash(pool: Any) -> None:
-    books(pool).index.block_of.popitem()
+    state(pool).index.block_of.popitem()
 
 
 def swap_hash(pool: Any) -> None:
-    index = books(pool).index
+    index = state(pool).index
     first, second = list(index.block_of)[:2]
     index.block_of[first], index.block_of[second] = index.block_of[second], index.block_of[first]
 
 
-def forget_cached(pool: Any) -> None:
-    books(pool).index.cached.popitem()
+def lose_cached(pool: Any) -> None:
+    state(pool).index.cached.popitem()
 
 
 def disorder_cached(pool: Any) -> None:
-    cached = books(pool).index.cached
+    cached = state(pool).index.cached
     cached.move_to_end(next(iter(cached)))
 
 
-def miscount_parked(pool: Any) -> None:
-    parked = held(pool).parked
-    parked[next(iter(parked))] += 1
+def miscount_cached(pool: Any) -> None:
+    num_cached = owned(pool).num_cached
+    num_cached[next(iter(num_cached))] += 1
 
 
 def make_evictable(pool: Any) -> None:
-    held(pool).idle[0] = 1
+    owned(pool).evictable[0] = 1
 
 
 def hide_evictable(pool: Any) -> None:
-    held(pool).coldest.clear()
+    owned(pool).lru_heap.clear()
 
 
-def miscount_held(pool: Any) -> None:
-    held(pool).merged += 1
+def miscount_merged(pool: Any) -> None:
+    owned(pool).num_merged += 1
 
 
-def miscount_holes(pool: Any) -> None:
-    held(pool).free_slots += 1
+def miscount_free_slots(pool: Any) -> None:
+    owned(pool).num_free_slots += 1
 
 
 EVERY_LAYOUT: list[Spoil] = [
@@ -118,29 +118,29 @@ EVERY_LAYOUT: list[Spoil] = [
     miscount_live,
     lose_hash,
     swap_hash,
-    forget_cached,
+    lose_cached,
     disorder_cached,
 ]
 MERGED: list[Spoil] = [
     lose_merged,
     double_merged,
-    free_a_held_merged,
-    lose_hole,
-    hole_is_live,
-    misfile_hole,
-    miscount_parked,
+    free_a_merged_in_use,
+    lose_free_slot,
+    free_slot_is_live,
+    misplace_free_slots,
+    miscount_cached,
     make_evictable,
     hide_evictable,
-    miscount_held,
-    miscount_holes,
+    miscount_merged,
+    miscount_free_slots,
 ]
 
 
 @pytest.mark.parametrize("spoil", EVERY_LAYOUT + MERGED, ids=lambda spoil: spoil.__name__)
-def test_spoilt_merged_books_are_found(spoil: Spoil) -> None:
+def test_spoilt_merged_state_is_found(spoil: Spoil) -> None:
     pool, _ = busy_pool(make_pool({"a": 4, "b": 2}, 6))
-    # The last merged block of "a" holds nothing but cached blocks and holes, so it may be evicted.
-    assert held(pool).idle
+    # The last merged block of "a" holds nothing but cached and free blocks, so it may be evicted.
+    assert owned(pool).evictable
     spoil(pool)
     with pytest.raises(IntegrityError):
         pool.check_integrity()
@@ -152,12 +152,12 @@ def lose_unit(pool: Any) -> None:
 
 def share_unit(pool: Any) -> None:
     table = pool._store._tables[0]
-    live = books(pool).references.index(1)
+    live = state(pool).ref_counts.index(1)
     table[live, 0] = table[live, 1]
 
 
 def steal_unit(pool: Any) -> None:
-    pool._store._tables[0][books(pool).references.index(1), 0] = pool._store._free_units[0]
+    pool._store._tables[0][state(pool).ref_counts.index(1), 0] = pool._store._free_units[0]
 
 
 def lose_row(pool: Any) -> None:
@@ -169,7 +169,7 @@ def lose_row(pool: Any) -> None:
     [*EVERY_LAYOUT, lose_unit, share_unit, steal_unit, lose_row],
     ids=lambda spoil: spoil.__name__,
 )
-def test_spoilt_split_books_are_found(spoil: Spoil) -> None:
+def test_spoilt_split_state_is_found(spoil: Spoil) -> None:
     pool, _ = busy_pool(make_split_pool(30))
     spoil(pool)
     with pytest.raises(IntegrityError):
@@ -192,7 +192,7 @@ def test_services_that_claim_one_merged_block_are_found() -> None:
     pool.allocate("a", 1)
     pool.allocate("b", 1)
     theirs: Any = pool
-    references = books(theirs, "b").references
-    references.reverse()
+    ref_counts = state(theirs, "b").ref_counts
+    ref_counts.reverse()
     with pytest.raises(IntegrityError, match="belongs to"):
         pool.check_integrity()

@@ -151,7 +151,7 @@ def test_merged_views_address_every_element_once(shapes: dict[str, KVShape], blo
 def test_keys_and_values_of_a_layer_are_adjacent_and_layers_in_order() -> None:
     shape = KVShape("float16", (LayerShape(2, 8, 4), LayerShape(1, 16, 16)))
     view = plan_layout({"a": shape}, memory_bytes=1 << 16, block_size=4).services["a"]
-    assert [(one.key_offset, one.value_offset) for one in view.layers] == [(0, 128), (192, 320)]
+    assert [(extent.key_offset, extent.value_offset) for extent in view.layers] == [(0, 128), (192, 320)]
 
 
 def split_layout(shapes: dict[str, KVShape], memory_bytes: int) -> PoolLayout:
@@ -165,8 +165,8 @@ def test_split_units_are_the_largest_head_and_the_waste_is_reported() -> None:
     chat, complete = layout.services["chat"], layout.services["complete"]
     assert (chat.units_per_block, complete.units_per_block) == (90, 18)
     assert (layout.padding("chat"), layout.padding("complete")) == (0.75, 0)
-    assert [one.first_unit for one in chat.layers] == [3 * number for number in range(30)]
-    assert {(one.key_offset, one.value_offset) for one in chat.layers} == {(0, 16 * 64 * 2)}
+    assert [extent.first_unit for extent in chat.layers] == [3 * number for number in range(30)]
+    assert {(extent.key_offset, extent.value_offset) for extent in chat.layers} == {(0, 16 * 64 * 2)}
 
 
 @pytest.mark.parametrize("kind", ["merged", "split"])

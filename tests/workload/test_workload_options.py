@@ -63,9 +63,9 @@ def test_a_trace_as_it_is(tmp_path: Path) -> None:
 
 def test_prefixes_are_hashed_for_the_engines_blocks(tmp_path: Path) -> None:
     options = WorkloadOptions(trace=build.write(tmp_path, build.MOONCAKE))
-    one, two = build_requests(options, ["chat"], block_size=128)
-    assert (len(one.prompt.block_hashes), len(two.prompt.block_hashes)) == (600 // 128, 513 // 128)
-    assert one.prompt.block_hashes == two.prompt.block_hashes[:4]
+    first, second = build_requests(options, ["chat"], block_size=128)
+    assert (len(first.prompt.block_hashes), len(second.prompt.block_hashes)) == (600 // 128, 513 // 128)
+    assert first.prompt.block_hashes == second.prompt.block_hashes[:4]
 
 
 def test_replay_at_a_wanted_rate(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def rows(draw: st.DrawFn, hash_tokens: int) -> TraceRow:
 def test_blocks_are_shared_exactly_as_long_as_prompts_are_equal(
     data: st.DataObject, hash_tokens: int, block_size: int
 ) -> None:
-    one, two = data.draw(rows(hash_tokens)), data.draw(rows(hash_tokens))
-    mine, theirs = block_hashes(one, block_size), block_hashes(two, block_size)
-    tokens, others = tokens_of(one, 1), tokens_of(two, 2)
+    left, right = data.draw(rows(hash_tokens)), data.draw(rows(hash_tokens))
+    mine, theirs = block_hashes(left, block_size), block_hashes(right, block_size)
+    tokens, others = tokens_of(left, 1), tokens_of(right, 2)
     for index in range(max(len(mine), len(theirs))):
         end = (index + 1) * block_size
         equal = end <= min(len(tokens), len(others)) and tokens[:end] == others[:end]
@@ -48,10 +48,10 @@ def test_only_full_blocks_within_the_hashes(data: st.DataObject, hash_tokens: in
 
 def test_an_inner_difference_ends_sharing_for_good() -> None:
     same_end = [block_hashes(TraceRow(0, 1536, 1, None, (1, middle, 3)), 16) for middle in (2, 9)]
-    shared = [one == two for one, two in zip(*same_end, strict=True)]
+    shared = [left == right for left, right in zip(*same_end, strict=True)]
     assert shared == [True] * 32 + [False] * 64
 
 
 def test_block_that_straddles_needs_both_trace_blocks() -> None:
-    one, two = (block_hashes(TraceRow(0, 1024, 1, None, (1, second)), 100) for second in (2, 3))
-    assert [mine == yours for mine, yours in zip(one, two, strict=True)] == [True] * 5 + [False] * 5
+    left, right = (block_hashes(TraceRow(0, 1024, 1, None, (1, second)), 100) for second in (2, 3))
+    assert [mine == yours for mine, yours in zip(left, right, strict=True)] == [True] * 5 + [False] * 5

@@ -1,5 +1,6 @@
 """Public traces are read whole, and the presets fitted to them resemble them."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def test_every_line_is_a_request_or_was_skipped(
     trace = load_trace(traces / name)
     assert (trace.format, len(trace.rows), trace.skipped) == (format, rows, skipped)
     assert trace.rows[0].arrival_ns == 0
-    assert all(one.arrival_ns <= two.arrival_ns for one, two in zip(trace.rows, trace.rows[1:], strict=False))
+    assert all(row.arrival_ns <= later.arrival_ns for row, later in pairwise(trace.rows))
 
 
 def test_servegen_begins(traces: Path) -> None:

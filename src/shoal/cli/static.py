@@ -149,7 +149,7 @@ def static(
         raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
     if arrivals is not None and not arrivals > 0:
         raise ConfigError(f"--rate must be more than 0 prompts a second, got {arrivals}")
-    from shoal.engine.static_offline import StaticSetup, StaticShoal
+    from shoal.static.serving.offline import StaticSetup, StaticShoal
 
     setup = StaticSetup(
         preset=preset,

@@ -5,7 +5,7 @@ import math
 from rich import box
 from rich.table import Table
 
-from shoal.engine.static_report import StaticReport
+from shoal.static.serving.report import StaticReport
 
 
 def report_table(preset: str, report: StaticReport) -> Table:

@@ -1,8 +1,8 @@
 """The KV pool: block extents of several models in one buffer, their allocator and prefix index.
 
 Here belong sizes, offsets, ids, reference counts and hashes: numbers only. Tensors over the buffer
-belong to the executor; who gets blocks, who waits and who is evicted from the running group belongs to
-the scheduler; a request's block table is the scheduler's too.
+belong to the executor. Which requests get blocks, wait or are preempted belongs to the scheduler, and so
+do the requests' block tables.
 """
 
 from shoal.kvcache.compaction import Move

@@ -1,4 +1,4 @@
-"""Packing live blocks closer, so that merged blocks come free: which are emptied, and into which.
+"""Compaction: which merged blocks are emptied, and into which others their live blocks move.
 
 A service whose own free and cached sub-blocks do not suffice needs merged blocks of others. Those that
 hold no live block are evicted anyway; the others' live sub-blocks can move together:
@@ -6,14 +6,14 @@ hold no live block are evicted anyway; the others' live sub-blocks can move toge
     |A A . .| |A . . .| |A A A .|   ->   |A A . .| |. . . .| |A A A A|
                                                     free
 
-Packing the service that asks gains nothing: its holes are of use to it where they are.
+Packing the service that asks gains nothing: its free sub-blocks are of use to it where they are.
 """
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.kvcache.held import Held
+from shoal.kvcache.service_blocks import ServiceBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,79 +21,96 @@ class Move:
     """A live block's content and references go to another block of its service."""
 
     service: str
+    """The service that owns both blocks."""
     source: int
+    """Id of the block that is given up."""
     target: int
+    """Id of the block that takes over."""
 
 
-def releasable(held: Held, cached: int, shut: Collection[int]) -> int:
+def num_releasable(owned: ServiceBlocks, num_cached: int, excluded: Collection[int]) -> int:
     """Merged blocks with live sub-blocks that a service could empty into its others, from counts alone.
 
-    cached: number of cached blocks of the service. shut: merged blocks that take no part.
+    num_cached: cached blocks of the service. excluded: merged blocks that take no part.
     """
-    per_merged = held.per_merged
-    used = held.merged - len(held.idle)
-    live = held.merged * per_merged - held.free_slots - cached
-    for merged in shut:
-        if (merged in held.holes or merged in held.parked) and merged not in held.idle:
+    per_merged = owned.blocks_per_merged
+    used = owned.num_merged - len(owned.evictable)
+    live = owned.num_merged * per_merged - owned.num_free_slots - num_cached
+    for merged in excluded:
+        if (merged in owned.free_slots or merged in owned.num_cached) and merged not in owned.evictable:
             used -= 1
-            live -= live_in(held, merged)
+            live -= num_live(owned, merged)
     return used - -(-live // per_merged)
 
 
-def live_in(held: Held, merged: int) -> int:
+def num_live(owned: ServiceBlocks, merged: int) -> int:
     """Live sub-blocks of a merged block."""
-    return held.per_merged - len(held.holes.get(merged, ())) - held.parked.get(merged, 0)
+    return owned.blocks_per_merged - len(owned.free_slots.get(merged, ())) - owned.num_cached.get(merged, 0)
 
 
 def choose_emptied(
-    helds: Sequence[Held], asking: int, wanted: int, shut: Collection[int]
+    services: Sequence[ServiceBlocks], requester: int, wanted: int, excluded: Collection[int]
 ) -> dict[int, list[int]] | None:
     """Merged blocks to empty, by service, so that ``wanted`` come free with the fewest bytes copied.
 
-    Any choice of a service's merged blocks leaves the same room in the rest, so each service offers as many
-    of its emptiest as it can spare, and the emptiest of all offers are taken. Where two are as empty, the
-    one with fewer cached blocks. None where fewer than ``wanted`` can be emptied.
+    Any choice of a service's merged blocks leaves the same room in the rest, so each service but the
+    requester offers as many of its emptiest as it can spare, and the emptiest of all offers are taken. Where
+    two are as empty, the one with fewer cached blocks. None where fewer than ``wanted`` can be emptied.
     """
     offers: list[tuple[float, int, int, int]] = []
-    for number, held in enumerate(helds):
-        if number == asking:
+    for service, owned in enumerate(services):
+        if service == requester:
             continue
-        live = partly_live(held, shut)
-        spare = len(live) - -(-sum(live.values()) // held.per_merged)
+        per_merged = owned.blocks_per_merged
+        live = partly_live(owned, excluded)
+        spare = len(live) - -(-sum(live.values()) // per_merged)
         offers += heapq.nsmallest(
-            spare, ((live[m] / held.per_merged, held.parked.get(m, 0), number, m) for m in live)
+            spare,
+            (
+                (live[merged] / per_merged, owned.num_cached.get(merged, 0), service, merged)
+                for merged in live
+            ),
         )
     if len(offers) < wanted:
         return None
     emptied: dict[int, list[int]] = {}
-    for *_, number, merged in heapq.nsmallest(wanted, offers):
-        emptied.setdefault(number, []).append(merged)
+    for *_, service, merged in heapq.nsmallest(wanted, offers):
+        emptied.setdefault(service, []).append(merged)
     return emptied
 
 
-def partly_live(held: Held, shut: Collection[int]) -> dict[int, int]:
-    """Live sub-blocks by merged block, of merged blocks with live and with other sub-blocks."""
-    either = dict.fromkeys((*held.holes, *held.parked))
+def partly_live(owned: ServiceBlocks, excluded: Collection[int]) -> dict[int, int]:
+    """Number of live sub-blocks by merged block, of merged blocks with live and with other sub-blocks."""
+    not_full = dict.fromkeys((*owned.free_slots, *owned.num_cached))
     return {
-        merged: live_in(held, merged) for merged in either if merged not in held.idle and merged not in shut
+        merged: num_live(owned, merged)
+        for merged in not_full
+        if merged not in owned.evictable and merged not in excluded
     }
 
 
-def choose_targets(held: Held, live: Mapping[int, int], count: int) -> list[tuple[int, int]]:
-    """(merged, holes to fill) that take in ``count`` blocks, the fullest of ``live`` (by merged) first."""
+def choose_targets(owned: ServiceBlocks, live: Mapping[int, int], count: int) -> list[tuple[int, int]]:
+    """(merged, free slots to fill) that take in ``count`` blocks, the fullest of ``live`` first.
+
+    live: number of live sub-blocks by merged block.
+    """
     targets = []
-    for merged in sorted(live, key=lambda one: (-live[one], one)):
+    for merged in sorted(live, key=lambda merged: (-live[merged], merged)):
         if not count:
             break
-        filled = min(count, len(held.holes.get(merged, ())))
+        filled = min(count, len(owned.free_slots.get(merged, ())))
         if filled:
             targets.append((merged, filled))
             count -= filled
     return targets
 
 
-def live_blocks(held: Held, merged: int, cached: Collection[int]) -> Iterable[int]:
+def live_blocks(owned: ServiceBlocks, merged: int, cached: Collection[int]) -> Iterable[int]:
     """The live sub-blocks of a merged block, in order."""
-    first = merged * held.per_merged
-    free = set(held.holes.get(merged, ()))
-    return (b for b in range(first, first + held.per_merged) if b not in free and b not in cached)
+    first = merged * owned.blocks_per_merged
+    free = set(owned.free_slots.get(merged, ()))
+    return (
+        block
+        for block in range(first, first + owned.blocks_per_merged)
+        if block not in free and block not in cached
+    )

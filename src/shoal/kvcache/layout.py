@@ -35,36 +35,41 @@ STRANDED_PER_DOUBLING = 0.04
 class LayerExtent:
     """Where one layer's KV lies.
 
-    Merged layout: byte offsets inside a sub-block, of keys ``[block_size, kv_heads, key_dim]`` and of
-    values ``[block_size, kv_heads, value_dim]``, the values right behind the keys.
-    Split layout: byte offsets inside each unit, of keys ``[block_size, key_dim]`` and of values
-    ``[block_size, value_dim]`` of one KV head; ``first_unit`` is the column of head 0 of this layer
-    among the units of a block, head h lies in column ``first_unit + h``.
+    In the merged layout a sub-block has the layer's keys as ``[block_size, kv_heads, key_dim]`` and right
+    behind them its values as ``[block_size, kv_heads, value_dim]``. In the split layout each unit has one
+    KV head's keys ``[block_size, key_dim]`` and values ``[block_size, value_dim]``.
     """
 
     key_offset: int
+    """Byte where the keys begin, in a sub-block (merged) or in each unit (split)."""
     value_offset: int
+    """Byte where the values begin, in the same."""
     kv_heads: int
+    """Number of KV heads."""
     key_dim: int
+    """Elements of one key."""
     value_dim: int
+    """Elements of one value."""
     first_unit: int = 0
+    """Split layout: column of head 0 among the units of a block; head h is in ``first_unit + h``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLayout:
-    """How one service sees the buffer.
-
-    stride_bytes: distance between neighbouring sub-blocks (merged), or between units (split).
-    blocks_per_merged: sub-blocks in one merged block (split: 1).
-    units_per_block: merged blocks that one block takes up (merged: 1; split: the units of a block).
-    """
+    """How one service sees the buffer."""
 
     service: str
+    """Name of the service."""
     shape: KVShape
+    """KV of its model."""
     stride_bytes: int
+    """Distance between neighbouring sub-blocks (merged), or between units (split)."""
     blocks_per_merged: int
+    """Sub-blocks in one merged block (split: 1)."""
     layers: tuple[LayerExtent, ...]
+    """Where each layer's KV lies in a block."""
     units_per_block: int = 1
+    """Merged blocks that one block takes up (merged: 1; split: the units of a block)."""
 
     @property
     def held_block_bytes(self) -> int:
@@ -74,18 +79,22 @@ class ServiceLayout:
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """The whole buffer: ``merged_blocks`` blocks of ``merged_bytes``, and every service's view of them.
+    """The whole buffer, and how every service sees it.
 
-    kind: "merged": block ``id`` of a service starts at byte ``id * stride_bytes``. "split": the pool's
-    ``unit_ids`` names a block's units, and a unit (here a merged block of size one) starts at byte
-    ``unit * merged_bytes``.
+    In a merged layout, block ``id`` of a service starts at byte ``id * stride_bytes``. In a split layout,
+    the pool's ``unit_ids`` has a block's units, and a unit starts at byte ``unit * merged_bytes``.
     """
 
     kind: str
+    """Layout name, "merged" or "split"."""
     block_size: int
+    """Tokens per block."""
     merged_bytes: int
+    """Size of a merged block (split: of a unit)."""
     merged_blocks: int
+    """Number of merged blocks (split: of units)."""
     services: Mapping[str, ServiceLayout]
+    """Every service's view of the buffer, by name."""
 
     @property
     def total_bytes(self) -> int:
@@ -104,7 +113,7 @@ class PoolLayout:
             raise ConfigError(
                 f"a KV pool of {memory_bytes} bytes does not hold one block of service {largest.service!r}, "
                 f"which takes {largest.units_per_block * self.merged_bytes} bytes in this layout; "
-                f"give it (kv_cache memory, or swap for evicted requests) at least that much"
+                f"give it (kv_cache memory, or swap for preempted requests) at least that much"
             )
         return replace(self, merged_blocks=merged_blocks)
 
@@ -119,8 +128,8 @@ def plan_layout(
 ) -> PoolLayout:
     """Lay out the blocks of ``shapes`` (by service name) in at most ``memory_bytes``.
 
-    A function of its arguments alone: ranks that share a pool layout pass the same (the smallest)
-    ``memory_bytes``.
+    The result depends on the arguments alone, so ranks that share a pool layout pass the same (the
+    smallest) ``memory_bytes``.
 
     Raises:
         ConfigError: not even one merged block (or one block of every service) fits, or an argument

@@ -12,38 +12,45 @@ from shoal.kvcache.store import BlockStore, IntegrityError, require
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 
-class _Books:
-    """One service's reference counts (by block id), prefix index, and number of live blocks."""
+class _ServiceState:
+    """The pool's state of one service."""
 
-    def __init__(self, number: int, name: str, blocks: int, index: PrefixIndex) -> None:
+    def __init__(self, number: int, name: str, max_blocks: int, index: PrefixIndex) -> None:
         self.number = number
+        """Place in the layout's order."""
         self.name = name
+        """Name of the service."""
         # A list: reading and writing single entries is several times as fast as in a NumPy array.
-        self.references = [0] * blocks
+        self.ref_counts = [0] * max_blocks
+        """Number of references by block id."""
         self.index = index
-        self.live = 0
+        """The service's published blocks."""
+        self.num_live = 0
+        """Blocks with references."""
 
 
 class BlockPool:
     """Allocates blocks by number, counts references, and keeps finished prefixes for reuse.
 
-    A block is free, live (somebody refers to it) or cached (published, nobody refers to it). Blocks of
+    A block is free, live (it has references) or cached (published, without references). Blocks of
     different services are different things even where their numbers are equal. The pool holds no
     tensors; block numbers become addresses through ``layout`` (and ``unit_ids`` in the split layout).
-
-    prefix_caching: whether published blocks are kept and found; without it nobody need hash anything.
 
     Methods raise KeyError for a service that the layout does not have.
     """
 
     def __init__(self, layout: PoolLayout, prefix_caching: bool = True) -> None:
         self.layout = layout
+        """Sizes and addresses of all blocks."""
         self.block_size = layout.block_size
+        """Tokens per block."""
         self.capacity = layout.merged_blocks
+        """Merged blocks (split: units) of the pool."""
         self.prefix_caching = prefix_caching
+        """Whether published blocks are kept and found; without it no block needs a hash."""
         indexes = [PrefixIndex() for _ in layout.services]
-        self._books = {
-            name: _Books(number, name, self.max_blocks(name), indexes[number])
+        self._services = {
+            name: _ServiceState(number, name, self.max_blocks(name), indexes[number])
             for number, name in enumerate(layout.services)
         }
         self._split = SplitStore(layout, indexes) if layout.kind == "split" else None
@@ -53,54 +60,54 @@ class BlockPool:
     def allocate(self, service: str, count: int) -> list[int] | None:
         """``count`` blocks with one reference each, or None, and nothing changes, where they do not fit.
 
-        Takes free memory first; then evicts cached blocks, coldest first: single ones of this service, whole
-        merged blocks of others (as cold as their most recently used block).
+        Takes free memory first; then evicts cached blocks, least recently used first: single ones of this
+        service, whole merged blocks of others (as old as their most recently used block).
         """
-        books = self._books[service]
+        state = self._services[service]
         store = self._store
-        number = books.number
+        number = state.number
         missing = count - store.available(number)
         if missing > 0:
             if store.attainable(number) < count:
                 return None
             while missing > 0:
-                store.evict_coldest(number, missing)
+                store.evict_lru(number, missing)
                 missing = count - store.available(number)
         blocks = store.take(number, count)
-        references = books.references
+        ref_counts = state.ref_counts
         for block in blocks:
-            references[block] = 1
-        books.live += count
+            ref_counts[block] = 1
+        state.num_live += count
         return blocks
 
     def can_allocate(self, service: str, count: int) -> bool:
         """Whether ``allocate`` would succeed now."""
-        return self._store.attainable(self._books[service].number) >= count
+        return self._store.attainable(self._services[service].number) >= count
 
     def can_compact(self, service: str, count: int) -> bool:
         """Whether ``compact`` would make room for ``count`` blocks that cannot be allocated now."""
-        return self._store.can_compact(self._books[service].number, count)
+        return self._store.can_compact(self._services[service].number, count)
 
     def compact(self, service: str, count: int) -> list[Move] | None:
         """Pack live blocks of other services, so that ``allocate(service, count)`` succeeds afterwards.
 
-        The books change at once; the caller renames the blocks in its tables, and has the content moved
-        before anything is written into blocks allocated later. Sources and targets share no merged block,
-        so the moves may be carried out in any order, and before merged blocks are zeroed: those yet to be
-        zeroed (``take_dirty``) take no part. As few merged blocks as possible are emptied, the emptiest
-        first; cached blocks in them are evicted, and others where the holes do not suffice.
+        The pool's state changes at once; the caller renames the blocks in its tables, and has the content
+        moved before anything is written into blocks allocated later. Sources and targets share no merged
+        block, so the moves may be carried out in any order, and before merged blocks are zeroed: those yet
+        to be zeroed (``take_dirty``) take no part. As few merged blocks as possible are emptied, the emptiest
+        first; cached blocks in them are evicted, and others where the free slots do not suffice.
 
         Returns None, and nothing changes, where ``allocate`` would succeed already, where even packed blocks
-        leave too little room, and always in the split layout, whose units suit everybody wherever they are.
+        leave too little room, and always in the split layout, whose units every service can use.
         """
         moves = []
-        names = list(self._books)
-        for owner, source, target in self._store.compact(self._books[service].number, count):
-            books = self._books[names[owner]]
-            books.references[target] = books.references[source]
-            books.references[source] = 0
-            books.index.rename(source, target)
-            moves.append(Move(books.name, source, target))
+        names = list(self._services)
+        for owner, source, target in self._store.compact(self._services[service].number, count):
+            state = self._services[names[owner]]
+            state.ref_counts[target] = state.ref_counts[source]
+            state.ref_counts[source] = 0
+            state.index.rename(source, target)
+            moves.append(Move(state.name, source, target))
         return moves or None
 
     def free(self, service: str, blocks: Sequence[int]) -> None:
@@ -112,32 +119,32 @@ class BlockPool:
         Raises:
             IntegrityError: a block has no reference.
         """
-        books = self._books[service]
-        references = books.references
-        published = books.index.hash_of
-        if not published and [references[block] for block in blocks].count(1) == len(blocks):
-            # Nobody shares anything: all of them become free.
+        state = self._services[service]
+        ref_counts = state.ref_counts
+        published = state.index.hash_of
+        if not published and [ref_counts[block] for block in blocks].count(1) == len(blocks):
+            # No block is shared or published: all of them become free.
             for block in blocks:
-                references[block] = 0
-            books.live -= len(blocks)
-            self._store.release(books.number, blocks[::-1])
+                ref_counts[block] = 0
+            state.num_live -= len(blocks)
+            self._store.release(state.number, blocks[::-1])
             return
         unused: list[int] = []
-        idle: list[int] = []
+        cached: list[int] = []
         for block in reversed(blocks):
-            left = references[block] - 1
+            left = ref_counts[block] - 1
             if left < 0:
                 raise IntegrityError(f"{service}: block {block} is freed but has no reference")
-            references[block] = left
+            ref_counts[block] = left
             if not left:
-                (idle if block in published else unused).append(block)
-        books.live -= len(unused) + len(idle)
-        if idle:
-            books.index.retire(idle, self._tick + 1)
-            self._store.park(books.number, idle, self._tick + 1)
-            self._tick += len(idle)
+                (cached if block in published else unused).append(block)
+        state.num_live -= len(unused) + len(cached)
+        if cached:
+            state.index.add_cached(cached, self._tick + 1)
+            self._store.add_cached(state.number, cached, self._tick + 1)
+            self._tick += len(cached)
         if unused:
-            self._store.release(books.number, unused)
+            self._store.release(state.number, unused)
 
     def share(self, service: str, blocks: Sequence[int]) -> None:
         """Add one reference to each of these live blocks: a fork of their table.
@@ -145,56 +152,60 @@ class BlockPool:
         Raises:
             IntegrityError: a block has no reference; then nothing changes.
         """
-        references = self._books[service].references
+        ref_counts = self._services[service].ref_counts
         for block in blocks:
-            require(references[block] > 0, f"{service}: block {block} is shared but has no reference")
+            require(ref_counts[block] > 0, f"{service}: block {block} is shared but has no reference")
         for block in blocks:
-            references[block] += 1
+            ref_counts[block] += 1
 
     def is_shared(self, service: str, block: int) -> bool:
         """Whether writing needs a copy first: others refer to the block, or may find it by its hash."""
-        books = self._books[service]
-        return books.references[block] > 1 or block in books.index.hash_of
+        state = self._services[service]
+        return state.ref_counts[block] > 1 or block in state.index.hash_of
 
     def match_prefix(self, service: str, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest leading run of ``hashes`` that is at hand, with a reference on each."""
-        books = self._books[service]
-        blocks = books.index.longest_run(hashes)
+        """The blocks of the longest leading run of ``hashes`` that is published; each gets a reference."""
+        state = self._services[service]
+        blocks = state.index.longest_run(hashes)
         for block in blocks:
-            if books.references[block] == 0:
-                books.index.revive(block)
-                self._store.unpark(books.number, block)
-                books.live += 1
-            books.references[block] += 1
+            if state.ref_counts[block] == 0:
+                state.index.remove_cached(block)
+                self._store.remove_cached(state.number, block)
+                state.num_live += 1
+            state.ref_counts[block] += 1
         return blocks
 
     def publish(self, service: str, blocks: Sequence[int], hashes: Sequence[bytes]) -> int:
         """The content of live blocks is final and may serve other requests under these hashes, one each.
 
         A hash that another block has already stays with that block. Without prefix caching nothing happens.
-        Returns how many blocks there are before the first that nobody else can find.
+        Returns how many blocks there are before the first that no other request can find.
 
         Raises:
             IntegrityError: a block has no reference, or was published under another hash.
         """
         if not self.prefix_caching:
             return 0
-        books = self._books[service]
-        references, index = books.references, books.index
-        found = -1
-        for at, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-            if references[block] < 1:
+        state = self._services[service]
+        ref_counts, index = state.ref_counts, state.index
+        num_findable = -1
+        for place, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
+            if ref_counts[block] < 1:
                 raise IntegrityError(f"{service}: block {block} is published but has no reference")
             known = index.hash_of.get(block)
             if known is None:
-                if not index.publish(block, block_hash) and found < 0 and not self.is_shared(service, block):
-                    found = at
+                if (
+                    not index.publish(block, block_hash)
+                    and num_findable < 0
+                    and not self.is_shared(service, block)
+                ):
+                    num_findable = place
             elif known != block_hash:
                 raise IntegrityError(f"{service}: block {block} is published under another hash")
-        return len(blocks) if found < 0 else found
+        return len(blocks) if num_findable < 0 else num_findable
 
     def merged_demand(self, service: str, blocks: int) -> int:
-        """Merged blocks (split: units) that so many blocks take up when packed."""
+        """Merged blocks (split: units) that this number of blocks takes up when packed."""
         view = self.layout.services[service]
         return -(-blocks // view.blocks_per_merged) * view.units_per_block
 
@@ -205,7 +216,7 @@ class BlockPool:
 
     def live_blocks(self, service: str) -> int:
         """Blocks with references."""
-        return self._books[service].live
+        return self._services[service].num_live
 
     def take_dirty(self) -> tuple[int, ...]:
         """Merged blocks (split: units) to zero before they are used, since the last call; asked once.
@@ -231,18 +242,18 @@ class BlockPool:
         """
         if self._split is None:
             raise ValueError("unit_ids is for the split layout; in the merged one use id * stride_bytes")
-        return self._split.unit_ids(self._books[service].number, blocks, before)
+        return self._split.unit_ids(self._services[service].number, blocks, before)
 
     def usage(self) -> PoolUsage:
         """A snapshot of what the memory is used for."""
         services = {}
-        for name, books in self._books.items():
+        for name, state in self._services.items():
             view = self.layout.services[name]
             services[name] = ServiceUsage(
-                live_blocks=books.live,
-                cached_blocks=len(books.index.cached),
-                free_blocks=self._store.free_held(books.number),
-                merged_blocks=self._store.held_merged(books.number),
+                live_blocks=state.num_live,
+                cached_blocks=len(state.index.cached),
+                free_blocks=self._store.num_free_slots(state.number),
+                merged_blocks=self._store.num_merged(state.number),
                 block_bytes=view.held_block_bytes,
                 token_bytes=view.shape.token_bytes(),
             )
@@ -255,7 +266,7 @@ class BlockPool:
         )
 
     def check_integrity(self, tables: Mapping[str, Iterable[Sequence[int]]] | None = None) -> None:
-        """Recompute the books from first principles: free + live + cached = total, everywhere.
+        """Recompute the state from first principles: free + live + cached = total, everywhere.
 
         tables: all block tables in use, by service; where given, reference counts are compared with them.
 
@@ -263,26 +274,29 @@ class BlockPool:
             IntegrityError: naming what is off.
         """
         live = []
-        for name, books in self._books.items():
-            counts = books.references
+        for name, state in self._services.items():
+            ref_counts = state.ref_counts
             if tables is not None:
                 expected = Counter(block for table in tables.get(name, ()) for block in table)
-                actual = {block: count for block, count in enumerate(counts) if count}
+                actual = {block: count for block, count in enumerate(ref_counts) if count}
                 require(actual == expected, f"{name}: references are {actual}, the tables say {expected}")
-            require(min(counts, default=0) >= 0, f"{name}: a reference count is negative")
-            live.append([block for block, count in enumerate(counts) if count])
-            require(books.live == len(live[-1]), f"{name}: {len(live[-1])} live blocks, not {books.live}")
-            self._check_index(books)
+            require(min(ref_counts, default=0) >= 0, f"{name}: a reference count is negative")
+            live.append([block for block, count in enumerate(ref_counts) if count])
+            require(
+                state.num_live == len(live[-1]), f"{name}: {len(live[-1])} live blocks, not {state.num_live}"
+            )
+            self._check_index(state)
         self._store.check(live)
 
-    def _check_index(self, books: _Books) -> None:
-        index = books.index
+    def _check_index(self, state: _ServiceState) -> None:
+        index = state.index
         inverse = {block: block_hash for block_hash, block in index.block_of.items()}
-        require(inverse == index.hash_of, f"{books.name}: hashes and published blocks do not match")
-        idle = {block for block in index.hash_of if books.references[block] == 0}
+        require(inverse == index.hash_of, f"{state.name}: hashes and published blocks do not match")
+        cached = {block for block in index.hash_of if state.ref_counts[block] == 0}
         require(
-            idle == index.cached.keys(), f"{books.name}: cached blocks are {set(index.cached)}, not {idle}"
+            cached == index.cached.keys(),
+            f"{state.name}: cached blocks are {set(index.cached)}, not {cached}",
         )
         ticks = list(index.cached.values())
         ordered = ticks == sorted(set(ticks)) and (not ticks or ticks[-1] <= self._tick)
-        require(ordered, f"{books.name}: cached blocks are not in the order of their last use")
+        require(ordered, f"{state.name}: cached blocks are not in the order of their last use")

@@ -32,7 +32,7 @@ def hash_next(parent: bytes, block_tokens: Sequence[int]) -> bytes:
 
 
 def hash_synthetic(block_hashes: Sequence[int]) -> list[bytes]:
-    """Block hashes of a prompt without tokens; equal numbers stand for equal prefixes already."""
+    """Block hashes of a prompt without tokens, whose equal numbers stand for equal prefixes."""
     return [
         blake2b(str(number).encode(), digest_size=HASH_BYTES, person=b"synthetic").digest()
         for number in block_hashes
@@ -40,18 +40,19 @@ def hash_synthetic(block_hashes: Sequence[int]) -> list[bytes]:
 
 
 class PrefixIndex:
-    """The published blocks of one service, and the order in which idle ones may be forgotten.
+    """The published blocks of one service, and the order in which cached ones are evicted.
 
-    A published block is either referenced or *cached*: kept although nobody refers to it. Cached blocks
+    A published block is either referenced or *cached*: kept although it has no references. Cached blocks
     are ordered by the tick at which they lost their last reference.
-
-    block_of: block by hash. hash_of: hash by block. cached: tick by cached block, oldest first.
     """
 
     def __init__(self) -> None:
         self.block_of: dict[bytes, int] = {}
+        """Published block by hash."""
         self.hash_of: dict[int, bytes] = {}
+        """Hash by published block."""
         self.cached: OrderedDict[int, int] = OrderedDict()
+        """Tick by cached block, oldest first."""
 
     def publish(self, block: int, block_hash: bytes) -> bool:
         """Enter a referenced block; False, and nothing changes, where the hash has a block already."""
@@ -78,11 +79,11 @@ class PrefixIndex:
             blocks.append(block)
         return blocks
 
-    def retire(self, blocks: Sequence[int], tick: int) -> None:
+    def add_cached(self, blocks: Sequence[int], tick: int) -> None:
         """Published blocks lost their last references, the first at ``tick``, each other one later."""
         self.cached.update(zip(blocks, count(tick), strict=False))
 
-    def revive(self, block: int) -> None:
+    def remove_cached(self, block: int) -> None:
         """A cached block is referenced again."""
         del self.cached[block]
 
@@ -90,7 +91,7 @@ class PrefixIndex:
         """The least recently used cached block and its tick."""
         return next(iter(self.cached.items()), None)
 
-    def forget_oldest(self, most: int, until: int | None) -> list[int]:
+    def evict_oldest(self, most: int, until: int | None) -> list[int]:
         """Evict up to ``most`` cached blocks, oldest first, none of them used after the tick ``until``."""
         blocks = []
         for block, tick in islice(self.cached.items(), most):
@@ -101,7 +102,7 @@ class PrefixIndex:
             del self.cached[block], self.block_of[self.hash_of.pop(block)]
         return blocks
 
-    def forget(self, block: int) -> None:
-        """Evict a cached block: its content can no longer be found."""
+    def evict(self, block: int) -> None:
+        """Evict a cached block: it can no longer be found by its hash."""
         del self.cached[block]
         del self.block_of[self.hash_of.pop(block)]

@@ -9,11 +9,14 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """KV of one attention layer: heads that are stored, and the width of each key and value."""
+    """KV of one attention layer."""
 
     kv_heads: int
+    """Heads whose keys and values are stored."""
     key_dim: int
+    """Elements of one key."""
     value_dim: int
+    """Elements of one value."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that hold nothing; raises ConfigError."""
@@ -28,10 +31,12 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """KV of one model: an element type ("float32", "bfloat16" or "float16") and its layers in order."""
+    """KV of one model."""
 
     dtype: str
+    """Element type: "float32", "bfloat16" or "float16"."""
     layers: tuple[LayerShape, ...]
+    """Its attention layers, in order."""
 
     def __post_init__(self) -> None:
         """Refuse unknown element types and models without layers; raises ConfigError."""

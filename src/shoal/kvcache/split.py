@@ -1,4 +1,4 @@
-"""The split layout's books: every block is scattered over units of one layer and one KV head."""
+"""The split layout's allocator: every block is scattered over units of one layer and one KV head."""
 
 from collections.abc import Sequence
 
@@ -24,17 +24,18 @@ class SplitStore:
         self._layout = layout
         self._indexes = indexes
         self._units_per_block = [view.units_per_block for view in views]
-        rows = [layout.merged_blocks // per_block for per_block in self._units_per_block]
+        num_rows = [layout.merged_blocks // per_block for per_block in self._units_per_block]
         self._free_units: Units = np.arange(layout.merged_blocks - 1, -1, -1, dtype=np.int32)
         self._free_count = layout.merged_blocks
         self._tables: list[Units] = [
-            np.zeros((row, per_block), dtype=np.int32)
-            for row, per_block in zip(rows, self._units_per_block, strict=True)
+            np.zeros((count, per_block), dtype=np.int32)
+            for count, per_block in zip(num_rows, self._units_per_block, strict=True)
         ]
-        self._free_rows = [list(range(row - 1, -1, -1)) for row in rows]
-        # Rows overwritten in this step and in the one before it: block -> its units until then.
-        self._overwritten: list[dict[int, Units]] = [{} for _ in rows]
-        self._ended: list[dict[int, Units]] = [{} for _ in rows]
+        self._free_rows = [list(range(count - 1, -1, -1)) for count in num_rows]
+        self._overwritten: list[dict[int, Units]] = [{} for _ in num_rows]
+        """By service: blocks whose rows were overwritten in this step, with their units until then."""
+        self._overwritten_before: list[dict[int, Units]] = [{} for _ in num_rows]
+        """The same of the step before."""
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
     @property
@@ -42,12 +43,12 @@ class SplitStore:
         """Units that no service holds."""
         return self._free_count
 
-    def held_merged(self, service: int) -> int:
+    def num_merged(self, service: int) -> int:
         """Units that a service holds."""
         used = len(self._tables[service]) - len(self._free_rows[service])
         return used * self._units_per_block[service]
 
-    def free_held(self, service: int) -> int:
+    def num_free_slots(self, service: int) -> int:
         """Free blocks in held units: there are none."""
         return 0
 
@@ -55,10 +56,10 @@ class SplitStore:
         """Units of the given blocks, [blocks, units per block]; a copy. ``before``: see BlockPool."""
         units = self._tables[service][np.asarray(blocks, dtype=np.int64)]
         if before:
-            former = self._ended[service]
-            for at, block in enumerate(blocks):
+            former = self._overwritten_before[service]
+            for row, block in enumerate(blocks):
                 if block in former:
-                    units[at] = former[block]
+                    units[row] = former[block]
         return units
 
     def available(self, service: int) -> int:
@@ -90,7 +91,7 @@ class SplitStore:
             overwritten.setdefault(row, former)
         table[rows] = units.reshape(count, per_block)
         if self._dtypes.mixed:
-            self._dtypes.taken(service, units.tolist())
+            self._dtypes.record(service, units.tolist())
         return rows
 
     def release(self, service: int, blocks: Sequence[int]) -> None:
@@ -100,47 +101,47 @@ class SplitStore:
         self._free_count += len(units)
         self._free_rows[service] += blocks
 
-    def park(self, service: int, blocks: Sequence[int], tick: int) -> None:
+    def add_cached(self, service: int, blocks: Sequence[int], tick: int) -> None:
         """Live blocks become cached; their units stay where they are."""
 
-    def unpark(self, service: int, block: int) -> None:
+    def remove_cached(self, service: int, block: int) -> None:
         """A cached block becomes live; its units stay where they are."""
 
-    def evict_coldest(self, service: int, missing: int) -> None:
-        """Evict the coldest cached block of any service; its units suit everybody."""
+    def evict_lru(self, service: int, missing: int) -> None:
+        """Evict the least recently used cached block of any service; all services can use its units."""
         _, owner, block = min(
             (oldest[1], owner, oldest[0])
             for owner, index in enumerate(self._indexes)
             if (oldest := index.oldest()) is not None
         )
-        self._indexes[owner].forget(block)
+        self._indexes[owner].evict(block)
         self.release(owner, (block,))
 
     def can_compact(self, service: int, count: int) -> bool:
-        """Never: every unit suits everybody already."""
+        """Never: all services can use every unit."""
         return False
 
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
-        """No moves: every unit suits everybody already."""
+        """No moves: all services can use every unit."""
         return []
 
     def take_dirty(self) -> tuple[int, ...]:
         """Units last written with another dtype, since the last call; this ends a step."""
-        self._ended = self._overwritten
+        self._overwritten_before = self._overwritten
         self._overwritten = [{} for _ in self._tables]
         return self._dtypes.take_dirty()
 
     def check(self, live: Sequence[Sequence[int]]) -> None:
-        """Compare the books with each service's live blocks; raises IntegrityError."""
-        claims = np.zeros(self._layout.merged_blocks, dtype=np.int64)
-        np.add.at(claims, self._free_units[: self._free_count], 1)
+        """Compare the state with each service's live blocks; raises IntegrityError."""
+        num_owners = np.zeros(self._layout.merged_blocks, dtype=np.int64)
+        np.add.at(num_owners, self._free_units[: self._free_count], 1)
         for name, index, table, free_rows, blocks in zip(
             self._layout.services, self._indexes, self._tables, self._free_rows, live, strict=True
         ):
             used = [*blocks, *index.cached]
-            every = sorted([*used, *free_rows])
-            require(every == list(range(len(table))), f"{name}: a block is lost or in two states at once")
+            all_rows = sorted([*used, *free_rows])
+            require(all_rows == list(range(len(table))), f"{name}: a block is lost or in two states at once")
             if used:
-                np.add.at(claims, table[used], 1)
-        wrong = np.flatnonzero(claims != 1).tolist()
+                np.add.at(num_owners, table[used], 1)
+        wrong = np.flatnonzero(num_owners != 1).tolist()
         require(not wrong, f"units {wrong} are lost or belong to two blocks, which would overlap in bytes")

@@ -1,11 +1,11 @@
-"""What the pool asks of a layout's bookkeeping, and what goes wrong when books do not balance."""
+"""What the pool asks of a layout's allocator, and the error for a pool whose state is inconsistent."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class IntegrityError(AssertionError):
-    """The pool's books contradict themselves, or somebody freed or shared a block that is not theirs."""
+    """The pool's state contradicts itself, or a caller freed or shared a block without a reference."""
 
 
 def require(holds: bool, problem: str) -> None:
@@ -37,16 +37,16 @@ class BlockStore(Protocol):
     def release(self, service: int, blocks: Sequence[int]) -> None:
         """Live blocks become free."""
 
-    def park(self, service: int, blocks: Sequence[int], tick: int) -> None:
+    def add_cached(self, service: int, blocks: Sequence[int], tick: int) -> None:
         """Live blocks become cached, the first at ``tick``, each other one later; ticks only grow."""
 
-    def unpark(self, service: int, block: int) -> None:
+    def remove_cached(self, service: int, block: int) -> None:
         """A cached block becomes live."""
 
-    def evict_coldest(self, service: int, missing: int) -> None:
-        """Forget the cached blocks that are missed least, so that ``service`` has more available.
+    def evict_lru(self, service: int, missing: int) -> None:
+        """Evict the least recently used cached blocks, so that ``service`` has more available.
 
-        As many as it takes to have ``missing`` more, or fewer: then it is asked again.
+        May evict fewer than ``missing`` more blocks need; the caller then asks again.
         """
 
     def can_compact(self, service: int, count: int) -> bool:
@@ -62,40 +62,40 @@ class BlockStore(Protocol):
     def take_dirty(self) -> tuple[int, ...]:
         """Merged blocks (split: units) last written with another dtype, since the last call."""
 
-    def held_merged(self, service: int) -> int:
+    def num_merged(self, service: int) -> int:
         """Merged blocks (split: units) that a service holds."""
 
-    def free_held(self, service: int) -> int:
+    def num_free_slots(self, service: int) -> int:
         """Free blocks inside merged blocks that a service holds."""
 
     def check(self, live: Sequence[Sequence[int]]) -> None:
-        """Compare the books with each service's live blocks; raises IntegrityError."""
+        """Compare the state with each service's live blocks; raises IntegrityError."""
 
 
 class DtypeLog:
-    """Which dtype each merged block was last taken for, and which have changed since somebody asked.
+    """The dtype that each merged block was last taken for, and which have changed since the last question.
 
     A first use never counts as a change: nothing was written there that could be read in the wrong dtype.
-
-    mixed: whether there are several dtypes. dirty: merged blocks (as keys) that changed since somebody asked.
     """
 
     def __init__(self, size: int, dtypes: Sequence[str]) -> None:
         self.mixed = len(set(dtypes)) > 1
-        self._dtypes = list(dtypes)
-        self._last: list[str | None] = [None] * (size if self.mixed else 0)
+        """Whether there are several dtypes."""
         self.dirty: dict[int, None] = {}
+        """Merged blocks (as keys) whose dtype changed since ``take_dirty`` was last called."""
+        self._dtypes = list(dtypes)
+        self._last_dtype: list[str | None] = [None] * (size if self.mixed else 0)
 
-    def taken(self, service: int, merged: Sequence[int]) -> None:
+    def record(self, service: int, merged_blocks: Sequence[int]) -> None:
         """Note that ``service`` takes these merged blocks."""
         if not self.mixed:
             return
         dtype = self._dtypes[service]
-        for one in merged:
-            if self._last[one] != dtype:
-                if self._last[one] is not None:
-                    self.dirty[one] = None
-                self._last[one] = dtype
+        for merged in merged_blocks:
+            if self._last_dtype[merged] != dtype:
+                if self._last_dtype[merged] is not None:
+                    self.dirty[merged] = None
+                self._last_dtype[merged] = dtype
 
     def take_dirty(self) -> tuple[int, ...]:
         """The merged blocks whose dtype changed, once."""

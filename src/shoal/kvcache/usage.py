@@ -6,31 +6,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServiceUsage:
-    """Blocks of one service.
-
-    live_blocks: with references. cached_blocks: published, without references. free_blocks: unused
-    sub-blocks inside merged blocks that the service holds (split layout: none). merged_blocks: merged
-    blocks (split: units) that it holds. block_bytes: what a block takes from the pool, padding included.
-    token_bytes: KV of one token.
-    """
+    """The pool's memory that one service uses."""
 
     live_blocks: int
+    """Blocks with references."""
     cached_blocks: int
+    """Published blocks without references."""
     free_blocks: int
+    """Unused sub-blocks inside merged blocks that the service holds (split: none)."""
     merged_blocks: int
+    """Merged blocks (split: units) that the service holds."""
     block_bytes: int
+    """Bytes that a block takes from the pool, padding included."""
     token_bytes: int
+    """Bytes of one token's KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """A snapshot of the pool: merged blocks in all and free ones, bytes in all and in live blocks."""
+    """A snapshot of the pool."""
 
     capacity: int
+    """All merged blocks (split: units)."""
     free_merged: int
+    """Merged blocks (split: units) that no service holds."""
     services: Mapping[str, ServiceUsage]
+    """What each service uses, by name."""
     total_bytes: int
+    """Size of the pool."""
     live_bytes: int
+    """Bytes of live blocks, padding included."""
 
     def internal_bytes(self, tokens: Mapping[str, int]) -> int:
         """Bytes of live blocks that hold no KV: token slots not yet filled, and padding.

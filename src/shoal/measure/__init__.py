@@ -1,7 +1,7 @@
 """What a run left behind, and its outputs: figures, tables, files, traces, pictures and a report.
 
-Here belong the record of a run as plain values, the summary of a record (with the formulas of ``core``), and
-everything that people and programs read of it. Nothing here runs, schedules or simulates anything, and
+Here belong the record of a run as plain values, its summary (with the formulas of ``core``), and all files,
+tables and pictures made of them. Nothing here runs, schedules or simulates anything, and
 nothing reads a clock; pictures of other numbers are drawn from plain values too. Importing this package
 imports no plotting library: that is an extra, loaded when a picture is drawn.
 """

@@ -15,13 +15,13 @@ CDF_POINTS = 500
 TIME_POINTS = 200
 MOST_RATE_BINS, LEAST_RATE_BINS = 80, 8
 REQUESTS_PER_BIN = 5
-"""Rates over shorter stretches would be noise."""
+"""With fewer requests in a bin, rates would be noise."""
 
 MOST_LINES = 8
-"""Services or engines that one panel shows by name."""
+"""Most services or engines that a panel shows by name."""
 
 WIDE = 20.0
-"""Times get a logarithmic axis where their 99th percentile is so many times their first."""
+"""Times get a logarithmic axis if their 99th percentile is more than this many times their 1st."""
 
 ALL_COLOUR = 9
 
@@ -34,15 +34,15 @@ def panels(run: RunRecord) -> list[Panel]:
 def latency_panels(run: RunRecord) -> list[Panel]:
     """Distributions over the answered requests of each service, and over all where there are several.
 
-    Of many services those with most answers are shown by name.
+    Where there are many services, those with most answers are shown by name.
     """
     answered = [row for row in run.requests if row.answered]
-    several = [row for row in answered if row.output_tokens > 1]
+    multi_token = [row for row in answered if row.output_tokens > 1]
     return [
         _cdf_panel("Time to first token (TTFT)", answered, lambda row: row.ttft_s),
-        _cdf_panel("Time per output token (TPOT)", several, lambda row: row.tpot_s),
+        _cdf_panel("Time per output token (TPOT)", multi_token, lambda row: row.tpot_s),
         _cdf_panel("End-to-end latency (E2E)", answered, lambda row: row.e2e_s),
-        _cdf_panel("Largest gap between tokens (MTPOT)", several, lambda row: row.largest_gap_ns / 1e9),
+        _cdf_panel("Largest gap between tokens (MTPOT)", multi_token, lambda row: row.largest_gap_ns / 1e9),
         _cdf_panel("Normalised latency", answered, lambda row: normalised(row, run), "E2E / execution time"),
     ]
 
@@ -52,18 +52,21 @@ def state_panels(run: RunRecord) -> list[Panel]:
     if not run.samples:
         return []
     engines = sorted({sample.engine for sample in run.samples})
-    groups = {f"engine {engine}": [one for one in run.samples if one.engine == engine] for engine in engines}
+    groups = {
+        f"engine {engine}": [sample for sample in run.samples if sample.engine == engine]
+        for engine in engines
+    }
     if len(engines) > MOST_LINES:
         groups = {f"mean of {len(engines)} engines": list(run.samples)}
     clock = _Clock(run)
 
-    def panel(title: str, y_label: str, of: Callable[[Sample], float], share: bool = False) -> Panel:
+    def panel(title: str, y_label: str, value_of: Callable[[Sample], float], share: bool = False) -> Panel:
         return Panel(
             title=title,
             x_label=clock.label,
             y_label=y_label,
             series=[
-                _over_time(label, clock, *_columns(samples, of), colour=number)
+                _over_time(label, clock, *_columns(samples, value_of), colour=number)
                 for number, (label, samples) in enumerate(groups.items())
             ],
             share=share,
@@ -132,8 +135,8 @@ def cdf(values: Iterable[float], points: int = CDF_POINTS) -> tuple[list[float],
 def stretches(times: Floats, values: Floats, points: int) -> tuple[Floats, Floats, Floats, Floats]:
     """A long curve as at most ``points`` stretches: mean time, and lowest, mean and highest value of each.
 
-    Values of one time fall into one stretch, so that several curves may come mixed. The range keeps a peak of
-    a single sample to be seen, which the mean hides.
+    Values of the same time fall into the same stretch, so several curves may come mixed. The range shows a
+    peak of a single sample, which the mean hides.
     """
     moments, place = np.unique(times, return_inverse=True)
     count = min(points, len(moments))
@@ -166,12 +169,12 @@ class _Clock:
 def _cdf_panel(
     title: str,
     rows: Sequence[RequestRow],
-    of: Callable[[RequestRow], float | None],
+    value_of: Callable[[RequestRow], float | None],
     x_label: str | None = None,
 ) -> Panel:
     by_service: dict[str, list[float]] = {}
     for row in rows:
-        value = of(row)
+        value = value_of(row)
         if value is not None:
             by_service.setdefault(row.service, []).append(value)
     everything = [value for values in by_service.values() for value in values]
@@ -202,15 +205,15 @@ def _over_time(label: str, clock: _Clock, times: Floats, values: Floats, colour:
     return Series(label, clock.axis(where).tolist(), mean.tolist(), line=True, colour=colour, band=band)
 
 
-def _sum_by_time(samples: Sequence[Sample], of: Callable[[Sample], float]) -> tuple[Floats, Floats]:
-    times, values = _columns(samples, of)
+def _sum_by_time(samples: Sequence[Sample], value_of: Callable[[Sample], float]) -> tuple[Floats, Floats]:
+    times, values = _columns(samples, value_of)
     moments, place = np.unique(times, return_inverse=True)
     return moments, np.bincount(place, values).astype(np.float64)
 
 
-def _columns(samples: Sequence[Sample], of: Callable[[Sample], float]) -> tuple[Floats, Floats]:
+def _columns(samples: Sequence[Sample], value_of: Callable[[Sample], float]) -> tuple[Floats, Floats]:
     times: Floats = np.array([sample.time_ns for sample in samples], dtype=np.float64)
-    values: Floats = np.array([of(sample) for sample in samples], dtype=np.float64)
+    values: Floats = np.array([value_of(sample) for sample in samples], dtype=np.float64)
     return times, values
 
 

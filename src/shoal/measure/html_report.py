@@ -19,26 +19,33 @@ from shoal.measure.tables import NOTHING, Grid, figure, seconds, share, summary_
 SLOWEST = 20
 FAILURES = 20
 MOST_GRID_ROWS = 60
-"""Longer tables are folded on the page until somebody opens them."""
+"""Longer tables are folded on the page until the reader opens them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A picture on the page, with the colours of its lines by their names; banded: some are shaded."""
+    """A picture on the page."""
 
     title: str
+    """Text above the picture."""
     svg: Markup
+    """The picture as an ``<svg>`` element."""
     legend: list[tuple[str, int]]
+    """Name and colour number of each line."""
     banded: bool
+    """Whether some lines have a shaded band."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One figure of the page's head: what, how much, and what belongs to it."""
+    """One of the figures at the top of the page."""
 
     name: str
+    """What it tells."""
     value: str
+    """The figure as text, with its unit."""
     note: str
+    """Small print below it."""
 
 
 def write_report(run: RunRecord, path: Path) -> None:
@@ -89,7 +96,7 @@ def failures_grid(run: RunRecord) -> Grid:
 
 
 def _slow_row(row: RequestRow) -> list[str]:
-    several = row.output_tokens > 1
+    multi_token = row.output_tokens > 1
     goals = outcome(row)
     return [
         row.request_id,
@@ -98,8 +105,8 @@ def _slow_row(row: RequestRow) -> list[str]:
         f"{row.arrival_ns / 1e9:,.3f} s",
         seconds(row.e2e_s),
         seconds(row.ttft_s),
-        seconds(row.tpot_s if several else None),
-        seconds(row.largest_gap_ns / 1e9 if several else None),
+        seconds(row.tpot_s if multi_token else None),
+        seconds(row.largest_gap_ns / 1e9 if multi_token else None),
         f"{row.prompt_tokens:,}",
         f"{row.output_tokens:,}",
         f"{row.cached_tokens:,}",

@@ -25,38 +25,46 @@ MANY_DECADES = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One set of points; with ``line`` they are joined, otherwise each is a dot.
-
-    colour: a number; series of one picture with the same number have the same colour. band: the lowest and
-    the highest value at each x, shaded. steps: the line keeps each y until the next x.
-    """
+    """One set of points in a picture."""
 
     label: str
+    """Name in the legend; "" for none."""
     x: Sequence[float]
+    """Horizontal coordinates."""
     y: Sequence[float]
+    """Vertical coordinates."""
     line: bool = False
+    """Join the points by a line; otherwise each is a dot."""
     colour: int = 0
+    """Number of a colour; series of one picture with the same number have the same colour."""
     band: tuple[Sequence[float], Sequence[float]] | None = None
+    """The lowest and the highest value at each x, to be shaded."""
     steps: bool = False
+    """The line keeps each y until the next x."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes.
-
-    log: both axes are logarithmic; log_x: only that of x. diagonal: draw x = y. share: y is a fraction,
-    shown as a percentage from 0 to 100%. from_zero: y begins at 0.
-    """
+    """One pair of axes with what is drawn on it."""
 
     title: str
+    """Text above the axes."""
     x_label: str
+    """Text below the x axis."""
     y_label: str
+    """Text beside the y axis."""
     series: Sequence[Series]
+    """The points to draw."""
     log: bool = False
+    """Both axes are logarithmic."""
     diagonal: bool = False
+    """Also draw the line x = y."""
     log_x: bool = False
+    """The x axis is logarithmic."""
     share: bool = False
+    """y is a fraction, shown as a percentage from 0 to 100%."""
     from_zero: bool = False
+    """The y axis begins at 0."""
 
 
 def require_plots() -> None:

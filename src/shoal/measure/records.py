@@ -10,21 +10,25 @@ from shoal.core import NO_GOALS, SLO, RequestRecord
 class RequestRow(RequestRecord):
     """One request from arrival to end; times are nanoseconds on the run's clock.
 
-    engine: number of the engine that served it last (-1: refused at the door). finish: "stop", "length",
-    "error", "cancelled" or "refused". error: why, for the last three. cached_tokens: prompt tokens found in
-    the prefix index at the first admission. evictions: how often it lost its memory. recomputed_tokens:
-    tokens computed again because of that. largest_gap_ns: longest time between two of its tokens (MTPOT).
-    slo: its goals, resolved. first_token_ns and finish_ns of a request without tokens are its end.
+    first_token_ns and finish_ns of a request without tokens are its end.
     """
 
     engine: int
+    """Number of the engine that served it last; -1 if it was refused on arrival."""
     finish: str
+    """How it ended: "stop", "length", "error", "cancelled" or "refused"."""
     error: str | None = None
+    """Why it ended as "error", "cancelled" or "refused"."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix index at the first admission."""
     evictions: int = 0
+    """How often it was preempted."""
     recomputed_tokens: int = 0
+    """Tokens computed again after preemptions."""
     largest_gap_ns: int = 0
+    """Longest time between two of its tokens (MTPOT)."""
     slo: SLO = NO_GOALS
+    """Its goals: its own where it has them, else those of its service."""
 
     @property
     def answered(self) -> bool:
@@ -34,71 +38,87 @@ class RequestRow(RequestRecord):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state of one engine after the last step that ended at or before ``time_ns``.
-
-    kv_used: share of the pool's blocks held by running requests, 0 to 1. tokens_per_s: output tokens
-    delivered since the sample before, per second.
-    """
+    """The state of one engine after the last step that ended at or before ``time_ns``."""
 
     time_ns: int
+    """Time of the sample on the run's clock."""
     engine: int
+    """Number of the engine."""
     waiting: int
+    """Waiting requests."""
     running: int
+    """Running requests."""
     kv_used: float
+    """Share of the pool's blocks held by running requests, 0 to 1."""
     tokens_per_s: float
+    """Output tokens per second since the previous sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """One step, or a run of decode steps of the same requests, for a timeline of the run.
-
-    steps: how many. decodes: rows that decode. prefill_tokens: prompt tokens computed.
-    """
+    """One step, or several decode steps of the same requests, for a timeline of the run."""
 
     engine: int
+    """Number of the engine."""
     service: str
+    """Service whose requests were computed."""
     start_ns: int
+    """When the first step began."""
     end_ns: int
+    """When the last step ended."""
     steps: int
+    """Number of steps."""
     decodes: int
+    """Requests that decode."""
     prefill_tokens: int
+    """Prompt tokens computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTotals:
-    """What one engine did in the whole run.
-
-    busy_ns: durations of its steps. kv_used_mean: mean share of the pool in use, over steps. decode_steps:
-    steps with at least one decoding row.
-    """
+    """What one engine did in the whole run."""
 
     steps: int
+    """Number of steps."""
     decode_steps: int
+    """Steps in which at least one request decoded."""
     busy_ns: int
+    """Sum of the durations of its steps."""
     kv_used_mean: float
+    """Share of the pool in use, mean over steps."""
     kv_used_peak: float
+    """Largest share of the pool in use."""
     evictions: int
+    """Preemptions of requests."""
     recomputed_tokens: int
+    """Tokens computed again after preemptions."""
     swapped_tokens: int
+    """Tokens whose KV was copied to the host."""
     prefill_tokens: int
+    """Prompt tokens computed."""
     cached_tokens: int
+    """Prompt tokens found in the prefix index."""
     output_tokens: int
+    """Tokens generated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything about one run.
-
-    requests: in order of their ends. samples: by time, then engine. spans: only where they were asked for.
-    execution_s: by service, the fixed yardstick of normalised latency; services without one are missing.
-    end_ns: when the last step ended. facts: what was run, by name, for the head of a report.
-    """
+    """Everything about one run."""
 
     title: str
+    """Title of tables and reports."""
     requests: Sequence[RequestRow]
+    """All requests, in order of their ends."""
     samples: Sequence[Sample]
+    """Samples of all engines, by time, then engine."""
     engines: Sequence[EngineTotals]
+    """Totals of each engine, by its number."""
     spans: Sequence[StepSpan] = ()
+    """Steps for a timeline, empty unless they were asked for."""
     execution_s: Mapping[str, float] = field(default_factory=dict)
+    """By service, the execution time that normalised latency divides by; may lack services."""
     end_ns: int = 0
+    """When the last step ended."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    """What was run, by name, for the head of a report."""

@@ -15,10 +15,15 @@ class Spread:
     """Mean and percentiles of one quantity over requests."""
 
     mean: float
+    """Arithmetic mean."""
     p50: float
+    """Median."""
     p90: float
+    """90th percentile."""
     p95: float
+    """95th percentile."""
     p99: float
+    """99th percentile."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread | None":
@@ -32,56 +37,71 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """The figures of one service, or of all. None is what cannot be told: nothing to take it of.
+    """The figures of one service, or of all services together.
 
-    requests: all that arrived, of which some were answered whole, some refused at the door, some failed
-    ("error") and some cancelled by their client. throughput: answered requests per second of the run.
-    output_tokens_per_s: tokens of all requests, cut-off ones too. slo_attainment: share of the requests with
-    goals that met them; refused and failed ones missed theirs, cancelled ones do not count. goodput: answered
-    requests per second of the run that met their goals; None where no request has goals.
-
-    Times are seconds, over answered requests: ttft_s, e2e_s; tpot_s and largest_gap_s (MTPOT) over answers
-    of two tokens or more; normalised_latency over the services whose execution time is known. evictions,
-    recomputed_tokens and cached_tokens: sums over requests.
+    A figure is None where there is no request to take it from. Rates are per second of the run, latencies
+    are those of answered requests.
     """
 
     requests: int
+    """All requests that arrived."""
     answered: int
+    """Requests that got their whole answer."""
     refused: int
+    """Requests refused on arrival."""
     failed: int
+    """Requests that ended with an error."""
     cancelled: int
+    """Requests that their client cancelled."""
     prompt_tokens: int
+    """Prompt tokens of all requests."""
     output_tokens: int
+    """Tokens generated for all requests, also for those that were not answered whole."""
     throughput: float | None
+    """Answered requests per second."""
     output_tokens_per_s: float | None
+    """``output_tokens`` per second."""
     goodput: float | None
+    """Answered requests per second that met their goals; None where no request has goals."""
     slo_attainment: float | None
+    """Share of the requests with goals that met them. Refused and failed requests missed theirs, cancelled
+    ones do not count."""
     ttft_s: Spread | None
+    """Time to first token."""
     tpot_s: Spread | None
+    """Time per output token, over answers of two tokens or more."""
     e2e_s: Spread | None
+    """End-to-end latency."""
     largest_gap_s: Spread | None
+    """Longest time between two tokens (MTPOT), over answers of two tokens or more."""
     normalised_latency: Spread | None
+    """End-to-end latency over execution time, of the services whose execution time is known."""
     evictions: int
+    """Preemptions of all requests."""
     recomputed_tokens: int
+    """Tokens computed again after preemptions."""
     cached_tokens: int
+    """Prompt tokens found in the prefix index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The figures of one run.
-
-    duration_s: from the first arrival to the end of the run. overall: of all services together; services: by
-    name. kv_used_mean: share of the pool in use, mean over the steps of all engines; kv_used_peak: the
-    largest of any engine; both None where no step was run. engines: totals of each engine, by its number.
-    """
+    """The figures of one run."""
 
     title: str
+    """Title of the run."""
     duration_s: float
+    """Time from the first arrival to the end of the run."""
     overall: GroupSummary
+    """The figures of all services together."""
     services: dict[str, GroupSummary]
+    """The figures of each service, by name."""
     kv_used_mean: float | None
+    """Share of the pool in use, mean over the steps of all engines; None without steps."""
     kv_used_peak: float | None
+    """Largest share of the pool in use in any engine; None without steps."""
     engines: tuple[EngineTotals, ...]
+    """Totals of each engine, by its number."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON: dicts, lists, text, numbers and None; no NaN."""
@@ -91,9 +111,9 @@ class Summary:
 
 
 def outcome(row: RequestRow) -> bool | None:
-    """Whether a request met its goals; None if it had none, or its client gave up.
+    """Whether a request met its goals; None if it had none or was cancelled.
 
-    One that was refused or failed has missed them.
+    A request that was refused or failed has missed them.
     """
     if row.answered:
         return met(row, row.slo)
@@ -136,7 +156,7 @@ def summarise(run: RunRecord) -> Summary:
 
 def _summarise_group(rows: Sequence[RequestRow], run: RunRecord, duration_s: float) -> GroupSummary:
     answered = [row for row in rows if row.answered]
-    several = [row for row in answered if row.output_tokens > 1]
+    multi_token = [row for row in answered if row.output_tokens > 1]
     outcomes = [outcome(row) for row in rows]
     with_goals = any(has_goal(row.slo) for row in rows)
     normalised_latencies = (normalised(row, run) for row in answered)
@@ -155,9 +175,9 @@ def _summarise_group(rows: Sequence[RequestRow], run: RunRecord, duration_s: flo
         goodput=_rate(outcomes.count(True), duration_s) if with_goals else None,
         slo_attainment=None if math.isnan(share) else share,
         ttft_s=Spread.of(row.ttft_s for row in answered),
-        tpot_s=Spread.of(row.tpot_s for row in several),
+        tpot_s=Spread.of(row.tpot_s for row in multi_token),
         e2e_s=Spread.of(row.e2e_s for row in answered),
-        largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in several),
+        largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in multi_token),
         normalised_latency=Spread.of(value for value in normalised_latencies if value is not None),
         evictions=sum(row.evictions for row in rows),
         recomputed_tokens=sum(row.recomputed_tokens for row in rows),

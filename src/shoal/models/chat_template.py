@@ -1,4 +1,4 @@
-"""Chat templates: Jinja sources that lay out a conversation as one prompt.
+"""Chat templates: Jinja sources that turn a conversation into one prompt.
 
 The names that templates may use (``raise_exception``, ``strftime_now``, ``tojson``, the
 ``generation`` block) are those the Hugging Face ecosystem writes its templates for.
@@ -20,7 +20,7 @@ from shoal.core import InvalidRequest
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it is only its content."""
+    """``{% generation %}`` marks the assistant's words for training; here only its content counts."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -34,7 +34,7 @@ class ChatTemplate:
     """One template; a value that can be sent to another process."""
 
     source: str
-    """Jinja."""
+    """Jinja source."""
     special_tokens: Mapping[str, str]
     """Names such as ``bos_token`` and their text, as the template may write them."""
 
@@ -57,7 +57,7 @@ class ChatTemplate:
             ) from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int | None = None) -> str:
-        """The conversation as text that ends where the assistant is to go on.
+        """The conversation as text that ends where the assistant's answer begins.
 
         messages: as OpenAI's chat API has them; content parts of type text are joined. Raises
         InvalidRequest where they are malformed, where the template refuses them or writes more than
@@ -74,7 +74,7 @@ class ChatTemplate:
             return text
         except InvalidRequest:
             raise
-        except Exception as error:  # whatever somebody else's template makes of itself
+        except Exception as error:  # a template may raise anything
             raise InvalidRequest(
                 f"the model's chat template cannot lay out these messages: {error or type(error).__name__}",
                 param="messages",
@@ -83,12 +83,12 @@ class ChatTemplate:
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:
     written: list[str] = []
-    room = max_characters
+    remaining = max_characters
     for piece in pieces:
         written.append(piece)
-        if room is not None:
-            room -= len(piece)
-            if room < 0:
+        if remaining is not None:
+            remaining -= len(piece)
+            if remaining < 0:
                 raise InvalidRequest(
                     f"the model's chat template writes more than {max_characters} characters for them",
                     param="messages",

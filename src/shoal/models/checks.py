@@ -1,4 +1,4 @@
-"""What is refused for a model folder's files alone, before anything heavy starts."""
+"""Checks of a model folder's files that need neither torch nor transformers."""
 
 import importlib.util
 import re
@@ -11,10 +11,10 @@ from shoal.models.folder_config import read_json
 from shoal.models.weights import StoredTensor, read_weight_headers
 
 _BUILT = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
-"""Names of config.json for how often a module is built, before any look at the weights."""
+"""Names in config.json for how many modules are built before the weights are read."""
 
 _LISTED = re.compile(rf"{_BUILT.pattern}|num_labels")
-"""Names for the length of a list that reading config.json makes."""
+"""Names in config.json for the lengths of lists that transformers makes when it reads the file."""
 
 _LONGEST_LIST = 100_000
 
@@ -74,13 +74,13 @@ def _refuse_counts(
 
 
 def _most_modules(tensors: Mapping[str, StoredTensor]) -> int:
-    """No more layers or experts are in the files: each has a tensor of its own, or is one of a stack."""
+    """An upper bound on layers or experts: each has a tensor of its own, or a place in a stacked tensor."""
     stacks = (tensor.shape[0] for tensor in tensors.values() if len(tensor.shape) > 2)
     return max((len(tensors), *stacks))
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The object and all objects in it; multimodal models have one for each part."""
+    """The object and all objects nested in it; multimodal models have an object for each part."""
     waiting = [config]
     while waiting:
         section = waiting.pop()
@@ -89,7 +89,7 @@ def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _known_to_transformers(model_type: Any) -> bool:
-    """Whether transformers has code for ``model_type``; read off its source, as its import takes seconds."""
+    """Whether transformers' source has code for ``model_type``; importing it would take seconds."""
     found = importlib.util.find_spec("transformers")
     if found is None or not found.submodule_search_locations or not isinstance(model_type, str):
         return False

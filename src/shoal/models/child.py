@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that ends."""
+"""Processes that end when their parent ends, for whatever reason."""
 
 import os
 import select

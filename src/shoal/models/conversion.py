@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.core import ModelUnsupported
-from shoal.models.cache import ELSEWHERE, build_once, cache_dir
+from shoal.models.cache import OTHER_DISK_HINT, build_once, cache_dir
 from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
@@ -90,7 +90,7 @@ def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
             last = child.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
             reason = error or " ".join(last) or f"exit status {child.returncode}"
             if is_disk_full(reason):
-                raise disk_full(f"could not store the {kind} of {source}, converted", folder, ELSEWHERE)
+                raise disk_full(f"could not store the {kind} of {source}, converted", folder, OTHER_DISK_HINT)
             raise ModelUnsupported(f"could not convert the {kind} of {source}: {reason}")
     finally:
         end_child(child)

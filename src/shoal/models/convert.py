@@ -1,6 +1,6 @@
 """The subprocess of a conversion: ``python -m shoal.models.convert gguf|tokenizer SOURCE FOLDER``.
 
-The only module of this package that needs torch and transformers; nobody imports it. It reports
+The only module of this package that needs torch and transformers; no module imports it. It reports
 on standard output, one JSON object a line: ``{"what", "done", "total"}`` or ``{"error"}``.
 """
 
@@ -15,13 +15,13 @@ from shoal.models.weights import refuse_incomplete
 
 _STEPS = 4
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
-"""Neither code that lies beside the file nor anything from a network."""
+"""Run no code from beside the file, and load nothing from a network."""
 
 
 def main(arguments: list[str]) -> int:
     """Convert as the arguments say; the exit status is 0 where that worked."""
     kind, source, folder = arguments[0], Path(arguments[1]), Path(arguments[2])
-    # Progress bars would fill a pipe that nobody empties before the end.
+    # Progress bars would fill a pipe that is not read before the end.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         try:
             if kind == "gguf":
@@ -78,7 +78,7 @@ def _dequantize() -> dict[str, Any]:
 
 
 def _refuse_too_many_layers(source: Path) -> None:
-    """Building the model goes before any look at its weights, and would not end for a wrong count."""
+    """Refuse a wrong layer count early: the model is built before its weights are read, and would not end."""
     from gguf import GGUFReader
 
     reader = GGUFReader(source)

@@ -16,33 +16,37 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "s
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """What one layer stores per token: ``kv_heads`` keys and values of these dimensions."""
+    """What one layer stores per token."""
 
     kv_heads: int
+    """Heads whose keys and values are stored."""
     key_dim: int
+    """Elements of one key."""
     value_dim: int
+    """Elements of one value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Sizes of a model.
-
-    architecture: class name as config.json has it. context_tokens: longest sequence; with
-    dynamic or longrope scaling the length before scaling. layers: KV shape, first layer first.
-    """
+    """Sizes of a model."""
 
     architecture: str
+    """Class name in config.json."""
     context_tokens: int
+    """Length of the longest sequence; with dynamic or longrope scaling the length before scaling."""
     vocab_size: int
+    """Entries of the vocabulary."""
     eos_token_ids: tuple[int, ...]
+    """Tokens that end the output."""
     layers: tuple[LayerFacts, ...]
+    """KV shape of each layer, in order."""
 
 
 def read_facts(folder: Path) -> ModelFacts:
     """Facts of the model in ``folder``.
 
-    Raises ModelUnavailable where it has no config.json, ModelUnsupported where that leaves out a
-    size (it then relies on defaults that only the model's code knows) or has no positive number for it.
+    Raises ModelUnavailable where it has no config.json, ModelUnsupported where a size in it is missing
+    (then only the model's code knows the default) or is not a positive number.
     """
     config = read_json(folder / "config.json")
     if not config:

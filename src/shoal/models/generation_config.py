@@ -1,4 +1,4 @@
-"""How a model's makers would have its tokens chosen: the sampling part of generation_config.json."""
+"""Sampling defaults that a model's makers advise, from generation_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ _SAMPLING = (*_CHOICE, "repetition_penalty")  # what SamplingParams has under th
 
 
 def advised_sampling(name: str, folder: Path) -> Mapping[str, float | int]:
-    """How the tokens of the model ``name`` in ``folder`` are best chosen: its folder or the catalog says."""
+    """Advised sampling values of the model ``name`` in ``folder``, from its folder or the catalog."""
     bundled = BUNDLED.get(name)
     return read_sampling_defaults(folder) or (bundled.sampling if bundled else {})
 

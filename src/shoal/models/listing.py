@@ -1,4 +1,4 @@
-"""What can be served by name, and what of it lies in the cache."""
+"""Models that can be served by name, and which of them are in the cache."""
 
 import json
 from dataclasses import dataclass
@@ -12,19 +12,22 @@ from shoal.models.pull import bundled_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """One model that Shoal knows by name or has converted.
-
-    name: alias, or path of the GGUF file. path: its folder where it is cached. size_bytes: on disk
-    where it is cached, else what a pull downloads. chat: has a chat template.
-    """
+    """One model that Shoal knows by name or has converted."""
 
     name: str
+    """Its alias, or the path of its GGUF file."""
     cached: bool
+    """Whether it is in the cache."""
     path: Path | None
+    """Its folder in the cache."""
     size_bytes: int
+    """Size on disk where it is cached, else of what a pull downloads."""
     licence: str
+    """Name of its licence."""
     description: str
+    """What it is, in a line."""
     chat: bool
+    """Whether it has a chat template."""
 
 
 def list_models() -> list[ModelInfo]:

@@ -1,4 +1,4 @@
-"""How long work tells whoever waits for it how far it is."""
+"""Reports of progress from work that takes long."""
 
 from typing import Protocol
 
@@ -11,9 +11,9 @@ class Progress(Protocol):
     """
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Take note of one report; called often, so it should be quick."""
+        """Take one report; called often, so it should be quick."""
         ...
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """The progress of someone who does not want to know."""
+    """A ``Progress`` that ignores all reports."""

@@ -1,4 +1,4 @@
-"""From what a user calls a model to the folder with its files."""
+"""From the name of a model to the folder with its files."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.core import ModelUnavailable
 from shoal.models import hub
-from shoal.models.cache import ELSEWHERE, cache_dir
+from shoal.models.cache import OTHER_DISK_HINT, cache_dir
 from shoal.models.catalog import BUNDLED
 from shoal.models.checks import check_model_folder
 from shoal.models.conversion import converted_gguf, tokenizer_folder
@@ -73,12 +73,12 @@ def pull_model(name: str, progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _file_errors(name: str) -> Iterator[None]:
-    """A full disk or an unwritable cache is no defect of the program."""
+    """Report a full disk or an unwritable cache as ModelUnavailable, since it is not a bug."""
     try:
         yield
     except OSError as error:
         if is_disk_full(error):
-            raise disk_full(f"storing the files of {name} failed", cache_dir(), ELSEWHERE) from error
+            raise disk_full(f"storing the files of {name} failed", cache_dir(), OTHER_DISK_HINT) from error
         raise ModelUnavailable(
             f"reading or storing the files of {name} failed: {error}. Models are kept in {cache_dir()}; "
             "set SHOAL_CACHE to keep them elsewhere"

@@ -33,13 +33,13 @@ def alphabet_of(decoder: Mapping[str, Any] | None) -> TokenAlphabet:
 
 
 def keeps_text(normalizer: Mapping[str, Any] | None) -> bool:
-    """Whether the ``normalizer`` entry of a tokenizer.json leaves a text at least as long as it is."""
+    """Whether the ``normalizer`` entry of a tokenizer.json never makes a text shorter."""
     steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
     return all(step.get("type") == "Prepend" or _only_lengthens(step) for step in steps)
 
 
 def growth(normalizer: Mapping[str, Any] | None) -> float:
-    """How many times as long, at the most, the ``normalizer`` entry of a tokenizer.json makes a character."""
+    """By what factor, at most, the ``normalizer`` entry of a tokenizer.json lengthens a text."""
     step = normalizer or {}
     if step.get("type") == "Sequence":
         return prod(growth(inner) for inner in step.get("normalizers", []))
@@ -57,7 +57,7 @@ def _only_lengthens(step: Mapping[str, Any]) -> bool:
 
 def _kinds(decoder: Mapping[str, Any]) -> list[str]:
     inner = decoder.get("decoders", [])
-    return [decoder.get("type", ""), *(kind for each in inner for kind in _kinds(each))]
+    return [decoder.get("type", ""), *(kind for part in inner for kind in _kinds(part))]
 
 
 def _byte_level_alphabet() -> dict[str, int]:

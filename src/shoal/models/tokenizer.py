@@ -18,19 +18,14 @@ from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of,
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of the InvalidRequest that a conversation with a model without chat template raises."""
 
-# Normalizers write a few characters for one at the most.
+# Real normalizers replace one character by a few at most.
 _MOST_GROWTH = 64
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template; immutable, and safe to share between threads.
-
-    vocab_size: entries of the vocabulary, added tokens included (a model's embedding may have
-    more rows). eos_token_ids: tokens that end the model's output. bos_token_id: None where the
-    model has none.
-    """
+    """A model's tokenizer and chat template; immutable, and safe to share between threads."""
 
     def __init__(
         self,
@@ -46,10 +41,15 @@ class Tokenizer:
         self._bytes_of = BYTES_OF_PIECE[self._alphabet]
         self._template = template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        """Entries of the vocabulary, added tokens included; a model's embedding may have more rows."""
         self.eos_token_ids = eos_token_ids or _ids(backend, special_tokens.get("eos_token"))
+        """Tokens that end the model's output."""
         self.bos_token_id = next(iter(_ids(backend, special_tokens.get("bos_token"))), None)
-        written = backend.encode("", add_special_tokens=True).ids
-        self._prepend_bos = prepend_bos and self.bos_token_id is not None and self.bos_token_id not in written
+        """Token that begins a text; None where the model has none."""
+        special_ids = backend.encode("", add_special_tokens=True).ids
+        self._prepend_bos = (
+            prepend_bos and self.bos_token_id is not None and self.bos_token_id not in special_ids
+        )
 
     @classmethod
     def from_folder(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
@@ -86,19 +86,19 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be laid out."""
+        """Whether there is a chat template."""
         return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to."""
-        # Other than ``encode``, the batch call lets other threads run meanwhile.
+        # Unlike ``encode``, the batch call lets other threads run meanwhile.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
             return [self.bos_token_id, *ids]
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """No fewer tokens than these come of ``text``; cheap, and 0 where nothing can be said."""
+        """A lower bound on the number of tokens of ``text``, cheap to compute; 0 where none is known."""
         return len(text.encode(errors="replace")) // self._longest_token_bytes if self._keeps_text else 0
 
     @cached_property
@@ -123,7 +123,7 @@ class Tokenizer:
         )
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ``tokens``; bytes that are no UTF-8 (yet) show as U+FFFD, unknown ids as nothing."""
+        """Text of ``tokens``; bytes that are not valid UTF-8 (yet) become U+FFFD, unknown ids nothing."""
         text: str = self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -133,7 +133,7 @@ class Tokenizer:
         return self._bytes_of(piece) if piece is not None else b""
 
     def token_text(self, token: int) -> str:
-        """``token_bytes`` as text; incomplete characters show as U+FFFD."""
+        """``token_bytes`` as text; incomplete characters become U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -147,7 +147,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """What lays out conversations; raises InvalidRequest where there is none."""
+        """The chat template; raises InvalidRequest where there is none."""
         if self._template is None:
             raise InvalidRequest(
                 "this model has no chat template, so it cannot chat: use completions, or set"
@@ -169,7 +169,7 @@ def _check_usable(backend: tokenizers.Tokenizer, description: Path) -> None:
 
 
 def _state(part: Any) -> dict[str, Any] | None:
-    """A part of a tokenizer as its JSON has it."""
+    """The JSON of one part of a tokenizer, None where it has no such part."""
     # The pickled state is that JSON; writing or parsing the whole file would take a second.
     return json.loads(part.__getstate__()) if part is not None else None
 
@@ -207,5 +207,5 @@ def _own_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         named = [entry for entry in template if isinstance(entry, Mapping)]
-        template = next((one.get("template") for one in named if one.get("name") == "default"), None)
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None

@@ -19,10 +19,12 @@ _DENSE = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as its file's header has it; dtype: safetensors' name, such as ``BF16``."""
+    """One tensor, as its file's header describes it."""
 
     shape: tuple[int, ...]
+    """Its dimensions."""
     dtype: str
+    """Element type as safetensors names it, such as ``BF16``."""
 
 
 def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
@@ -42,7 +44,7 @@ def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
-    """Raise ModelUnsupported where transformers had to make weights up; info: its ``output_loading_info``."""
+    """Raise ModelUnsupported where weights were missing at loading; info: ``output_loading_info``."""
     if info["missing_keys"]:
         raise ModelUnsupported(f"{name}: its files have no weights for {some_of(info['missing_keys'])}")
     if info["mismatched_keys"]:
@@ -52,7 +54,7 @@ def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
 
 
 def some_of(names: Iterable[str]) -> str:
-    """The first of ``names``, and how many there are besides; a model has hundreds of weights."""
+    """The first few of ``names``, and how many more there are."""
     ordered = sorted(names)
     more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
     return ", ".join(ordered[:_NAMED]) + more
@@ -93,7 +95,7 @@ def _indexed(folder: Path, index: Path) -> tuple[Path, ...]:
 
 
 def _inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """The file of that plain name; transformers would follow any path, and unpickle other formats."""
+    """The file in ``folder`` with that plain name; transformers would follow any path and unpickle files."""
     known = (".safetensors", ".safetensors.index.json")
     if isinstance(name, str) and name.endswith(known) and not set(name) & set("/\\\0"):
         return folder / name

@@ -13,7 +13,7 @@ from shoal.reproduce.scls_setup import (
     run_static,
 )
 from shoal.reproduce.scls_throughput import MARGINS
-from shoal.schedule.static import static_preset
+from shoal.static.batching import static_preset
 
 NAME = "scls-ablation"
 LADDER = ("sls", "so", "pm", "ab", "lb", "scls")

@@ -1,6 +1,5 @@
 """How evenly SCLS loads its workers, and what slices cost (Figs. 14 and 17)."""
 
-from shoal.engine.static_report import StaticReport
 from shoal.reproduce.pictures import lines
 from shoal.reproduce.registry import Reproduction
 from shoal.reproduce.result import Effort, Result, Row, Value, between
@@ -14,7 +13,8 @@ from shoal.reproduce.scls_setup import (
     SECONDS,
     run_static,
 )
-from shoal.schedule.static import static_preset
+from shoal.static.batching import static_preset
+from shoal.static.serving.report import StaticReport
 
 NAME = "scls-balance"
 MANY_SLICES = 4

@@ -4,7 +4,7 @@ from shoal.reproduce.pictures import lines
 from shoal.reproduce.registry import Reproduction
 from shoal.reproduce.result import Effort, Result, Row, Value
 from shoal.reproduce.scls_setup import ASSUMPTIONS, ENGINES, PAPER, QUICK_SECONDS, SECONDS, run_static
-from shoal.schedule.static import static_preset
+from shoal.static.batching import static_preset
 
 NAME = "scls-scalability"
 WORKERS = (1, 2, 4, 6, 8)

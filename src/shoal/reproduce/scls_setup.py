@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from shoal.forecast import Bilinear, PaddedLatency
 from shoal.reproduce.result import Value
 from shoal.reproduce.scls_workload import MAX_OUTPUT, MAX_PROMPT, codefuse_requests
-from shoal.schedule.static import STATIC_ENGINES, MemoryLimit, StaticOptions
-from shoal.simulate.static_cluster import StaticCluster, StaticRun
-from shoal.simulate.static_request import StaticLimits
-from shoal.simulate.static_time import UncertainTime
+from shoal.static.batching import STATIC_ENGINES, MemoryLimit, StaticOptions
+from shoal.static.serving.batch_time import UncertainTime
+from shoal.static.serving.cluster import StaticCluster, StaticRun
+from shoal.static.serving.simulated_request import StaticLimits
 
 PAPER = "SCLS (Cheng et al., 2024: Slice-Level Scheduling for High Throughput and Load Balanced LLM Serving)"
 WORKERS = 8

@@ -16,7 +16,7 @@ from shoal.reproduce.scls_setup import (
     figures,
     run_static,
 )
-from shoal.schedule.static import static_preset
+from shoal.static.batching import static_preset
 
 NAME = "scls-slice-length"
 LENGTHS = (32, 64, 128, 256, 512, 1024)

@@ -20,7 +20,7 @@ from shoal.reproduce.scls_setup import (
     ratio,
     run_static,
 )
-from shoal.schedule.static import static_preset
+from shoal.static.batching import static_preset
 
 NAME = "scls-throughput"
 FEW_NAME = f"ils-{FEW}"

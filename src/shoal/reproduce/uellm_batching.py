@@ -10,9 +10,9 @@ from shoal.reproduce.pictures import lines
 from shoal.reproduce.registry import Reproduction
 from shoal.reproduce.result import Effort, Result, Row, Value
 from shoal.reproduce.uellm_workload import MAX_OUTPUT, MAX_PROMPT, BucketPredictor, question_requests
-from shoal.schedule.static import MemoryByBytes, static_preset
-from shoal.simulate.static_cluster import StaticCluster, StaticRun
-from shoal.simulate.static_request import StaticLimits
+from shoal.static.batching import MemoryByBytes, static_preset
+from shoal.static.serving.cluster import StaticCluster, StaticRun
+from shoal.static.serving.simulated_request import StaticLimits
 
 NAME = "uellm-batching"
 PAPER = "UELLM (He et al., 2024: A Unified and Efficient Approach for LLM Inference Serving), Figs. 4 and 5"

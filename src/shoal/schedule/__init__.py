@@ -1,9 +1,8 @@
 """The iteration scheduler and its policies.
 
 Here belong the scheduler (the mechanism: plans, block tables, queues), its orders (who steps next), its
-admissions (whether one more fits) and its victims (who makes room); in ``static``, the batching of requests
-for engines that run whole batches only. Policies are pure: they read what they are given and return a
-choice. Tensors, clocks, processes and text belong elsewhere.
+admissions (whether one more fits) and its victims (who makes room). Policies are pure: they read what they
+are given and return a choice. Tensors, clocks, processes and text belong elsewhere.
 
 A new admission or victim is a class in ``admission`` or ``victims``, entered in the registry at the end of
 that file; a new order is a file in ``orders``, entered in that package's registry.
@@ -23,7 +22,6 @@ from shoal.schedule.admission import (
 from shoal.schedule.describe import describe
 from shoal.schedule.group import GroupView, ServiceTraits
 from shoal.schedule.intake import ServiceLimits
-from shoal.schedule.lookup import lookup
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import (
     ORDERS,
@@ -81,5 +79,4 @@ __all__ = [
     "WeightedTurns",
     "admission_class",
     "describe",
-    "lookup",
 ]

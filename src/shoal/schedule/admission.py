@@ -16,11 +16,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.core import ConfigError
+from shoal.core import ConfigError, lookup
 from shoal.forecast import COLD_STARTS, LengthHistory, safe_peak
 from shoal.schedule.belief import PREDICTIONS, TRUTHS, Belief, draws
 from shoal.schedule.crowd import Crowd
-from shoal.schedule.lookup import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

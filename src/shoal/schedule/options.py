@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.core import ConfigError
+from shoal.core import ConfigError, lookup
 from shoal.forecast import PREDICTORS
 from shoal.schedule.admission import Admission, Aggressive
-from shoal.schedule.lookup import lookup
 from shoal.schedule.orders import Order, WeightedTurns
 from shoal.schedule.victims import VICTIMS
 

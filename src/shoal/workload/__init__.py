@@ -3,7 +3,7 @@
 Here belong readers of trace formats (one small file each, entered in ``readers.FORMATS``), processes that
 say when requests come, distributions that say how long they are, and ``build_requests``, which makes
 requests of a scenario's ``WorkloadOptions``. Everything is keyed by a seed. Not here: anything that runs
-requests (the closed loop is the simulator's), beliefs about traffic (``forecast``), parsing of YAML
+requests (the closed loop is the simulator's), estimates of traffic (``forecast``), parsing of YAML
 (``config``).
 """
 

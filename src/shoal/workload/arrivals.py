@@ -30,9 +30,10 @@ class ArrivalProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent requests: exponential times between them. rate: requests per second."""
+    """Independent requests: exponential times between them."""
 
     rate: float
+    """Requests per second."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -44,14 +45,13 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed times between requests.
-
-    rate: requests per second. cv: standard deviation of the times between requests over their mean; more
-    than 1 is burstier than a Poisson process, which has 1.
-    """
+    """Gamma-distributed times between requests."""
 
     rate: float
+    """Requests per second."""
     cv: float
+    """Standard deviation of the times between requests over their mean; a Poisson process has 1, more is
+    burstier."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -65,10 +65,12 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Weibull:
-    """Weibull-distributed times between requests; ``rate`` and ``cv`` as of Gamma."""
+    """Weibull-distributed times between requests."""
 
     rate: float
+    """Requests per second."""
     cv: float
+    """Standard deviation of the times between requests over their mean."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -83,9 +85,10 @@ class Weibull:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Evenly spaced requests, the first at 0. rate: requests per second."""
+    """Evenly spaced requests, the first at 0."""
 
     rate: float
+    """Requests per second."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -97,7 +100,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """All requests at 0: how much a server does when there is always more to do."""
+    """All requests at 0, to measure the throughput of a server that always has work."""
 
     def times_ns(self, count: int, seed: int) -> list[int]:
         """Zeros."""
@@ -106,16 +109,14 @@ class AtOnce:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The times of a trace, stretched or squeezed.
-
-    times: nanoseconds, rising; ``build_requests`` puts those of its trace here. time_scale: times are
-    multiplied by it (0.5 doubles the load). rate: requests per second that the times used shall have in the
-    mean, instead of ``time_scale``.
-    """
+    """The times of a trace, stretched or squeezed."""
 
     time_scale: float = 1.0
+    """Times are multiplied by it (0.5 doubles the load)."""
     rate: float | None = None
+    """Mean requests per second to scale the times to, instead of ``time_scale``."""
     times: Sequence[int] = ()
+    """Arrival times in nanoseconds, rising; ``build_requests`` puts those of its trace here."""
 
     def __post_init__(self) -> None:
         check_time_scale(self.time_scale)
@@ -163,12 +164,12 @@ def weibull_shape(cv: float) -> float:
 
     Solves lgamma(1 + 2/k) - 2 lgamma(1 + 1/k) = ln(1 + cv^2), whose left side falls with k, by bisection.
     """
-    wanted = math.log1p(cv * cv)
+    target = math.log1p(cv * cv)
     low, high = 0.05, 1000.0
     for _ in range(200):
         middle = math.sqrt(low * high)
-        have = math.lgamma(1 + 2 / middle) - 2 * math.lgamma(1 + 1 / middle)
-        low, high = (middle, high) if have > wanted else (low, middle)
+        value = math.lgamma(1 + 2 / middle) - 2 * math.lgamma(1 + 1 / middle)
+        low, high = (middle, high) if value > target else (low, middle)
     return math.sqrt(low * high)
 
 

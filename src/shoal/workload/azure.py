@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from shoal.workload.lines import ReadOptions, broken, table, whole
+from shoal.workload.lines import ReadOptions, csv_columns, line_error, parse_int
 from shoal.workload.rows import TraceRow
 
 COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
@@ -14,11 +14,11 @@ _SECONDS = len("2023-11-16 18:17:03")
 
 def read_azure(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """Requests with times since 1970; the fraction of a second may have up to nine digits."""
-    for line, (time, prompt, output) in table(path, COLUMNS):
+    for line, (time, prompt, output) in csv_columns(path, COLUMNS):
         yield TraceRow(
             _nanoseconds(time, path, line),
-            whole(prompt, "ContextTokens", path, line),
-            whole(output, "GeneratedTokens", path, line),
+            parse_int(prompt, "ContextTokens", path, line),
+            parse_int(output, "GeneratedTokens", path, line),
         )
 
 
@@ -35,4 +35,4 @@ def _nanoseconds(text: str, path: Path, line: int) -> int:
         return (since.days * 86_400 + since.seconds) * 10**9 + int(fraction.ljust(9, "0"))
     except (ValueError, TypeError):
         expected = "a time like 2023-11-16 18:17:03.9799600, in UTC"
-        raise broken(path, line, f"TIMESTAMP is {text[:80]!r}", expected) from None
+        raise line_error(path, line, f"TIMESTAMP is {text[:80]!r}", expected) from None

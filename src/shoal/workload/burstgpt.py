@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.workload.lines import ReadOptions, nanoseconds, table, whole
+from shoal.workload.lines import ReadOptions, csv_columns, parse_int, parse_ns
 from shoal.workload.rows import TraceRow
 
 COLUMNS = ("timestamp", "request tokens", "response tokens")
@@ -14,9 +14,9 @@ def read_burstgpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]
 
     The client is the model and the kind of log ("ChatGPT Conversation log"), which have traffic of their own.
     """
-    for line, (time, prompt, output, *source) in table(path, COLUMNS, ("model", "log type")):
-        arrival = nanoseconds(time, "Timestamp", path, line)
-        answered = whole(output, "Response tokens", path, line, least=0)
-        asked = whole(prompt, "Request tokens", path, line, least=1 if answered else 0)
+    for line, (time, prompt, output, *source) in csv_columns(path, COLUMNS, ("model", "log type")):
+        arrival = parse_ns(time, "Timestamp", path, line)
+        answered = parse_int(output, "Response tokens", path, line, least=0)
+        asked = parse_int(prompt, "Request tokens", path, line, least=1 if answered else 0)
         client = " ".join(filter(None, source))
         yield TraceRow(arrival, asked, answered, client or None) if answered else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core import derive_seed
-from shoal.workload.lines import ReadOptions, broken, open_text, table, whole
+from shoal.workload.lines import ReadOptions, csv_columns, line_error, open_text, parse_int
 from shoal.workload.rows import TraceRow
 
 TURN_COLUMNS = ("conv", "turn", "role", "tokens")
@@ -22,41 +22,45 @@ _ANSWERING = {"gpt", "assistant", "model", "chatgpt", "bing", "bard"}
 
 
 class _Conversation:
-    """One conversation so far: its length, its hashes, and the number of the last turn."""
+    """One conversation as far as it was read."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
-        self.last = -1
+        """Its name, which becomes the client of its requests."""
+        self.last_turn = -1
+        """Number of the last turn."""
         self.tokens = 0
-        self._first = derive_seed(number) >> 1
+        """Length of all turns."""
+        self._first_hash = derive_seed(number) >> 1
         self._hashes: list[int] = []
 
     def turn(self, role: str, tokens: int) -> Iterator[TraceRow | None]:
-        """The request that an answer is; None for an empty answer, or one to nothing."""
+        """Add a turn; an answer is a request, or None where it or all before it is empty."""
         if role.strip().lower() in _ANSWERING:
             yield self._request(tokens) if self.tokens and tokens else None
         self.tokens += tokens
 
     def _request(self, output: int) -> TraceRow:
         full = self.tokens // HASH_TOKENS
-        self._hashes.extend(range(self._first + len(self._hashes), self._first + full))
+        self._hashes.extend(range(self._first_hash + len(self._hashes), self._first_hash + full))
         return TraceRow(0, self.tokens, output, self.name, tuple(self._hashes), HASH_TOKENS)
 
 
 def read_turns(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """CSV ``conv,turn,role,tokens``: turns of a conversation in rising order. No arrival times."""
     conversations: dict[str, _Conversation] = {}
-    for line, (name, turn, role, tokens) in table(path, TURN_COLUMNS):
-        talk = conversations.setdefault(name, _Conversation(name, len(conversations)))
-        number = whole(turn, "turn", path, line, least=0)
-        if number <= talk.last:
-            raise broken(path, line, f"turn {number} of conversation {name}", f"one after turn {talk.last}")
-        talk.last = number
-        length = whole(tokens, "tokens", path, line, least=0)
-        if talk.tokens + length > LARGEST_CONVERSATION:
-            wrong = f"conversation {name} has {talk.tokens + length} tokens with this turn"
-            raise broken(path, line, wrong, f"at most {LARGEST_CONVERSATION}")
-        yield from talk.turn(role, length)
+    for line, (name, turn, role, tokens) in csv_columns(path, TURN_COLUMNS):
+        conversation = conversations.setdefault(name, _Conversation(name, len(conversations)))
+        number = parse_int(turn, "turn", path, line, least=0)
+        if number <= conversation.last_turn:
+            expected = f"one after turn {conversation.last_turn}"
+            raise line_error(path, line, f"turn {number} of conversation {name}", expected)
+        conversation.last_turn = number
+        length = parse_int(tokens, "tokens", path, line, least=0)
+        if conversation.tokens + length > LARGEST_CONVERSATION:
+            wrong = f"conversation {name} has {conversation.tokens + length} tokens with this turn"
+            raise line_error(path, line, wrong, f"at most {LARGEST_CONVERSATION}")
+        yield from conversation.turn(role, length)
 
 
 def read_sharegpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
@@ -65,17 +69,17 @@ def read_sharegpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]
     for number, (line, record) in enumerate(_elements(path)):
         turns = record.get("conversations") if isinstance(record, dict) else None
         if not isinstance(turns, list):
-            raise broken(path, line, "no list 'conversations'", '{"conversations": [...]}')
-        talk = _Conversation(str(record.get("id", number)), number)
+            raise line_error(path, line, "no list 'conversations'", '{"conversations": [...]}')
+        conversation = _Conversation(str(record.get("id", number)), number)
         for turn in turns:
             role, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
             if not isinstance(role, str) or not isinstance(text, str):
-                raise broken(path, line, "a turn without texts", '{"from": "human", "value": "Hello"}')
+                raise line_error(path, line, "a turn without texts", '{"from": "human", "value": "Hello"}')
             length = count_tokens(text)
-            if talk.tokens + length > LARGEST_CONVERSATION:
+            if conversation.tokens + length > LARGEST_CONVERSATION:
                 wrong = f"a conversation of more than {LARGEST_CONVERSATION} tokens"
-                raise broken(path, line, wrong, "shorter ones")
-            yield from talk.turn(role, length)
+                raise line_error(path, line, wrong, "shorter ones")
+            yield from conversation.turn(role, length)
 
 
 def tokens_by_characters(text: str) -> int:
@@ -91,24 +95,24 @@ def _elements(path: Path) -> Iterator[tuple[int, Any]]:
     line, counted, place = 1, 0, _skip(text, 0)
     ended = text[place : place + 1] != "["
     if ended and place < len(text):
-        raise broken(path, 1, "no JSON list", '[{"conversations": [...]}, ...]')
+        raise line_error(path, 1, "no JSON list", '[{"conversations": [...]}, ...]')
     place = _skip(text, place + 1)
     while not ended and text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
         try:
             element, place = decode(text, place)
         except (ValueError, RecursionError) as error:
-            raise broken(path, line, f"not JSON ({error})", '{"conversations": [...]}') from None
+            raise line_error(path, line, f"not JSON ({error})", '{"conversations": [...]}') from None
         yield line, element
         place = _skip(text, place)
         if text[place : place + 1] not in {",", "]"}:
             wrong = "the file ends inside the list" if place >= len(text) else "no comma after an element"
-            raise broken(path, line + text.count("\n", counted, place), wrong, "',' or ']'")
+            raise line_error(path, line + text.count("\n", counted, place), wrong, "',' or ']'")
         place = _skip(text, place + 1) if text[place] == "," else place
     after = _skip(text, place + 1)
     if after < len(text):
         wrong = f"the list has ended, but {text[after : after + 20]!r} follows"
-        raise broken(path, line + text.count("\n", counted, after), wrong, "nothing more")
+        raise line_error(path, line + text.count("\n", counted, after), wrong, "nothing more")
 
 
 def _skip(text: str, place: int) -> int:

@@ -41,6 +41,7 @@ class FixedLength:
     """Always the same length."""
 
     tokens: int
+    """The length."""
 
     def __post_init__(self) -> None:
         _check_range(self.tokens, self.tokens)
@@ -52,10 +53,12 @@ class FixedLength:
 
 @dataclass(frozen=True, slots=True)
 class UniformLength:
-    """Whole numbers from ``low`` to ``high``, both included, equally likely."""
+    """Equally likely whole numbers."""
 
     low: int
+    """Shortest length."""
     high: int
+    """Longest length."""
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
@@ -67,15 +70,16 @@ class UniformLength:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalLength:
-    """Lengths whose logarithm is normal, with mean ``mu`` and standard deviation ``sigma``.
-
-    The median is exp(mu). What falls outside ``low`` to ``high`` becomes the nearer of them.
-    """
+    """Lengths whose logarithm is normally distributed, clipped to ``low`` and ``high``."""
 
     mu: float
+    """Mean of the logarithm; the median length is exp(mu)."""
     sigma: float
+    """Standard deviation of the logarithm."""
     low: int = 1
+    """Shortest length."""
     high: int = LARGEST
+    """Longest length."""
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
@@ -87,17 +91,21 @@ class LogNormalLength:
     def draw(self, count: int, seed: int) -> IntArray:
         """``count`` lengths."""
         normal = np.random.default_rng(seed).standard_normal(count)
-        return _whole(np.exp(np.minimum(self.mu + self.sigma * normal, 40.0)), self.low, self.high)
+        return _round_and_clip(np.exp(np.minimum(self.mu + self.sigma * normal, 40.0)), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class GammaLength:
-    """Gamma-distributed lengths with a mean and a coefficient of variation, kept in ``low`` to ``high``."""
+    """Gamma-distributed lengths, clipped to ``low`` and ``high``."""
 
     mean: float
+    """Mean before clipping."""
     cv: float
+    """Coefficient of variation before clipping."""
     low: int = 1
+    """Shortest length."""
     high: int = LARGEST
+    """Longest length."""
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
@@ -110,14 +118,15 @@ class GammaLength:
         """``count`` lengths."""
         shape = self.cv**-2
         drawn = np.random.default_rng(seed).standard_gamma(shape, count) * (self.mean / shape)
-        return _whole(drawn, self.low, self.high)
+        return _round_and_clip(drawn, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureLength:
-    """One of several distributions, by weight, for every length."""
+    """For every length one of several distributions, chosen by weight."""
 
     parts: tuple[tuple[float, SideDistribution], ...]
+    """(weight, distribution) of each."""
 
     def __post_init__(self) -> None:
         _check_weights([weight for weight, _ in self.parts])
@@ -131,10 +140,12 @@ class MixtureLength:
 
 @dataclass(frozen=True, slots=True)
 class Independent:
-    """Prompt and output lengths that know nothing of each other."""
+    """Prompt and output lengths that are drawn independently of each other."""
 
     prompt: SideDistribution
+    """Lengths of prompts."""
     output: SideDistribution
+    """Lengths of outputs."""
 
     def sample(self, count: int, seed: int) -> tuple[IntArray, IntArray]:
         """``count`` prompt lengths and as many output lengths."""
@@ -146,6 +157,7 @@ class Empirical:
     """Pairs drawn from a table, with replacement."""
 
     pairs: tuple[tuple[int, int], ...]
+    """(prompt, output) lengths."""
 
     def __post_init__(self) -> None:
         if not self.pairs or min(map(min, self.pairs)) < 1:
@@ -165,9 +177,10 @@ class Empirical:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """One of several distributions, by weight, for every request."""
+    """For every request one of several distributions, chosen by weight."""
 
     parts: tuple[tuple[float, LengthDistribution], ...]
+    """(weight, distribution) of each."""
 
     def __post_init__(self) -> None:
         _check_weights([weight for weight, _ in self.parts])
@@ -178,9 +191,9 @@ class Mixture:
         drawn = [
             part.sample(count, derive_seed(seed, 1, index)) for index, (_, part) in enumerate(self.parts)
         ]
-        every = np.arange(count)
+        requests = np.arange(count)
         prompts, outputs = (np.stack(side) for side in zip(*drawn, strict=True))
-        return prompts[chosen, every], outputs[chosen, every]
+        return prompts[chosen, requests], outputs[chosen, requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,7 @@ class Concatenation:
     """One distribution after the other, each for its share of the requests: a workload that changes."""
 
     parts: tuple[tuple[float, LengthDistribution], ...]
+    """(share of the requests, distribution) of each."""
 
     def __post_init__(self) -> None:
         _check_weights([weight for weight, _ in self.parts])
@@ -219,7 +233,7 @@ def _choose(weights: Sequence[float], count: int, seed: int) -> NDArray[np.intp]
     return np.searchsorted(cumulated[:-1] / cumulated[-1], drawn, side="right")
 
 
-def _whole(lengths: NDArray[np.float64], low: int, high: int) -> IntArray:
+def _round_and_clip(lengths: NDArray[np.float64], low: int, high: int) -> IntArray:
     return np.clip(np.rint(lengths), low, high).astype(np.int64)
 
 

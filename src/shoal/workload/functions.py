@@ -13,13 +13,13 @@ from shoal.core import derive_seed
 from shoal.workload.lines import (
     LARGEST_COUNT,
     ReadOptions,
-    broken,
+    csv_columns,
     csv_lines,
     header_of,
-    nanoseconds,
-    real,
-    table,
-    whole,
+    line_error,
+    parse_float,
+    parse_int,
+    parse_ns,
 )
 from shoal.workload.rows import LARGEST_REQUESTS, TraceRow
 
@@ -30,9 +30,9 @@ _MINUTE_NS = 60 * 10**9
 
 def read_invocations(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """MAF 2021: one line per invocation; it arrived ``duration`` seconds before ``end_timestamp``."""
-    for line, (app, function, end, duration) in table(path, INVOCATION_COLUMNS):
-        lasted = real(duration, "duration", path, line, least=0.0)
-        arrival = nanoseconds(end, "end_timestamp", path, line) - round(lasted * 1e9)
+    for line, (app, function, end, duration) in csv_columns(path, INVOCATION_COLUMNS):
+        lasted = parse_float(duration, "duration", path, line, least=0.0)
+        arrival = parse_ns(end, "end_timestamp", path, line) - round(lasted * 1e9)
         yield TraceRow(arrival, 0, 0, f"{app}/{function}")
 
 
@@ -46,17 +46,17 @@ def read_counts(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     number, header = next(lines, (0, list(COUNT_COLUMNS)))
     fixed = len(COUNT_COLUMNS)
     if tuple(header_of(",".join(header[:fixed]))) != COUNT_COLUMNS:
-        raise broken(path, number, "another header", "HashOwner,HashApp,HashFunction,Trigger,1,2,3,...")
+        raise line_error(path, number, "another header", "HashOwner,HashApp,HashFunction,Trigger,1,2,3,...")
     arrivals: list[tuple[int, str]] = []
     for line, cells in lines:
         if len(cells) != len(header):
-            raise broken(path, line, f"{len(cells)} columns", str(len(header)))
+            raise line_error(path, line, f"{len(cells)} columns", str(len(header)))
         client = "/".join(cells[1:3])
         for minute, cell in enumerate(cells[fixed:]):
-            count = whole(cell, f"minute {header[fixed + minute]}", path, line, 0, LARGEST_COUNT)
+            count = parse_int(cell, f"minute {header[fixed + minute]}", path, line, 0, LARGEST_COUNT)
             if len(arrivals) + count > LARGEST_REQUESTS:
                 most = f"at most {LARGEST_REQUESTS:,}; keep fewer lines, or fewer minutes"
-                raise broken(path, line, f"more than {LARGEST_REQUESTS:,} invocations so far", most)
+                raise line_error(path, line, f"more than {LARGEST_REQUESTS:,} invocations so far", most)
             if count:
                 draw = np.random.default_rng(derive_seed(options.seed, line, minute))
                 offsets = np.sort(draw.integers(0, _MINUTE_NS, count)).tolist()

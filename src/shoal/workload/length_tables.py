@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.core import ConfigError
-from shoal.workload.lines import ReadOptions, csv_lines, header_of, nanoseconds, table, whole
+from shoal.workload.lines import ReadOptions, csv_columns, csv_lines, header_of, parse_int, parse_ns
 from shoal.workload.rows import TraceRow
 
 COLUMN_PAIRS = (
@@ -34,7 +34,7 @@ def read_timed_lengths(path: Path, options: ReadOptions, timed: bool = True) -> 
         possible = " or ".join(",".join(pair) for pair in COLUMN_PAIRS)
         raise ConfigError(f"{path}:1: no columns of lengths; expected {possible}")
     required = (*pair, ARRIVAL) if timed else pair
-    for line, (prompt, output, *more) in table(path, required, ("client",)):
-        lengths = whole(prompt, pair[0], path, line, 0), whole(output, pair[1], path, line, 0)
-        arrival = nanoseconds(more[0], ARRIVAL, path, line) if timed else 0
+    for line, (prompt, output, *more) in csv_columns(path, required, ("client",)):
+        lengths = parse_int(prompt, pair[0], path, line, 0), parse_int(output, pair[1], path, line, 0)
+        arrival = parse_ns(more[0], ARRIVAL, path, line) if timed else 0
         yield TraceRow(arrival, *lengths, more[-1] or None) if all(lengths) else None

@@ -15,38 +15,36 @@ from shoal.workload.rows import LARGEST_S, TraceRow
 LARGEST_LENGTH = 10**9
 LARGEST_COUNT = 10**6
 """Most requests of one client in one window or minute, where a trace has counts or rates."""
-_NO_TEXT = (
+_NOT_UTF8 = (
     (b"\x1f\x8b", "is compressed with gzip; unpack it first (gunzip)"),
     (b"PK\x03\x04", "is a zip archive; unpack it first (unzip)"),
     (b"\xff\xfe", "is UTF-16, not UTF-8; convert it first (iconv -f UTF-16 -t UTF-8)"),
     (b"\xfe\xff", "is UTF-16, not UTF-8; convert it first (iconv -f UTF-16 -t UTF-8)"),
 )
-"""How files begin that hold no UTF-8 text, and what to do about them."""
+"""First bytes of files that hold no UTF-8 text, and what to do about them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What some formats need beside their file.
-
-    seed: keys the draws of formats that hold distributions or counts instead of requests. count_tokens:
-    the length of a text in tokens; None counts a token for every four characters.
-    """
+    """What some formats need beside their file."""
 
     seed: int = 0
+    """Keys the draws of formats that hold distributions or counts instead of requests."""
     count_tokens: Callable[[str], int] | None = None
+    """Gives the length of a text in tokens; None counts a token for every four characters."""
 
 
 Reader = Callable[[Path, ReadOptions], Iterator[TraceRow | None]]
 """Yields the requests of a file in its order; None stands for one that was skipped."""
 
 
-def broken(path: Path, line: int, wrong: str, expected: str) -> ConfigError:
+def line_error(path: Path, line: int, wrong: str, expected: str) -> ConfigError:
     """The error for one line of a file."""
     return ConfigError(f"{path}:{line}: {wrong}; expected {expected}")
 
 
 def open_text(path: Path) -> TextIO:
-    """Open a trace file for reading; a byte that is no UTF-8 shows up as a broken number, with its line.
+    """Open a trace file for reading; bytes that are not UTF-8 lead to an error about their line.
 
     Raises ConfigError for a file that cannot be read, or that is compressed or UTF-16.
     """
@@ -55,7 +53,7 @@ def open_text(path: Path) -> TextIO:
         head = file.peek(4)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    for magic, what in _NO_TEXT:
+    for magic, what in _NOT_UTF8:
         if head.startswith(magic):
             file.close()
             raise ConfigError(f"{path}: {what}")
@@ -76,10 +74,12 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 if cells:
                     yield reader.line_num, cells
         except csv.Error as error:
-            raise broken(path, reader.line_num, f"no CSV ({error})", "cells separated by commas") from None
+            raise line_error(
+                path, reader.line_num, f"no CSV ({error})", "cells separated by commas"
+            ) from None
 
 
-def table(
+def csv_columns(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[int, list[str]]]:
     """Line number and the cells of the named columns, "" for an optional column that is missing.
@@ -92,14 +92,14 @@ def table(
     names = header_of(",".join(header))
     missing = [name for name in required if name not in names]
     if missing:
-        raise broken(path, number, f"no column {', '.join(missing)}", f"columns {','.join(required)}")
+        raise line_error(path, number, f"no column {', '.join(missing)}", f"columns {','.join(required)}")
     twice = [name for name in (*required, *optional) if names.count(name) > 1]
     if twice:
-        raise broken(path, number, f"column {', '.join(twice)} more than once", "one of each")
+        raise line_error(path, number, f"column {', '.join(twice)} more than once", "one of each")
     places = [names.index(name) if name in names else -1 for name in (*required, *optional)]
     for line, cells in lines:
         if len(cells) != len(names):
-            raise broken(path, line, f"{len(cells)} columns", f"{len(names)}: {','.join(names)}")
+            raise line_error(path, line, f"{len(cells)} columns", f"{len(names)}: {','.join(names)}")
         yield line, [cells[place] if place >= 0 else "" for place in places]
 
 
@@ -112,67 +112,69 @@ def json_lines(path: Path, like: str) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 record = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise broken(path, number, f"not JSON ({error})", f"an object like {like}") from None
+                raise line_error(path, number, f"not JSON ({error})", f"an object like {like}") from None
             if not isinstance(record, dict):
-                raise broken(path, number, f"a JSON {type(record).__name__}", f"an object like {like}")
+                raise line_error(path, number, f"a JSON {type(record).__name__}", f"an object like {like}")
             yield number, record
 
 
-def member(record: dict[str, Any], name: str, path: Path, line: int, like: str) -> Any:
+def get_member(record: dict[str, Any], name: str, path: Path, line: int, like: str) -> Any:
     """A member that every line must have."""
     if name not in record:
-        raise broken(path, line, f"no {name!r}", f"an object like {like}")
+        raise line_error(path, line, f"no {name!r}", f"an object like {like}")
     return record[name]
 
 
-def whole(value: object, name: str, path: Path, line: int, least: int = 1, most: int = LARGEST_LENGTH) -> int:
+def parse_int(
+    value: object, name: str, path: Path, line: int, least: int = 1, most: int = LARGEST_LENGTH
+) -> int:
     """A length or count from ``least`` to ``most``; raises ConfigError for anything else."""
     number = _as_int(value)
     if number is None or not least <= number <= most:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
         limits = f"a whole number from {least} to {most}"
-        raise broken(path, line, f"{name} is {str(shown)[:80]!r}", limits)
+        raise line_error(path, line, f"{name} is {str(shown)[:80]!r}", limits)
     return number
 
 
 def _as_int(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or _odd(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or _only_python_reads(value):
         return None
     try:
-        return int(value) if isinstance(value, int | str) else _exact(value)
+        return int(value) if isinstance(value, int | str) else _int_of_float(value)
     except ValueError:
         pass
     try:
-        return _exact(float(value))
+        return _int_of_float(float(value))
     except ValueError:
         return None
 
 
-def _odd(value: int | float | str) -> bool:
-    """Whether Python reads a number here that nobody else would: ``3_74``, or digits of other scripts."""
+def _only_python_reads(value: int | float | str) -> bool:
+    """Whether only Python reads this as a number: ``3_74``, or digits of other scripts."""
     return isinstance(value, str) and ("_" in value or not value.isascii())
 
 
-def _exact(value: float) -> int | None:
+def _int_of_float(value: float) -> int | None:
     return int(value) if math.isfinite(value) and value.is_integer() else None
 
 
-def real(
+def parse_float(
     value: object, name: str, path: Path, line: int, least: float = -LARGEST_S, most: float = LARGEST_S
 ) -> float:
     """A number from ``least`` to ``most``; raises ConfigError for anything else."""
     try:
-        if isinstance(value, bool) or not isinstance(value, int | float | str) or _odd(value):
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or _only_python_reads(value):
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
         number = math.nan
     if not least <= number <= most:
         limits = f"a number from {least:g} to {most:g}"
-        raise broken(path, line, f"{name} is {str(value)[:80]!r}", limits)
+        raise line_error(path, line, f"{name} is {str(value)[:80]!r}", limits)
     return number
 
 
-def nanoseconds(value: object, name: str, path: Path, line: int) -> int:
+def parse_ns(value: object, name: str, path: Path, line: int) -> int:
     """Seconds as nanoseconds; at most a hundred years."""
-    return round(real(value, name, path, line) * 1e9)
+    return round(parse_float(value, name, path, line) * 1e9)

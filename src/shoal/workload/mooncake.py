@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shoal.core import ConfigError
-from shoal.workload.lines import ReadOptions, broken, json_lines, member, real, whole
+from shoal.workload.lines import ReadOptions, get_member, json_lines, line_error, parse_float, parse_int
 from shoal.workload.prefixes import block_hashes
 from shoal.workload.rows import LARGEST_S, MOONCAKE_BLOCK, TraceRow
 
@@ -18,11 +18,13 @@ _LIKE = '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_i
 def read_mooncake(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """Requests with times in milliseconds; ``hash_ids`` and ``client`` (ours) may be left out."""
     for line, record in json_lines(path, _LIKE):
-        prompt = whole(member(record, "input_length", path, line, _LIKE), "input_length", path, line)
-        output = whole(member(record, "output_length", path, line, _LIKE), "output_length", path, line)
+        prompt = parse_int(get_member(record, "input_length", path, line, _LIKE), "input_length", path, line)
+        output = parse_int(
+            get_member(record, "output_length", path, line, _LIKE), "output_length", path, line
+        )
         client = record.get("client")
         yield TraceRow(
-            _arrival(member(record, "timestamp", path, line, _LIKE), path, line),
+            _arrival(get_member(record, "timestamp", path, line, _LIKE), path, line),
             prompt,
             output,
             None if client is None else str(client),
@@ -55,7 +57,7 @@ def write_mooncake(path: Path, rows: Iterable[TraceRow]) -> None:
 
 
 def _arrival(value: object, path: Path, line: int) -> int:
-    milliseconds = real(value, "timestamp", path, line, -1e3 * LARGEST_S, 1e3 * LARGEST_S)
+    milliseconds = parse_float(value, "timestamp", path, line, -1e3 * LARGEST_S, 1e3 * LARGEST_S)
     return value * 10**6 if isinstance(value, int) else round(milliseconds * 1e6)
 
 
@@ -63,9 +65,9 @@ def _hashes(value: object, prompt: int, path: Path, line: int) -> tuple[int, ...
     most = -(-prompt // MOONCAKE_BLOCK)
     expected = f"a list of whole numbers, at most {most} for {prompt} tokens in blocks of {MOONCAKE_BLOCK}"
     if not isinstance(value, list):
-        raise broken(path, line, f"hash_ids is {str(value)[:80]!r}", expected)
+        raise line_error(path, line, f"hash_ids is {str(value)[:80]!r}", expected)
     if any(type(number) is not int for number in value):
-        raise broken(path, line, "hash_ids has something else than numbers", expected)
+        raise line_error(path, line, "hash_ids has something else than numbers", expected)
     if len(value) > most:
-        raise broken(path, line, f"{len(value)} hash_ids", expected)
+        raise line_error(path, line, f"{len(value)} hash_ids", expected)
     return tuple(value)

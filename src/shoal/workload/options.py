@@ -16,30 +16,33 @@ from shoal.workload.rows import LARGEST_REQUESTS, TraceRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """Which requests come, and when.
-
-    trace: file or folder; its ``format`` is guessed where not given. lengths: draw lengths, instead of the
-    trace's or without a trace. arrivals: draw arrival times, instead of the trace's or where there are none.
-    requests: how many; with a trace the first so many of the file. seed: keys everything that is drawn.
-    time_scale: arrival times are multiplied by it (0.5 doubles the load). max_tokens: the limit that every
-    request asks for. clients: so many requests are in the system at a time, each followed by the next as soon
-    as it ends; then arrival times do not matter. services: shares of the requests by service; None deals
-    the trace's clients to the services, or the requests in equal shares where there are no clients.
-    """
+    """Which requests come, and when."""
 
     trace: Path | None = None
+    """File or folder of a trace."""
     format: str | None = None
+    """Format of the trace; None guesses it."""
     lengths: LengthDistribution | None = None
+    """Draws lengths, instead of the trace's or without a trace."""
     arrivals: ArrivalProcess | None = None
+    """Draws arrival times, instead of the trace's or where there are none."""
     requests: int | None = None
+    """Number of requests; with a trace, how many from the beginning of the file."""
     seed: int = 0
+    """Keys everything that is drawn."""
     time_scale: float = 1.0
+    """Arrival times are multiplied by it (0.5 doubles the load)."""
     max_tokens: int | None = None
+    """The output limit that every request asks for."""
     clients: int | None = None
+    """Closed loop: this many requests at a time, each followed by the next as soon as it ends. Arrival times
+    do not matter then."""
     services: Mapping[str, float] | None = None
+    """Shares of the requests by service. None deals the trace's clients to the services, or the requests in
+    equal shares where there are no clients."""
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing; raises ConfigError."""
+        """Raise ConfigError for values without meaning."""
         for name in ("requests", "max_tokens", "clients"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -64,10 +67,12 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload's requests, by arrival. note: as in ``Trace``, how its trace was read, or ""."""
+    """The requests of a workload."""
 
     requests: list[Request]
+    """All requests, by arrival."""
     note: str = ""
+    """As in ``Trace``: how the trace was read, or ""."""
 
 
 def build_requests(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> list[Request]:
@@ -76,7 +81,7 @@ def build_requests(options: WorkloadOptions, services: Sequence[str], block_size
 
 
 def build_workload(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> Workload:
-    """What a workload comes to; pure but for reading the trace.
+    """The requests of a workload, and a note on its trace; only reads the trace, no other side effect.
 
     services: names of all services there are. Raises ConfigError for a broken trace, for arrivals or lengths
     that neither the trace nor the options have, and for shares of unknown services.
@@ -94,7 +99,7 @@ def build_workload(options: WorkloadOptions, services: Sequence[str], block_size
         )
     requests = to_requests(
         rows,
-        _dealer(options, services, rows),
+        _service_chooser(options, services, rows),
         block_size=block_size,
         time_scale=options.time_scale,
         max_tokens=options.max_tokens,
@@ -135,7 +140,9 @@ def _process(arrivals: ArrivalProcess, rows: Sequence[TraceRow], timed: bool) ->
     return replace(arrivals, times=tuple(row.arrival_ns for row in rows))
 
 
-def _dealer(options: WorkloadOptions, services: Sequence[str], rows: Sequence[TraceRow]) -> ServiceOf:
+def _service_chooser(
+    options: WorkloadOptions, services: Sequence[str], rows: Sequence[TraceRow]
+) -> ServiceOf:
     shares = options.services
     unknown = sorted(set(shares or ()) - set(services))
     if not services or unknown:
@@ -153,10 +160,10 @@ def _by_shares(shares: Mapping[str, float], seed: int) -> ServiceOf:
     total = math.fsum(shares.values())
 
     def service_of(number: int, row: TraceRow) -> str:
-        left = uniform(seed, number) * total
+        remaining = uniform(seed, number) * total
         for name in names:
-            left -= shares[name]
-            if left < 0:
+            remaining -= shares[name]
+            if remaining < 0:
                 return name
         return names[-1]
 

@@ -16,7 +16,7 @@ def block_hashes(row: TraceRow, block_size: int) -> tuple[int, ...]:
     hashes: list[int] = []
     prefix = 0
     for index, number in enumerate(row.hashes):
-        # A KV block belongs to the trace block in which it ends; then all it reaches into is in ``prefix``.
+        # A KV block belongs to the trace block in which it ends, so ``prefix`` covers all its tokens.
         prefix = derive_seed(prefix, number)
         first = prefix >> 1
         ending = (index + 1) * size // block_size - index * size // block_size

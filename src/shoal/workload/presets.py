@@ -117,5 +117,5 @@ def figures(lengths: LengthDistribution, count: int = 100_000, seed: int = 0) ->
 
 
 def _summary(lengths: IntArray) -> dict[str, float]:
-    of = {f"p{percent}": float(np.percentile(lengths, percent)) for percent in PERCENTILES}
-    return {"mean": float(lengths.mean()), **of}
+    percentiles = {f"p{percent}": float(np.percentile(lengths, percent)) for percent in PERCENTILES}
+    return {"mean": float(lengths.mean()), **percentiles}

@@ -18,15 +18,16 @@ from shoal.workload.servegen import is_servegen, read_servegen
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """One format of traces.
-
-    about: what it looks like, for lists and errors. timed, sized: whether it has arrival times, and lengths.
-    """
+    """One format of traces."""
 
     about: str
+    """What it looks like, for lists and errors."""
     read: Reader
+    """Reads a file of this format."""
     timed: bool = True
+    """Whether it has arrival times."""
     sized: bool = True
+    """Whether it has lengths."""
 
 
 FORMATS: Mapping[str, TraceFormat] = {
@@ -54,19 +55,20 @@ FORMATS: Mapping[str, TraceFormat] = {
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that was read.
-
-    rows: by arrival. skipped: requests of the file that are not in it (failed, or empty). timed, sized:
-    whether the rows have arrival times, and lengths; where they have not, these are 0. note: what a reader
-    of the figures should know about how it was read, or "".
-    """
+    """A trace that was read."""
 
     rows: list[TraceRow]
+    """Its requests, by arrival."""
     format: str
+    """Name of its format in ``FORMATS``; "empty" for an empty file."""
     timed: bool = True
+    """Whether the rows have arrival times; otherwise these are 0."""
     sized: bool = True
+    """Whether the rows have lengths; otherwise these are 0."""
     skipped: int = 0
+    """Requests of the file that are not in ``rows``, because they failed or are empty."""
     note: str = ""
+    """What a reader of the results should know about how the trace was read, or ""."""
 
 
 def read_trace(path: Path | str, format: str | None = None, *, seed: int = 0) -> list[TraceRow]:
@@ -85,11 +87,11 @@ def load_trace(
 ) -> Trace:
     """Read a trace in one pass, line by line.
 
-    format: a name in FORMATS; None guesses it from the content. limit: stop after so many requests of the
-    file's order. seed: for formats that hold distributions (ServeGen, MAF's counts). count_tokens: length of
+    format: a name in FORMATS; None guesses it from the content. limit: stop after this many requests of
+    the file. seed: for formats that hold distributions (ServeGen, MAF's counts). count_tokens: length of
     a text, for ShareGPT. from_zero: shift times so that the first request arrives at 0.
 
-    Raises ConfigError, naming file and line, for what is no such trace.
+    Raises ConfigError, naming file and line, where the file is not such a trace.
     """
     path = Path(path)
     chosen = guess_format(path) if format is None else format
@@ -101,7 +103,7 @@ def load_trace(
     if path.is_dir() != (kind.read is read_servegen):
         found = "a folder" if path.is_dir() else "no folder"
         raise ConfigError(f"{path}: is {found}; the format {chosen} is {kind.about}")
-    rows, skipped = _take(kind.read(path, ReadOptions(seed, count_tokens)), limit)
+    rows, skipped = _read_rows(kind.read(path, ReadOptions(seed, count_tokens)), limit)
     if len(rows) > LARGEST_REQUESTS:
         raise ConfigError(
             f"{path}: more than {LARGEST_REQUESTS:,} requests; ask for the first so many of them (requests: "
@@ -116,7 +118,7 @@ def load_trace(
     )
 
 
-def _take(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[TraceRow], int]:
+def _read_rows(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[TraceRow], int]:
     """The first ``limit`` requests, and how many were skipped among them."""
     rows: list[TraceRow] = []
     skipped = 0
@@ -131,7 +133,7 @@ def _take(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[Tra
 
 
 def guess_format(path: Path) -> str | None:
-    """The format of a trace by its first line; None for an empty file. Raises ConfigError if it is none."""
+    """The format of a trace by its first line; None for an empty file. Raises ConfigError if unknown."""
     if path.is_dir():
         if is_servegen(path):
             return "servegen"

@@ -10,7 +10,7 @@ from shoal.workload.prefixes import block_hashes
 from shoal.workload.rows import TraceRow, in_order
 
 ServiceOf = Callable[[int, TraceRow], str]
-"""The service of a request, by its number and its row."""
+"""Gives the service of a request, by its number and its row."""
 
 
 def to_requests(
@@ -28,10 +28,10 @@ def to_requests(
     """Requests by arrival, the first at 0 unless ``from_zero`` is False; ids are ``prefix`` and a number.
 
     service: its name, or a function that says which. block_size: tokens of the engine's KV blocks, for which
-    shared prefixes are hashed. limit: only so many, the earliest. time_scale: times are multiplied by it (0.5
-    doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the draws
-    of the requests. Raises ConfigError for rows without lengths, and for requests that come later than a
-    hundred years.
+    shared prefixes are hashed. limit: only this many, the earliest. time_scale: times are multiplied by it
+    (0.5 doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the
+    draws of the requests. Raises ConfigError for rows without lengths, and for requests that come later than
+    a hundred years.
     """
     if block_size < 1:
         raise ConfigError(f"block_size must be more than 0, got {block_size}")
@@ -69,20 +69,20 @@ def generate_rows(
 
 
 def with_lengths(rows: Iterable[TraceRow], lengths: LengthDistribution, seed: int) -> list[TraceRow]:
-    """The rows with lengths drawn anew; they share no prefixes any more."""
-    kept = list(rows)
-    prompts, outputs = (side.tolist() for side in lengths.sample(len(kept), seed))
+    """The rows with newly drawn lengths; they no longer share prefixes."""
+    old_rows = list(rows)
+    prompts, outputs = (side.tolist() for side in lengths.sample(len(old_rows), seed))
     return [
         replace(row, prompt_tokens=prompt, output_tokens=output, hashes=())
-        for row, prompt, output in zip(kept, prompts, outputs, strict=True)
+        for row, prompt, output in zip(old_rows, prompts, outputs, strict=True)
     ]
 
 
 def with_arrivals(rows: Iterable[TraceRow], arrivals: ArrivalProcess, seed: int) -> list[TraceRow]:
     """The rows, in their order, with other arrival times."""
-    kept = list(rows)
-    times = arrivals.times_ns(len(kept), seed)
-    return [replace(row, arrival_ns=time) for row, time in zip(kept, times, strict=True)]
+    old_rows = list(rows)
+    times = arrivals.times_ns(len(old_rows), seed)
+    return [replace(row, arrival_ns=time) for row, time in zip(old_rows, times, strict=True)]
 
 
 def _always(service: str) -> ServiceOf:

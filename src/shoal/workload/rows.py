@@ -6,31 +6,32 @@ from dataclasses import dataclass, replace
 MOONCAKE_BLOCK = 512
 """Tokens that one hash of Mooncake's format covers."""
 LARGEST_S = 100 * 365.25 * 86_400
-"""A hundred years, in seconds: the latest that a request may come. Nanoseconds fill 64 bits after 292."""
+"""A hundred years, in seconds: the latest arrival. Nanoseconds overflow 64 bits after 292 years."""
 LARGEST_REQUESTS = 20_000_000
 """Most requests of one workload: they are held in memory, at some hundred bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """When a request came, how long its prompt and its answer were, and what its prompt shares.
-
-    arrival_ns: on the trace's clock. prompt_tokens, output_tokens: 0 where the trace has arrivals only.
-    client: who sent it. hashes: one for each ``hash_tokens`` tokens of the prompt, from its beginning (the
-    last may cover fewer, or the rest of the prompt may have none); two prompts are the same for as long as
-    their hashes are.
-    """
+    """When a request came, how long its prompt and its answer were, and what its prompt shares."""
 
     arrival_ns: int
+    """Arrival time on the trace's clock."""
     prompt_tokens: int
+    """Length of the prompt; 0 where the trace has arrivals only."""
     output_tokens: int
+    """Length of the answer; 0 where the trace has arrivals only."""
     client: str | None = None
+    """Who sent it, where the trace says so."""
     hashes: tuple[int, ...] = ()
+    """One hash for each ``hash_tokens`` tokens of the prompt, from its beginning. The last may cover fewer
+    tokens, and the end of the prompt may have none. Prompts with equal leading hashes begin alike."""
     hash_tokens: int = MOONCAKE_BLOCK
+    """Tokens that one hash covers."""
 
 
 def in_order(rows: Iterable[TraceRow], *, from_zero: bool = True) -> list[TraceRow]:
-    """The rows by arrival, those of one instant as they were; shifted so that the first is at 0."""
+    """The rows by arrival, ties in their old order; shifted so that the first is at 0."""
     ordered = sorted(rows, key=lambda row: row.arrival_ns)
     start = ordered[0].arrival_ns if ordered and from_zero else 0
     return [replace(row, arrival_ns=row.arrival_ns - start) for row in ordered] if start else ordered

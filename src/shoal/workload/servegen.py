@@ -21,10 +21,10 @@ from shoal.workload.lines import (
     LARGEST_COUNT,
     LARGEST_LENGTH,
     ReadOptions,
-    broken,
     csv_lines,
+    line_error,
     open_text,
-    real,
+    parse_float,
 )
 from shoal.workload.rows import TraceRow
 
@@ -36,18 +36,26 @@ _KEY = re.compile(r"([0-9.]+)\s*:")
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One client's traffic in one window: requests, and the shape of the times between them."""
+    """One client's traffic in one window."""
 
     requests: int
+    """Number of requests."""
     weibull: bool
+    """Whether times between requests are Weibull-distributed; otherwise they follow a Gamma distribution."""
     shape: float
+    """Shape parameter of that distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Client:
+    """One client of a folder."""
+
     number: int
+    """The N of its file names."""
     windows: dict[int, _Window]
+    """Windows with requests, by their start in seconds."""
     lengths: "_Lengths"
+    """Its length distributions."""
 
 
 def is_servegen(path: Path) -> bool:
@@ -67,7 +75,7 @@ def read_servegen(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]
     )
     if not found:
         raise ConfigError(f"{path}: no chunk-N-trace.csv; expected a folder of ServeGen's clients")
-    clients = [_client(path, number) for number in found]
+    clients = [_read_client(path, number) for number in found]
     for start in sorted({start for client in clients for start in client.windows}):
         busy = [client for client in clients if start in client.windows]
         draws = [_draw(client, start, options.seed) for client in busy]
@@ -92,19 +100,19 @@ def _draw(client: _Client, start: int, seed: int) -> tuple[NDArray[np.int64], ..
     return times, prompts.draw(rng, window.requests), outputs.draw(rng, window.requests)
 
 
-def _client(folder: Path, number: int) -> _Client:
+def _read_client(folder: Path, number: int) -> _Client:
     path = folder / f"chunk-{number}-trace.csv"
     windows: dict[int, _Window] = {}
     for line, cells in csv_lines(path):
         if len(cells) != 6:
-            raise broken(path, line, f"{len(cells)} columns", f"6: {_COLUMNS}")
-        start = int(real(cells[0], "t", path, line, least=0.0))
-        requests = round(real(cells[1], "rate", path, line, 0.0, LARGEST_COUNT / WINDOW_S) * WINDOW_S)
+            raise line_error(path, line, f"{len(cells)} columns", f"6: {_COLUMNS}")
+        start = int(parse_float(cells[0], "t", path, line, least=0.0))
+        requests = round(parse_float(cells[1], "rate", path, line, 0.0, LARGEST_COUNT / WINDOW_S) * WINDOW_S)
         pattern = cells[3].strip()
         if pattern not in {"", "Gamma", "Weibull"}:
-            raise broken(path, line, f"pattern is {pattern[:80]!r}", "Gamma or Weibull")
+            raise line_error(path, line, f"pattern is {pattern[:80]!r}", "Gamma or Weibull")
         # Too few requests to tell a pattern have none: then they come as in a Poisson process.
-        shape = real(cells[4], "p1", path, line, least=1e-3) if pattern and requests else 1.0
+        shape = parse_float(cells[4], "p1", path, line, least=1e-3) if pattern and requests else 1.0
         if requests:
             windows[start] = _Window(requests, pattern == "Weibull", shape)
     return _Client(number, windows, _Lengths(folder / f"chunk-{number}-dataset.json"))
@@ -112,17 +120,19 @@ def _client(folder: Path, number: int) -> _Client:
 
 @dataclass(frozen=True, slots=True)
 class _Histogram:
-    """Lengths and their cumulated probabilities."""
+    """A distribution over a list of lengths."""
 
     lengths: NDArray[np.int64]
+    """Possible lengths."""
     cumulated: NDArray[np.float64]
+    """Cumulated probabilities of them."""
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
         return self.lengths[np.searchsorted(self.cumulated, rng.random(count), side="right")]
 
 
 class _Lengths:
-    """The length distributions of one client; a file is read when first asked."""
+    """The length distributions of one client; the file is read at the first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -146,15 +156,17 @@ class _Lengths:
                 raw = json.load(file)
             self._raw = {str(int(key)): value for key, value in raw.items()}
         except json.JSONDecodeError as error:
-            raise broken(self._path, error.lineno, f"not JSON ({error.msg})", "lengths by window") from None
+            raise line_error(
+                self._path, error.lineno, f"not JSON ({error.msg})", "lengths by window"
+            ) from None
         except (ValueError, AttributeError, RecursionError):
-            raise broken(self._path, 1, "no object of windows", '{"0": {"input_tokens": ...}}') from None
+            raise line_error(self._path, 1, "no object of windows", '{"0": {"input_tokens": ...}}') from None
         self._starts = sorted(int(key) for key in self._raw)
         if not self._starts:
-            raise broken(self._path, 1, "no windows", '{"0": {"input_tokens": ...}}')
+            raise line_error(self._path, 1, "no windows", '{"0": {"input_tokens": ...}}')
 
     def _histogram(self, key: int, side: str) -> _Histogram:
-        """Read the distribution, a dictionary of Python's inside a text of JSON's."""
+        """Read a distribution, which is a Python dictionary in a JSON string."""
         try:
             shares = json.loads(_KEY.sub(r'"\1":', self._raw[str(key)][side]))
             lengths = np.array([int(float(length)) for length in shares], dtype=np.int64)
@@ -166,7 +178,7 @@ class _Lengths:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             wrong = f"window {key} has requests but no distribution {side!r}"
             limits = f"lengths from 1 to {LARGEST_LENGTH}"
-            raise broken(self._path, 1, wrong, f'"{{45: 0.25, 46: 0.75}}", {limits}') from None
+            raise line_error(self._path, 1, wrong, f'"{{45: 0.25, 46: 0.75}}", {limits}') from None
         cumulated = np.cumsum(weights)
         # The last step is open upwards, so that rounding leaves no draw without a length.
         cumulated = np.append(cumulated[:-1] / cumulated[-1], 1.0)

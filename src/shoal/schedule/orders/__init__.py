@@ -10,7 +10,7 @@ priority takes ``ByPriority`` as its base.
 
 from collections.abc import Mapping
 
-from shoal.schedule.lookup import lookup
+from shoal.core import lookup
 from shoal.schedule.orders.by_priority import ByPriority
 from shoal.schedule.orders.doubling_budget import DoublingBudget
 from shoal.schedule.orders.edf import EarliestDeadline

@@ -1,0 +1,152 @@
+"""The merged blocks that one service holds, and a check that their state is consistent."""
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal.kvcache.store import require
+
+
+@dataclass(slots=True)
+class ServiceBlocks:
+    """The merged blocks that one service holds, and the state of the blocks in them.
+
+    ``merged`` stands for the number of a merged block. Where a merged block is one block
+    (``blocks_per_merged`` 1), ``evictable`` is the prefix index's own mapping of cached blocks, oldest
+    first, and ``num_cached``, ``last_used`` and ``lru_heap`` stay empty.
+    """
+
+    blocks_per_merged: int
+    """Blocks in one merged block."""
+    num_merged: int = 0
+    """Merged blocks that the service holds."""
+    num_free_slots: int = 0
+    """Free blocks in them."""
+    free_slots: dict[int, list[int]] = field(default_factory=dict)
+    """Ids of free blocks by merged block, of merged blocks with at least one."""
+    by_num_free: dict[int, dict[int, None]] = field(default_factory=dict)
+    """Merged blocks (a set in order) by their number of free blocks."""
+    num_cached: dict[int, int] = field(default_factory=dict)
+    """Number of cached blocks by merged block, of merged blocks with at least one."""
+    last_used: dict[int, int] = field(default_factory=dict)
+    """Tick of the most recently used cached block by merged block."""
+    evictable: MutableMapping[int, int] = field(default_factory=dict)
+    """Merged blocks without a live block, with their ``last_used``: they may be evicted for others."""
+    lru_heap: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (tick, merged) over ``evictable``; some entries are outdated."""
+
+    def add_partly_free(self, merged: int, num_free: int) -> None:
+        """Enter a merged block with ``num_free`` free blocks into ``by_num_free``."""
+        equally_free = self.by_num_free.get(num_free)
+        if equally_free is None:
+            self.by_num_free[num_free] = {merged: None}
+        else:
+            equally_free[merged] = None
+
+    def remove_partly_free(self, merged: int, num_free: int) -> None:
+        """Remove a merged block with ``num_free`` free blocks from ``by_num_free``."""
+        equally_free = self.by_num_free[num_free]
+        del equally_free[merged]
+        if not equally_free:
+            del self.by_num_free[num_free]
+
+    def take_slots(self, merged: int, count: int) -> list[int]:
+        """Take ``count`` free blocks of one merged block, which has as many and stays in use."""
+        free_slots = self.free_slots[merged]
+        self.remove_partly_free(merged, len(free_slots))
+        taken = free_slots[-count:]
+        del free_slots[-count:]
+        self.num_free_slots -= count
+        if free_slots:
+            self.add_partly_free(merged, len(free_slots))
+        else:
+            del self.free_slots[merged]
+        return taken
+
+    def note_if_evictable(self, merged: int) -> None:
+        """Make a merged block evictable if all of its blocks are cached or free."""
+        if self.num_cached[merged] + len(self.free_slots.get(merged, ())) == self.blocks_per_merged:
+            self.evictable[merged] = self.last_used[merged]
+            heapq.heappush(self.lru_heap, (self.last_used[merged], merged))
+            if len(self.lru_heap) > 2 * len(self.evictable) + 64:
+                self.lru_heap = [(tick, merged) for merged, tick in self.evictable.items()]
+                heapq.heapify(self.lru_heap)
+
+    def least_recently_used(self) -> tuple[int, int] | None:
+        """(tick, merged) of the evictable merged block whose last use is longest ago."""
+        if self.blocks_per_merged == 1:
+            merged, tick = next(iter(self.evictable.items()), (-1, -1))
+            return (tick, merged) if self.evictable else None
+        heap = self.lru_heap
+        while heap and self.evictable.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+
+def check_service_blocks(
+    name: str, owned: ServiceBlocks, live: Sequence[int], cached: Sequence[tuple[int, int]]
+) -> Collection[int]:
+    """Recompute ``owned`` from live blocks and (cached block, tick) pairs; returns the merged blocks in use.
+
+    Raises:
+        IntegrityError: a block is missing or in two states, or a derived count is off.
+    """
+    per_merged = owned.blocks_per_merged
+    free_blocks = [block for blocks in owned.free_slots.values() for block in blocks]
+    all_blocks = [*live, *free_blocks, *(block for block, _ in cached)]
+    require(len(set(all_blocks)) == len(all_blocks), f"{name}: a block is in two states at once")
+    size = Counter(block // per_merged for block in all_blocks)
+    short = {merged: count for merged, count in size.items() if count != per_merged}
+    require(not short, f"{name}: merged blocks whose sub-blocks do not add up to {per_merged}: {short}")
+    require(owned.num_merged == len(size), f"{name}: holds {len(size)} merged blocks, not {owned.num_merged}")
+    require(
+        owned.num_free_slots == len(free_blocks),
+        f"{name}: {len(free_blocks)} free blocks, not {owned.num_free_slots}",
+    )
+    for merged, blocks in owned.free_slots.items():
+        merged_of_blocks = {block // per_merged for block in blocks}
+        require(
+            merged_of_blocks == {merged}, f"{name}: free blocks {blocks} are not in merged block {merged}"
+        )
+    by_num_free = {merged: count for count, group in owned.by_num_free.items() for merged in group}
+    counted = {merged: len(blocks) for merged, blocks in owned.free_slots.items()}
+    require(by_num_free == counted, f"{name}: merged blocks are kept under a wrong number of free blocks")
+    require(all(owned.by_num_free.values()), f"{name}: an empty group of merged blocks was kept")
+    return _check_cached(name, owned, live, cached, size)
+
+
+def _check_cached(
+    name: str,
+    owned: ServiceBlocks,
+    live: Sequence[int],
+    cached: Sequence[tuple[int, int]],
+    size: Counter[int],
+) -> Collection[int]:
+    """Check what is derived from the cached blocks; ``size`` has all merged blocks in use."""
+    per_merged = owned.blocks_per_merged
+    num_cached = Counter(block // per_merged for block, _ in cached)
+    last_used: dict[int, int] = {}
+    for block, tick in cached:
+        last_used[block // per_merged] = max(tick, last_used.get(block // per_merged, tick))
+    expected = (num_cached, last_used.keys()) if per_merged > 1 else ({}, set())
+    require(
+        owned.num_cached == expected[0],
+        f"{name}: cached blocks by merged block are {num_cached}, not {owned.num_cached}",
+    )
+    require(
+        owned.last_used.keys() == expected[1], f"{name}: last uses are {last_used}, not {owned.last_used}"
+    )
+    in_use = {block // per_merged for block in live}
+    require(in_use | num_cached.keys() == size.keys(), f"{name}: holds a merged block without content")
+    evictable = {merged: last_used[merged] for merged in size.keys() - in_use}
+    require(
+        owned.evictable == evictable,
+        f"{name}: evictable merged blocks are {evictable}, not {owned.evictable}",
+    )
+    listed = {(tick, merged) for merged, tick in evictable.items()} <= set(owned.lru_heap)
+    require(
+        listed if per_merged > 1 else not owned.lru_heap,
+        f"{name}: an evictable merged block cannot be found by its last use",
+    )
+    return size.keys()

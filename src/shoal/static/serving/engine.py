@@ -1,0 +1,206 @@
+"""Static batches driven in this process: one global batcher, and workers that serve what it deals."""
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shoal.core import InvalidRequest, LengthPredictor, Request, Service, resolve_slo
+from shoal.engine.batch import Completion
+from shoal.engine.detokenize import Decoder
+from shoal.engine.info import EngineInfo
+from shoal.engine.progress import TokenProgress
+from shoal.engine.validation import check_request
+from shoal.static.batching import Assignment, GlobalBatcher, MemoryLimit, ServingTime, StaticOptions
+from shoal.static.serving.executor import StaticExecutor
+from shoal.static.serving.open_request import OpenRequest, check_static_sampling
+from shoal.static.serving.report import StaticReport, StaticTally
+from shoal.static.serving.workers import BatchDone, BatchWork, StaticWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOutcome:
+    """What became of a run."""
+
+    completions: list[Completion]
+    """An answer for each request, in their order."""
+    report: StaticReport
+    """What they cost together."""
+
+
+class StaticEngine:
+    """Several static engines of one model behind one pool of requests (SCLS, section 4.1).
+
+    make_executor: called once for each worker of a run.
+    info: limits that requests are checked against.
+    time, memory: the estimates that batches are formed by.
+    predictor: predicts output lengths; None: every request is taken to need all that it may have.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        options: StaticOptions,
+        make_executor: Callable[[], StaticExecutor],
+        info: EngineInfo,
+        *,
+        workers: int,
+        time: ServingTime,
+        memory: MemoryLimit,
+        predictor: LengthPredictor | None = None,
+    ) -> None:
+        self.info = info
+        self._service = service
+        self._options = options
+        self._make_executor = make_executor
+        self._workers = workers
+        self._time = time
+        self._memory = memory
+        self._predictor = predictor
+
+    def run(self, requests: Sequence[Request], decoder: Decoder, *, progress: bool = True) -> StaticOutcome:
+        """Answer requests, each exactly once; returns when all are.
+
+        requests: with token ids; ``arrival_ns`` counts from the beginning of the run. Greedy only.
+        progress: a bar on standard error, if that is a terminal. What a worker fails at is answered with
+        FinishReason.ERROR and the reason. Raises InvalidRequest before anything runs if one cannot be served
+        as asked. Ctrl-C ends the running batches and raises KeyboardInterrupt.
+        """
+        open_requests = [self._open(request, number, decoder) for number, request in enumerate(requests)]
+        batcher = GlobalBatcher(self._options, self._time, self._memory, workers=self._workers)
+        executors = [self._make_executor() for _ in range(self._workers)]
+        with TokenProgress(len(open_requests), shown=progress) as bar, StaticWorkers(executors) as workers:
+            return _Run(open_requests, batcher, workers, bar, self._predictor).answer()
+
+    def _open(self, request: Request, number: int, decoder: Decoder) -> OpenRequest:
+        """Check a request and open it; raises InvalidRequest."""
+        prompt = request.prompt
+        if not isinstance(prompt, Sequence):
+            raise InvalidRequest("static batches need prompts of token ids, not of a length only", "prompt")
+        sampling = request.sampling
+        check_request(self.info, request.service, prompt, sampling, request.slo)
+        check_static_sampling(sampling)
+        limits = self.info.services[request.service]
+        room = limits.max_total_tokens - len(prompt)
+        slo = resolve_slo(request.slo, self._service.slo, self._service.execution_s)
+        return OpenRequest.open(
+            request,
+            number,
+            max_new_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
+            eos_token_ids=limits.eos_token_ids,
+            decoder=decoder,
+            predictor=self._predictor,
+            slo_s=slo.e2e_s,
+        )
+
+
+def largest_total(memory: MemoryLimit, context_tokens: int) -> int:
+    """Most tokens, prompt and output together, that one request alone can have; 0 where none fit."""
+    totals = range(2, context_tokens + 1)
+    fitting = bisect_left(totals, True, key=lambda total: not memory.fits(1, total - 1, 1))
+    return totals[fitting - 1] if fitting else 0
+
+
+class _Run:
+    """One run: arrivals into the batcher, its batches to workers, their results back. Owns all its state."""
+
+    def __init__(
+        self,
+        requests: Sequence[OpenRequest],
+        batcher: GlobalBatcher,
+        workers: StaticWorkers,
+        bar: TokenProgress,
+        predictor: LengthPredictor | None,
+    ) -> None:
+        self._requests = requests
+        self._unfinished = {opened.request.id: opened for opened in requests}
+        if len(self._unfinished) < len(requests):
+            raise ValueError("the requests of a run must have different ids")
+        self._arriving = deque(sorted(requests, key=lambda opened: opened.request.arrival_ns))
+        self._batcher = batcher
+        self._workers = workers
+        self._bar = bar
+        self._predictor = predictor
+        self._in_flight: dict[int, Assignment] = {}
+        self._tally = StaticTally()
+        self._start_ns = time.monotonic_ns()
+
+    def answer(self) -> StaticOutcome:
+        """Until every request is answered."""
+        while self._unfinished:
+            self._arrive()
+            for assignment in self._batcher.dispatch(self._now_ns()):
+                self._hand_over(assignment)
+            done = self._workers.take(self._wait_s())
+            while done is not None:
+                self._finish(done)
+                done = self._workers.take(0)
+        duration_ns = self._now_ns()
+        completions = [request.completion for request in self._requests if request.completion is not None]
+        records = [completion.record for completion in completions if completion.record is not None]
+        report = self._tally.report(
+            records,
+            failed=len(completions) - len(records),
+            slices=Counter(request.batches for request in self._requests),
+            completed_ns=self._batcher.completed_ns,
+            duration_ns=duration_ns,
+        )
+        return StaticOutcome(completions, report)
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() - self._start_ns
+
+    def _arrive(self) -> None:
+        now_ns = self._now_ns()
+        while self._arriving and self._arriving[0].request.arrival_ns <= now_ns:
+            self._batcher.submit(self._arriving.popleft().static_request)
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for a worker: until something else is due; None: nothing else is."""
+        due = [self._arriving[0].request.arrival_ns] if self._arriving else []
+        if self._batcher.next_ns is not None:
+            due.append(self._batcher.next_ns)
+        if due:
+            return max(0, min(due) - self._now_ns()) / 1e9
+        if not self._in_flight:
+            raise RuntimeError(
+                f"{len(self._unfinished)} requests are unfinished, but the batcher has nothing to do"
+            )
+        return None
+
+    def _hand_over(self, assignment: Assignment) -> None:
+        batch = assignment.batch
+        open_requests = [self._unfinished[request.id] for request in batch.requests]
+        self._in_flight[assignment.number] = assignment
+        work = BatchWork(
+            number=assignment.number,
+            prompts=[request.input_ids for request in open_requests],
+            iterations=batch.iterations,
+            limits=[request.remaining for request in batch.requests],
+            ends=[request.ends for request in open_requests],
+        )
+        self._workers.give(assignment.worker, work)
+
+    def _finish(self, done: BatchDone) -> None:
+        assignment = self._in_flight.pop(done.number)
+        now_ns = done.finished_ns - self._start_ns
+        open_requests = [self._unfinished[request.id] for request in assignment.batch.requests]
+        tokens = 0
+        if done.result is None:
+            for request in open_requests:
+                request.fail(done.error or "the worker gave no reason")
+        else:
+            result = done.result
+            used = [
+                request.take(output, ended, now_ns, self._predictor)
+                for request, output, ended in zip(open_requests, result.outputs, result.ended, strict=True)
+            ]
+            self._tally.add(assignment.batch, result, used)
+            tokens = sum(used)
+        unfinished = [request.static_request for request in open_requests if request.completion is None]
+        self._batcher.finished(assignment, unfinished, now_ns)
+        for static_request, request in zip(assignment.batch.requests, open_requests, strict=True):
+            if request.completion is not None:
+                del self._unfinished[static_request.id]
+        self._bar.advance(len(open_requests) - len(unfinished), tokens)

@@ -1,0 +1,233 @@
+"""Static batches over `transformers` `generate`: padded on the left, with a limit of iterations.
+
+The engine that can do no more than this is the one that SCLS (its sections 2.4 and 4.1) schedules for.
+Decoding is greedy, so that a request served in slices says what it would have said in one go.
+"""
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.utils import logging as transformers_logging
+
+from shoal.core import ModelUnsupported, Service
+from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
+from shoal.execute.heap import keep_freed_memory
+from shoal.execute.loading import (
+    CUDA_MEMORY_SHARE,
+    DEFAULT_CPU_KV_BYTES,
+    resolve_device,
+    resolve_dtype,
+)
+from shoal.execute.memory import free_memory_bytes
+from shoal.execute.probe import TOLERANCE
+from shoal.models import read_facts
+from shoal.static.serving.executor import StaticResult
+
+PAD = 0
+"""What stands in padded places; the mask hides it, so any token of the vocabulary would do."""
+
+PROBE_LENGTHS = (7, 3)
+_NO_END = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StaticModel:
+    """A model as `transformers` runs it, for any number of executors."""
+
+    module: Any
+    context_tokens: int
+    """Longest sequence."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_token_bytes: int
+    """Keys and values of one token in all layers."""
+    weight_bytes: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.module.device
+        return device
+
+    def default_kv_bytes(self) -> int:
+        """Memory for the KV of all executors together, where the user names none.
+
+        On a CPU 2 GiB, or 40% of the available memory where that is less; on CUDA what the weights leave of
+        90% of the device.
+        """
+        if self.device.type != "cuda":
+            return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
+        free, total = torch.cuda.mem_get_info(self.device)
+        return max(1, free - int(total * (1 - CUDA_MEMORY_SHARE)))
+
+
+def load_static_model(service: Service, folder: Path, *, device: str = "cpu") -> StaticModel:
+    """Load the model of ``service`` from ``folder`` for static batches.
+
+    Raises:
+        ModelUnsupported: transformers cannot read it, it is no decoder-only language model, or padding
+            changes its output.
+        ConfigError: the device or the dtype does not exist here.
+    """
+    target = resolve_device(device)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    name = service.model
+    config = read_model_config(name, folder)
+    if type(config) not in AutoModelForCausalLM._model_mapping or getattr(
+        config, "is_encoder_decoder", False
+    ):
+        raise ModelUnsupported(
+            f"{name}: {type(config).__name__} is no decoder-only language model of transformers"
+        )
+    dtype = resolve_dtype(service, folder)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    module = load_module(model_class, folder, config, name, dtype)
+    module.eval().requires_grad_(False).to(target)
+    # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
+    module.generation_config = GenerationConfig()
+    with refused_if_it_fails("run", name):
+        _refuse_if_padding_shows(module, name)
+    if target.type == "cpu":
+        keep_freed_memory()
+    facts = read_facts(folder)
+    return StaticModel(
+        module=module,
+        context_tokens=min(facts.context_tokens, service.max_model_len or facts.context_tokens),
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        kv_token_bytes=sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in facts.layers)
+        * dtype.itemsize,
+        weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
+    )
+
+
+class StaticBatchExecutor:
+    """Runs static batches of one model; the ``StaticExecutor`` of real engines.
+
+    Several executors may share a model and run in threads of their own. threads: CPU threads of the thread
+    that calls ``run``; None leaves them as they are.
+    """
+
+    def __init__(self, model: StaticModel, *, threads: int | None = None) -> None:
+        self.model = model
+        self._threads = threads
+        self._interrupted = threading.Event()
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        iterations: int,
+        limits: Sequence[int],
+        ends: Sequence[Collection[int]] | None = None,
+    ) -> StaticResult:
+        """Serve one batch; see ``StaticExecutor.run``."""
+        if self._threads is not None and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)  # of this thread: each has its own setting
+        started = time.monotonic_ns()
+        ends = [self.model.eos_token_ids] * len(prompts) if ends is None else ends
+        own = [min(limit, iterations) for limit in limits]
+        ids, mask = _pad_left(prompts, self.model.device)
+        padded = ids.shape[1]
+        done = _OwnEnds(padded, own, ends, self.model.device, self._interrupted)
+        generated = self.model.module.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=_greedy(max(own)),
+            stopping_criteria=StoppingCriteriaList([done]),
+        )
+        rows = generated[:, padded:].tolist()
+        outputs = [_own_tokens(row[:n], end) for row, n, end in zip(rows, own, ends, strict=True)]
+        return StaticResult(
+            outputs=outputs,
+            ended=[output[-1] in end for output, end in zip(outputs, ends, strict=True)],
+            iterations_run=generated.shape[1] - padded,
+            duration_ns=time.monotonic_ns() - started,
+        )
+
+    def interrupt(self) -> None:
+        """See ``StaticExecutor.interrupt``."""
+        self._interrupted.set()
+
+
+class _OwnEnds(StoppingCriteria):  # type: ignore[misc]
+    """Rows are done at limits and tokens of their own, the batch with the last of them or interrupted."""
+
+    def __init__(
+        self,
+        padded: int,
+        limits: Sequence[int],
+        ends: Sequence[Collection[int]],
+        device: torch.device,
+        interrupted: threading.Event,
+    ) -> None:
+        self._lengths = torch.tensor(limits, device=device) + padded
+        self._interrupted = interrupted
+        most = max(len(tokens) for tokens in ends)
+        filled = [[*tokens, *[_NO_END] * (most - len(tokens))] for tokens in ends]
+        self._ends = torch.tensor(filled, dtype=torch.int64, device=device)  # [batch, most]
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Which rows are done (bool, one for each row)."""
+        if self._interrupted.is_set():
+            return torch.ones_like(self._lengths, dtype=torch.bool)
+        ended = (input_ids[:, -1:] == self._ends).any(dim=1)
+        return ended | (input_ids.shape[1] >= self._lengths)
+
+
+def _own_tokens(row: Sequence[int], ends: Collection[int]) -> list[int]:
+    """The part of a row that is its request's: up to and including the first token that ends it."""
+    end = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
+    return list(row[: end + 1])
+
+
+def _greedy(iterations: int, **more: bool) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=iterations, do_sample=False, num_beams=1, use_cache=True, pad_token_id=PAD, **more
+    )
+
+
+def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both [batch, longest prompt] int64.
+
+    ``generate`` counts positions along the mask, so a request's first token is at 0 wherever it lies.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), longest), PAD, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
+        mask[row, longest - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+@torch.inference_mode()
+def _refuse_if_padding_shows(module: Any, name: str) -> None:
+    """Raise ModelUnsupported where a prompt beside a longer one gets other logits than alone."""
+    generator = torch.Generator().manual_seed(0)
+    vocab = int(module.config.get_text_config().vocab_size)
+    prompts = [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in PROBE_LENGTHS]
+    alone, beside = (_first_logits(module, rows) for rows in (prompts[-1:], prompts))
+    # A tie may fall either way; the second token can be compared only after the same first one.
+    compared = 2 if alone[0].argmax() == beside[0].argmax() else 1
+    alone, beside = alone[:compared], beside[:compared]
+    difference = float((alone - beside).norm() / alone.norm())
+    if not difference <= TOLERANCE[module.dtype]:
+        raise ModelUnsupported(
+            f"{name}: padding a prompt changes the logits of {type(module).__name__} by {difference:.1%}, "
+            "so it cannot be served in static batches; `shoal generate` and `shoal serve` pad nothing"
+        )
+
+
+def _first_logits(module: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Logits of the last row's first two tokens, [2, vocab] float32: one of prefill, one of decode."""
+    ids, mask = _pad_left(rows, module.device)
+    config = _greedy(2, output_logits=True, return_dict_in_generate=True)
+    answer = module.generate(ids, attention_mask=mask, generation_config=config)
+    return torch.stack([step[-1].float() for step in answer.logits])
