@@ -118,7 +118,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
         prompt_tokens=1,
         output_tokens=2,
     )
-    metrics.answered(FinishReason.STOP, record, SLO())
+    metrics.count_finished(FinishReason.STOP, record, SLO())
     pool = dict.fromkeys(PoolStats.__dataclass_fields__, 1)
     traffic = dict.fromkeys(Traffic.__dataclass_fields__, 1) | dict.fromkeys(
         ("prompt_tokens", "output_tokens", "execution_s"), Spread(1, 1)

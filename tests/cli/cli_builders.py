@@ -1,4 +1,4 @@
-"""A tiny server that speaks just enough of OpenAI's API, and a way to run the command line."""
+"""A small server with just enough of OpenAI's API."""
 
 import json
 import threading
@@ -21,19 +21,22 @@ shoal_kv_bytes{use="external"} 1.572864e+06
 
 @dataclass
 class FakeApi:
-    """What the server answers, and what it was asked.
-
-    words: the streamed pieces. refuse: service -> (status, message), with ``code``. cut: end streams
-    without a finish. pages: of metrics, before METRICS.
-    """
+    """The responses of the server, and the requests that it got."""
 
     words: list[str] = field(default_factory=lambda: ["Hello", " there", "!"])
-    refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """The pieces of a stream."""
+    reject: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Status and message of the error, for services that reject requests."""
     code: str | None = None
+    """Code of these errors."""
     cut: bool = False
+    """End streams without a finish reason."""
     break_off: str | None = None
+    """End streams with this error."""
     bodies: list[dict] = field(default_factory=list)
+    """The bodies of all requests."""
     pages: list[str] = field(default_factory=list)
+    """Pages of metrics to send before METRICS."""
 
     def events(self, body, chat):
         for word in self.words:
@@ -65,8 +68,8 @@ def fake_server(api):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             api.bodies.append(body)
-            if body["model"] in api.refuse:
-                status, message = api.refuse[body["model"]]
+            if body["model"] in api.reject:
+                status, message = api.reject[body["model"]]
                 self._send(status, json.dumps({"error": {"message": message, "code": api.code}}))
                 return
             self.send_response(200)

@@ -54,16 +54,16 @@ class FakeShoal:
 
     def generate(self, prompts, sampling):
         self.calls.append(("generate", prompts, sampling))
-        return [self._answer(p, str(p).upper(), s) for p, s in zip(prompts, sampling, strict=True)]
+        return [self._output(p, str(p).upper(), s) for p, s in zip(prompts, sampling, strict=True)]
 
     def chat(self, conversations, sampling):
         self.calls.append(("chat", conversations, sampling))
         return [
-            self._answer([1], c[0]["content"].upper(), s)
+            self._output([1], c[0]["content"].upper(), s)
             for c, s in zip(conversations, sampling, strict=True)
         ]
 
-    def _answer(self, prompt, text, sampling):
+    def _output(self, prompt, text, sampling):
         completions = tuple(
             Completion(
                 service=self.services[0].name,
@@ -174,7 +174,7 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
         (["serve", "--config", "none.yaml"], "cannot read the configuration file none.yaml"),
         (["serve", "smollm2", "--device", "cpu0"], "devices[0]: expected cpu or cuda:0, got 'cpu0'"),
         (["chat"], "no model: name one with MODEL or --url"),
-        (["chat", "--url", "http://x", "--kv-memory", "1MiB"], "--url talks with a running server"),
+        (["chat", "--url", "http://x", "--kv-memory", "1MiB"], "--url connects to a running server"),
     ],
 )
 def test_mistakes_are_one_red_line_and_exit_code_2(arguments, expected, tmp_path, monkeypatch, capsys):

@@ -11,23 +11,23 @@ import pytest
 from cli_builders import METRICS, FakeApi, fake_server
 from rich.console import Console
 
-from shoal.cli.demo_client import Burst, Exchange, run_burst, time_alone
-from shoal.cli.demo_goals import demo_goals, goal_words
+from shoal.cli.demo_client import Burst, DemoRequest, run_burst, time_alone
+from shoal.cli.demo_goals import demo_goals, format_goals
 from shoal.cli.demo_metrics import MetricsSummary
 from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
 from shoal.cli.demo_report import Latency, summarise
-from shoal.cli.demo_run import conclude, send
+from shoal.cli.demo_run import print_report, send_burst
 from shoal.cli.demo_server import ServerProcess, free_port
-from shoal.cli.demo_view import BurstView, one_line
+from shoal.cli.demo_view import BurstView, single_line
 from shoal.core import SLO, EngineDied
 
 
-def make_exchange(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done", **slo):
+def make_demo_request(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done", **slo):
     prompt = DemoPrompt(service, "hi", 16, chat=service == CHAT)
-    exchange = Exchange(number, prompt, SLO(**slo), status=status)
-    exchange.sent_ns, exchange.first_ns, exchange.end_ns = (int(t * 1e9) for t in (sent, first, end))
-    exchange.output_tokens, exchange.text, exchange.finish_reason = tokens, "some text", "stop"
-    return exchange
+    request = DemoRequest(number, prompt, SLO(**slo), status=status)
+    request.sent_ns, request.first_token_ns, request.end_ns = (int(t * 1e9) for t in (sent, first, end))
+    request.output_tokens, request.text, request.finish_reason = tokens, "some text", "stop"
+    return request
 
 
 def test_prompts_alternate_between_the_services():
@@ -50,16 +50,16 @@ def test_the_typical_prompt_has_about_the_mean_limit():
 def test_goals_follow_from_the_times_alone():
     goals = demo_goals({CHAT: 4.1, COMPLETE: 2.0})
     assert goals == {CHAT: SLO(ttft_s=10, e2e_s=20.5), COMPLETE: SLO(e2e_s=10)}
-    assert goal_words(goals[CHAT]) == "TTFT 10 s, E2E 20.5 s"
+    assert format_goals(goals[CHAT]) == "TTFT 10 s, E2E 20.5 s"
     assert demo_goals({}) == {}
 
 
 def test_requests_are_timed_alone_one_after_the_other():
-    api = FakeApi(refuse={"complete": (429, "full")})
+    api = FakeApi(reject={"complete": (429, "full")})
     with fake_server(api) as url:
-        alone = asyncio.run(time_alone(url, typical_prompts(demo_prompts(6))))
-    assert list(alone) == [CHAT]
-    assert alone[CHAT] > 0
+        alone_s = asyncio.run(time_alone(url, typical_prompts(demo_prompts(6))))
+    assert list(alone_s) == [CHAT]
+    assert alone_s[CHAT] > 0
     assert [body["model"] for body in api.bodies] == [CHAT, COMPLETE]
     assert not any("slo" in body for body in api.bodies)
 
@@ -67,7 +67,7 @@ def test_requests_are_timed_alone_one_after_the_other():
 def test_goals_are_sent_with_the_requests():
     api = FakeApi()
     with fake_server(api) as url:
-        burst = asyncio.run(run_burst(url, demo_prompts(4), alone={CHAT: 2.0}))
+        burst = asyncio.run(run_burst(url, demo_prompts(4), alone_s={CHAT: 2.0}))
     sent = {body["model"]: body.get("slo") for body in api.bodies}
     assert sent == {CHAT: {"ttft": 10, "tpot": None, "e2e": 10}, COMPLETE: None}
     report = summarise(burst)
@@ -80,11 +80,11 @@ def test_a_burst_is_sent_to_both_endpoints_and_timed():
     api = FakeApi()
     seen = []
     with fake_server(api) as url:
-        burst = asyncio.run(run_burst(url, demo_prompts(6), lambda exchange: seen.append(exchange.status)))
-    assert [e.status for e in burst.exchanges] == ["done"] * 6
-    assert {e.text for e in burst.exchanges} == {"Hello there!"}
-    assert {(e.prompt_tokens, e.output_tokens, e.finish_reason) for e in burst.exchanges} == {(5, 3, "stop")}
-    assert all(e.sent_ns <= e.first_ns <= e.end_ns for e in burst.exchanges)
+        burst = asyncio.run(run_burst(url, demo_prompts(6), lambda request: seen.append(request.status)))
+    assert [e.status for e in burst.requests] == ["done"] * 6
+    assert {e.text for e in burst.requests} == {"Hello there!"}
+    assert {(e.prompt_tokens, e.output_tokens, e.finish_reason) for e in burst.requests} == {(5, 3, "stop")}
+    assert all(e.sent_ns <= e.first_token_ns <= e.end_ns for e in burst.requests)
     assert "streaming" in seen
     assert seen.count("done") == 6
     assert sum("messages" in body for body in api.bodies) == 3
@@ -93,7 +93,7 @@ def test_a_burst_is_sent_to_both_endpoints_and_timed():
     assert burst.metrics == MetricsSummary({"chat": 3, "complete": 0}, 0.75, 0.125)
 
 
-def test_the_counts_are_those_after_the_last_answer():
+def test_the_counts_are_those_after_the_last_response():
     old = 'shoal_evictions_total{service="chat"} 1.0\nshoal_engine_state_age_seconds 1000.0\n'
     new = 'shoal_evictions_total{service="chat"} 2.0\nshoal_engine_state_age_seconds 0.0\n'
     with fake_server(FakeApi(pages=[old] * 3 + [new] * 50)) as url:
@@ -103,7 +103,7 @@ def test_the_counts_are_those_after_the_last_answer():
 @pytest.mark.parametrize(
     ("api", "expected"),
     [
-        (FakeApi(refuse={"chat": (400, "no chat_template")}), "status 400: no chat_template"),
+        (FakeApi(reject={"chat": (400, "no chat_template")}), "status 400: no chat_template"),
         (FakeApi(cut=True), "the stream ended before the answer did"),
         (FakeApi(break_off="the engine died"), "the engine died"),
     ],
@@ -134,9 +134,9 @@ def test_metrics_keep_peaks_and_the_last_counts():
 def test_the_report_follows_the_definitions():
     burst = Burst(
         [
-            make_exchange(1, CHAT, first=0.5, end=1.5, tokens=11),
-            make_exchange(2, CHAT, sent=1, first=2.5, end=2.5, tokens=1),
-            make_exchange(3, COMPLETE, status="failed"),
+            make_demo_request(1, CHAT, first=0.5, end=1.5, tokens=11),
+            make_demo_request(2, CHAT, sent=1, first=2.5, end=2.5, tokens=1),
+            make_demo_request(3, COMPLETE, status="failed"),
         ],
         metrics=MetricsSummary({"chat": 2}, 0.5, 0.25),
         duration_s=3.0,
@@ -154,15 +154,15 @@ def test_the_report_follows_the_definitions():
 
 
 def test_attainment_and_normalised_latency_follow_the_definitions():
-    exchanges = [
-        make_exchange(1, CHAT, first=0.5, end=1.5, ttft_s=1, e2e_s=2),
-        make_exchange(2, CHAT, first=1.5, end=1.8, ttft_s=1, e2e_s=2),
-        make_exchange(3, CHAT, first=0.5, end=2.7, ttft_s=1, e2e_s=2),
-        make_exchange(4, CHAT, status="failed", ttft_s=1, e2e_s=2),
-        make_exchange(5, COMPLETE),
-        make_exchange(6, COMPLETE, status="failed"),
+    requests = [
+        make_demo_request(1, CHAT, first=0.5, end=1.5, ttft_s=1, e2e_s=2),
+        make_demo_request(2, CHAT, first=1.5, end=1.8, ttft_s=1, e2e_s=2),
+        make_demo_request(3, CHAT, first=0.5, end=2.7, ttft_s=1, e2e_s=2),
+        make_demo_request(4, CHAT, status="failed", ttft_s=1, e2e_s=2),
+        make_demo_request(5, COMPLETE),
+        make_demo_request(6, COMPLETE, status="failed"),
     ]
-    report = summarise(Burst(exchanges, {CHAT: 0.5}))
+    report = summarise(Burst(requests, {CHAT: 0.5}))
     chat, complete = report.services[CHAT], report.services[COMPLETE]
     assert chat.slo_attainment == 0.25
     assert chat.normalised_latency == pytest.approx((1.5 + 1.8 + 2.7) / 3 / 0.5)
@@ -172,10 +172,10 @@ def test_attainment_and_normalised_latency_follow_the_definitions():
 
 
 def test_the_conclusion_is_a_table_and_json(tmp_path):
-    exchanges = [make_exchange(1, CHAT, e2e_s=2.5), make_exchange(2, COMPLETE, status="failed")]
-    burst = Burst(exchanges, {CHAT: 0.5}, duration_s=2.0)
+    requests = [make_demo_request(1, CHAT, e2e_s=2.5), make_demo_request(2, COMPLETE, status="failed")]
+    burst = Burst(requests, {CHAT: 0.5}, duration_s=2.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    conclude(summarise(burst), console, tmp_path / "demo.json")
+    print_report(summarise(burst), console, tmp_path / "demo.json")
     text = console.export_text()
     for part in (
         "TTFT",
@@ -205,10 +205,10 @@ def test_the_conclusion_is_a_table_and_json(tmp_path):
 
 def test_the_table_fits_a_narrow_terminal():
     slow = {"first": 99.4, "end": 199.3, "tokens": 501, "ttft_s": 10, "e2e_s": 200.25}
-    exchanges = [make_exchange(n, service, **slow) for n, service in ((1, CHAT), (2, COMPLETE))]
-    burst = Burst(exchanges, {CHAT: 40.05, COMPLETE: 1.55}, duration_s=200.0)
+    requests = [make_demo_request(n, service, **slow) for n, service in ((1, CHAT), (2, COMPLETE))]
+    burst = Burst(requests, {CHAT: 40.05, COMPLETE: 1.55}, duration_s=200.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    conclude(summarise(burst), console, None)
+    print_report(summarise(burst), console, None)
     text = console.export_text()
     assert "…" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -219,8 +219,8 @@ def test_the_table_fits_a_narrow_terminal():
 
 def test_without_a_terminal_each_request_is_one_line():
     console = Console(width=100, record=True, force_terminal=False, file=open(os.devnull, "w"))  # noqa: SIM115
-    with fake_server(FakeApi(words=["two\n", "lines"], refuse={"complete": (429, "full")})) as url:
-        send(url, demo_prompts(2), console, {})
+    with fake_server(FakeApi(words=["two\n", "lines"], reject={"complete": (429, "full")})) as url:
+        send_burst(url, demo_prompts(2), console, {})
     lines = console.export_text().splitlines()
     assert len(lines) == 2
     assert any(line.endswith("...two lines") for line in lines)
@@ -230,7 +230,7 @@ def test_without_a_terminal_each_request_is_one_line():
 def test_on_a_terminal_every_request_has_its_line():
     console = Console(width=80, height=40, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
     view = BurstView(console, demo_prompts(3))
-    view.changed(make_exchange(2, COMPLETE))
+    view.update(make_demo_request(2, COMPLETE))
     console.print(view.render())
     text = console.export_text()
     assert text.count("waiting") == 2
@@ -238,7 +238,7 @@ def test_on_a_terminal_every_request_has_its_line():
 
 
 def test_one_line_hides_control_characters():
-    assert one_line("a\nb\t c \x1b[31m") == "a b c  [31m"
+    assert single_line("a\nb\t c \x1b[31m") == "a b c  [31m"
 
 
 SLEEPER = "import sys, time; print('my last words', flush=True); time.sleep(float(sys.argv[1]))"
@@ -277,10 +277,10 @@ def test_a_killed_demo_leaves_no_server_behind(tmp_path):
     pid_file = tmp_path / "pid"
     program = (
         "import sys, time\n"
-        "from shoal.cli.demo_run import _stoppable\n"
+        "from shoal.cli.demo_run import _interrupted_by_sigterm\n"
         "from shoal.cli.demo_server import ServerProcess\n"
         f"command = [sys.executable, '-c', {SLEEPER!r}, '600']\n"
-        "with _stoppable(), ServerProcess([], 1, command) as server:\n"
+        "with _interrupted_by_sigterm(), ServerProcess([], 1, command) as server:\n"
         f"    open({str(pid_file)!r}, 'w').write(f'{{server.pid}}\\n')\n"
         "    time.sleep(600)\n"
     )

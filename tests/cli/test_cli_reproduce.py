@@ -78,10 +78,10 @@ def test_quick_says_so(fakes):
 
 
 def test_json_of_one_is_an_object_and_of_several_a_list(fakes, tmp_path):
-    one, both = tmp_path / "one.json", tmp_path / "both.json"
-    call("first", "--json", str(one))
+    single, both = tmp_path / "one.json", tmp_path / "both.json"
+    call("first", "--json", str(single))
     call("second", "first", "second", "--json", str(both))
-    written = json.loads(one.read_text())
+    written = json.loads(single.read_text())
     assert written.keys() == {"name", "paper", "assumptions", "rows"}
     assert written["rows"][1] == {
         "config": {"rate": 20.0, "who": "theirs"},

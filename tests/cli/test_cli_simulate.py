@@ -74,8 +74,8 @@ def test_the_same_scenario_gives_the_same_bytes(scenario, tmp_path):
 def test_another_seed_gives_other_bytes(scenario, tmp_path):
     for seed in ("0", "1"):
         simulate("--config", scenario, "--seed", seed, "--json", tmp_path / f"{seed}.json")
-    zero, one = (json.loads((tmp_path / f"{seed}.json").read_text()) for seed in ("0", "1"))
-    assert zero["overall"]["prompt_tokens"] != one["overall"]["prompt_tokens"]
+    first, second = (json.loads((tmp_path / f"{seed}.json").read_text()) for seed in ("0", "1"))
+    assert first["overall"]["prompt_tokens"] != second["overall"]["prompt_tokens"]
 
 
 def test_single_files_are_written_where_they_are_wanted(scenario, tmp_path):

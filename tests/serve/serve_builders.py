@@ -1,4 +1,4 @@
-"""An engine and a tokenizer small enough to know by heart, and ways to reach an app in front of them."""
+"""A small fake engine and tokenizer, and helpers that run the app in front of them."""
 
 import asyncio
 import json
@@ -34,14 +34,14 @@ from shoal.engine.validation import check_request
 from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
-from shoal.serve.generation import Call, Generation, generating
+from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.workers import Workers
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2
 VOCAB = 258
 BASE = "base"
-# Goals that everything meets, and none.
+# The first service has goals that every request meets, the second has none.
 SERVICES = (
     Service(name="chat", model="fake-chat", slo=SLO(ttft_s=600, e2e_scale=60), execution_s=10),
     Service(name=BASE, model="fake-base"),
@@ -82,9 +82,9 @@ class ByteTokenizer:
 
 
 class InlineWorkers:
-    """Does at once what a server has other processes do."""
+    """Runs in this process what a server runs in worker processes."""
 
-    async def run(self, line: str, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self, queue: str, task: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
 
@@ -94,20 +94,20 @@ def make_tokenizers() -> dict[str, ByteTokenizer]:
 
 @dataclass
 class FakeEngine:
-    """Answers like an engine: greedy output repeats the prompt's text, sampled output is letters by seed.
-
-    hold: a call waits for it before its token number ``pause_at``. fail_after: die after so many tokens
-    of a call. error_after: give up on a call after so many tokens.
-    """
+    """Serves like an engine: greedy output repeats the prompt's text, sampled output is letters by seed."""
 
     context: int = 200
     max_queue: int = 8
     fail_after: int | None = None
+    """The engine dies after this many tokens of a request."""
     error_after: int | None = None
+    """A request fails after this many tokens."""
     alive: bool = True
     hold: asyncio.Event | None = None
+    """Requests wait for it before the token at position ``pause_at``."""
     pause_at: int = 0
     paused: int = 0
+    """How many requests have reached ``pause_at``."""
     submitted: list[Request] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     waiting: int = 0
@@ -153,10 +153,10 @@ class FakeEngine:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
         self.waiting += sampling.n
         requests = expand_choices(
-            f"call-{len(self.submitted)}", service, list(prompt), sampling, arrival_ns or 0, slo
+            f"request-{len(self.submitted)}", service, list(prompt), sampling, arrival_ns or 0, slo
         )
         self.submitted += requests
-        stream = Stream(f"call-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
+        stream = Stream(f"request-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
         task = asyncio.create_task(self._run(stream, requests, sampling))
         self.tasks.add(task)
         task.add_done_callback(lambda task: self._done(task, sampling.n))
@@ -200,8 +200,8 @@ class FakeEngine:
         sampling = request.sampling
         token = self._token(request, position)
         stop = token if token in (EOS, *sampling.stop_token_ids) and not sampling.ignore_eos else None
-        room = self.context - len(request.prompt)
-        last = position + 1 >= min(sampling.max_tokens or room, room)
+        longest_output = self.context - len(request.prompt)
+        last = position + 1 >= min(sampling.max_tokens or longest_output, longest_output)
         logprobs = None
         if sampling.logprobs is not None:
             likeliest = [(token, -0.5), *((other, -2.0) for other in range(100, 130))]
@@ -258,7 +258,7 @@ def make_client(app: FastAPI) -> httpx.AsyncClient:
 
 
 async def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> httpx.Response:
-    """One POST to a fresh app; bytes go as they are."""
+    """One POST to a new app; bytes are sent as they are."""
     async with make_client(make_app(engine, **options)) as client:
         if isinstance(body, bytes):
             return await client.post(path, content=body, headers={"Content-Type": "application/json"})
@@ -285,10 +285,12 @@ def events(text: str) -> list[Any]:
 def generation(
     engine: FakeEngine, prompts: Sequence[str], **fields: Any
 ) -> AbstractAsyncContextManager[Generation]:
-    """A call of ``prompts`` under way, below HTTP."""
+    """A generation request for ``prompts`` under way, below HTTP."""
     tokens = [ByteTokenizer().encode(prompt) for prompt in prompts]
-    call = Call(id="c", service=BASE, prompts=tokens, sampling=SamplingParams(**fields), arrival_ns=0)
-    return generating(engine, call, ServerMetrics(SERVICES))
+    request = GenerationRequest(
+        id="c", service=BASE, prompts=tokens, sampling=SamplingParams(**fields), arrival_ns=0
+    )
+    return submit_request(engine, request, ServerMetrics(SERVICES))
 
 
 @asynccontextmanager

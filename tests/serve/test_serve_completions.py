@@ -1,4 +1,4 @@
-"""What /v1/completions and /v1/chat/completions answer, without a network."""
+"""Responses of /v1/completions and /v1/chat/completions, without a network."""
 
 import asyncio
 import json
@@ -37,10 +37,10 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def test_completion_has_openais_shape():
-    answer = ask(COMPLETIONS, completion(prompt="abc", max_tokens=2)).json()
-    assert answer.pop("id").startswith("cmpl-")
-    assert isinstance(answer.pop("created"), int)
-    assert answer == {
+    response = ask(COMPLETIONS, completion(prompt="abc", max_tokens=2)).json()
+    assert response.pop("id").startswith("cmpl-")
+    assert isinstance(response.pop("created"), int)
+    assert response == {
         "object": "text_completion",
         "model": "base",
         "choices": [
@@ -56,10 +56,10 @@ def test_completion_has_openais_shape():
 
 
 def test_chat_has_openais_shape():
-    answer = ask(CHAT, chat()).json()
-    assert answer["id"].startswith("chatcmpl-")
-    assert answer["object"] == "chat.completion"
-    assert answer["choices"] == [
+    response = ask(CHAT, chat()).json()
+    assert response["id"].startswith("chatcmpl-")
+    assert response["object"] == "chat.completion"
+    assert response["choices"] == [
         {
             "index": 0,
             "message": {"role": "assistant", "content": "<user>hi", "refusal": None},
@@ -71,13 +71,13 @@ def test_chat_has_openais_shape():
 
 
 def test_completion_takes_16_tokens_unless_told_otherwise():
-    answer = ask(COMPLETIONS, completion(prompt="x" * 50)).json()
-    assert answer["usage"]["completion_tokens"] == 16
+    response = ask(COMPLETIONS, completion(prompt="x" * 50)).json()
+    assert response["usage"]["completion_tokens"] == 16
 
 
 def test_default_length_shrinks_at_the_end_of_the_context():
-    answer = ask(COMPLETIONS, completion(prompt="x" * 189)).json()  # 190 tokens with the first
-    assert answer["usage"]["completion_tokens"] == 10
+    response = ask(COMPLETIONS, completion(prompt="x" * 189)).json()  # 190 tokens with the first
+    assert response["usage"]["completion_tokens"] == 10
 
 
 def test_default_length_grows_with_min_tokens():
@@ -149,9 +149,9 @@ def test_every_sampling_parameter_reaches_the_engine():
 
 def test_null_is_the_same_as_left_out():
     fields = ("max_tokens", "temperature", "n", "stream", "stop", "seed", "logprobs", "logit_bias", "top_k")
-    answer = ask(COMPLETIONS, completion(**dict.fromkeys(fields)))
-    assert answer.status_code == 200
-    assert answer.json()["usage"]["completion_tokens"] == 16
+    response = ask(COMPLETIONS, completion(**dict.fromkeys(fields)))
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] == 16
 
 
 def test_stop_string_ends_and_is_named():
@@ -244,8 +244,8 @@ def test_fields_of_vllm_may_be_neutral():
         (COMPLETIONS, completion(), NEUTRAL),
         (CHAT, chat(), NEUTRAL_IN_CHATS),
     ):
-        plain, answer = ask(path, body).json(), ask(path, body | neutral).json()
-        assert answer["choices"] == plain["choices"]
+        plain, response = ask(path, body).json(), ask(path, body | neutral).json()
+        assert response["choices"] == plain["choices"]
 
 
 def test_what_servers_return_with_messages_may_be_sent_back():
@@ -260,7 +260,7 @@ def test_completion_logprobs():
     assert logprobs["top_logprobs"][0] == {"a": -0.5, "b": -2.0}
     assert logprobs["text_offset"][0] == 0
     entry = TokenLogprobs(FIRST_BYTE + ord("z"), -3.0, ((FIRST_BYTE + ord("a"), -0.1),))
-    unlikely = LogprobFormatter(ByteTokenizer(), top=1).completion(0, [entry])
+    unlikely = LogprobFormatter(ByteTokenizer(), num_top=1).completion(0, [entry])
     assert unlikely.top_logprobs == [{"a": -0.1, "z": -3.0}]
     assert ask(COMPLETIONS, completion(logprobs=0)).json()["choices"][0]["logprobs"]["top_logprobs"] is None
 
@@ -281,9 +281,9 @@ def test_chat_logprobs():
 
 
 def test_chat_stream_is_role_text_reason_done():
-    answer = ask(CHAT, chat(stream=True))
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *chunks, done = events(answer.text)
+    response = ask(CHAT, chat(stream=True))
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *chunks, done = events(response.text)
     assert done == "[DONE]"
     choices = [chunk["choices"][0] for chunk in chunks]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
@@ -328,7 +328,7 @@ def test_stream_with_continuous_usage(path, body):
     assert '"usage"' not in ask(path, body | {"stream": True, "stream_options": options}).text
 
 
-def test_streamed_pieces_add_up_to_the_whole_answer():
+def test_streamed_pieces_add_up_to_the_full_response():
     body = completion(prompt=["héllo", "日本"], n=2, stop="lo", logprobs=1)
     whole = ask(COMPLETIONS, body).json()["choices"]
     texts, tokens, offsets = {}, {}, {}
@@ -389,8 +389,8 @@ def test_long_text_is_tokenised_off_the_event_loop():
         async with make_client(app) as client:
             for text in ("short", "long" * 2000):
                 assert (await client.post(COMPLETIONS, json=completion(prompt=text))).status_code == 200
-                answer = await client.post(CHAT, json=chat(messages=[{"role": "user", "content": text}]))
-                assert answer.status_code == 200
+                response = await client.post(CHAT, json=chat(messages=[{"role": "user", "content": text}]))
+                assert response.status_code == 200
 
     asyncio.run(main())
     here = threading.get_ident()

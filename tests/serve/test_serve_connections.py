@@ -50,8 +50,8 @@ def post(body, headers=""):
     ).encode() + raw
 
 
-async def answer_of(reader):
-    """Status and parsed body of the one answer before the connection is closed; None if there is none."""
+async def response_of(reader):
+    """Status and parsed body of the response before the connection is closed; None if there is none."""
     raw = await reader.read()
     head, _, body = raw.partition(b"\r\n\r\n")
     return (int(head.split()[1]), json.loads(body)) if raw else None
@@ -73,8 +73,12 @@ def test_requests_that_do_not_arrive_end_the_connection(run, sent, code):
             serving(FakeEngine(), read_timeout_s=SOON_S) as (url, _, _),
             connected(url, sent) as (reader, _),
         ):
-            answer = await answer_of(reader)
-            assert answer is None if code is None else (answer[0], answer[1]["error"]["code"]) == (408, code)
+            response = await response_of(reader)
+            assert (
+                response is None
+                if code is None
+                else (response[0], response[1]["error"]["code"]) == (408, code)
+            )
 
     run(main())
 
@@ -86,7 +90,7 @@ def test_a_byte_now_and_then_is_not_enough(start):
             serving(FakeEngine(), read_timeout_s=SOON_S) as (url, _, _),
             connected(url, start) as (reader, writer),
         ):
-            answering = asyncio.create_task(answer_of(reader))
+            answering = asyncio.create_task(response_of(reader))
             # More than comes in one time-out, and never the whole request.
             while not answering.done():
                 with suppress(OSError):
@@ -116,9 +120,9 @@ def test_idle_connections_are_closed(run):
     async def main():
         async with serving(FakeEngine(), keep_alive_s=SOON_S) as (url, _, _):
             async with connected(url, BODY) as (reader, _):
-                status, body = await answer_of(reader)
+                status, body = await response_of(reader)
                 assert (status, body["choices"][0]["text"]) == (200, "hello world")
-            # The answer comes before the request is whole.
+            # The response comes before the request is whole.
             async with connected(url, BODY.replace(b"/completions", b"/nothing")[:-1]) as (reader, writer):
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(b"}")
@@ -168,11 +172,11 @@ def is_served(client):
     return client.getsockname() in peers
 
 
-def test_several_prompts_of_a_call_wait_joined():
+def test_unread_deltas_of_several_prompts_are_joined():
     async def main():
         engine = FakeEngine(context=10**4)
-        async with generation(engine, ["a", "b"], max_tokens=500, ignore_eos=True) as call:
-            deltas = call.deltas()
+        async with generation(engine, ["a", "b"], max_tokens=500, ignore_eos=True) as request:
+            deltas = request.deltas()
             first = [await anext(deltas)]
             await until(lambda: not engine.tasks)
             rest = [pair async for pair in deltas]
@@ -183,7 +187,7 @@ def test_several_prompts_of_a_call_wait_joined():
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD, BODY[:-1]], ids=["idle", "headers", "body"])
-def test_those_that_wait_make_room_for_new_connections(run, sent):
+def test_waiting_connections_are_closed_for_new_ones(run, sent):
     async def main():
         async with (
             serving(FakeEngine(), max_connections=4) as (url, _, _),
@@ -197,8 +201,8 @@ def test_those_that_wait_make_room_for_new_connections(run, sent):
                     httpx.AsyncClient(base_url=url) as client,
                 ):
                     assert (await client.get("/health")).status_code == 200
-            answer = await answer_of(oldest)
-            assert answer is None if not sent else answer[1]["error"]["code"] == "too_many_connections"
+            response = await response_of(oldest)
+            assert response is None if not sent else response[1]["error"]["code"] == "too_many_connections"
 
     run(main())
 
@@ -215,10 +219,10 @@ def test_connections_beyond_those_that_are_answered_get_a_503(run):
             ]
             await until(lambda: engine.paused == 2)
             async with connected(url, HEAD + b"\r\n") as (reader, _):
-                status, body = await answer_of(reader)
+                status, body = await response_of(reader)
             assert (status, body["error"]["code"]) == (503, "too_many_connections")
             engine.hold.set()
-            assert [(await answer).status_code for answer in asking] == [200, 200]
+            assert [(await response).status_code for response in asking] == [200, 200]
             async with httpx.AsyncClient(base_url=url) as other:
                 assert (await other.get("/health")).status_code == 200
 
@@ -346,7 +350,7 @@ def test_a_slow_body_at_shutdown_is_refused_without_a_traceback(run, capsys):
             async with httpx.AsyncClient(base_url=url) as client:
                 await client.get("/health")
             stop.ask()
-            status, body = await answer_of(reader)
+            status, body = await response_of(reader)
             assert (status, body["error"]["code"]) == (503, "shutting_down")
             await asyncio.wait_for(task, 10)
 
@@ -354,7 +358,7 @@ def test_a_slow_body_at_shutdown_is_refused_without_a_traceback(run, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_head_and_options_have_an_answer():
+def test_head_and_options_get_a_response():
     async def main():
         async with serving(FakeEngine()) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
             for path in (
@@ -365,9 +369,9 @@ def test_head_and_options_have_an_answer():
                 "/version",
                 "/openapi.json",
             ):
-                answer = await client.head(path)
-                assert (answer.status_code, answer.content) == (200, b"")
-                assert (await client.get(path)).headers["Content-Type"] == answer.headers["Content-Type"]
+                response = await client.head(path)
+                assert (response.status_code, response.content) == (200, b"")
+                assert (await client.get(path)).headers["Content-Type"] == response.headers["Content-Type"]
                 options = await client.options(path)
                 assert options.status_code == 405
                 assert set(options.headers["Allow"].split(", ")) == {"GET", "HEAD"}

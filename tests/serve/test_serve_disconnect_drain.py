@@ -41,8 +41,8 @@ def test_client_that_leaves_in_mid_stream_frees_its_request():
     async def main():
         engine = FakeEngine(pause_at=3, hold=asyncio.Event())
         async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
-            async with client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as answer:
-                async for line in answer.aiter_lines():
+            async with client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as response:
+                async for line in response.aiter_lines():
                     if line.startswith("data: "):
                         break
             await until(lambda: len(engine.cancelled) == 1)
@@ -60,9 +60,9 @@ def test_draining_lets_streams_finish_and_turns_new_requests_away():
             await until(lambda: engine.paused == 1)
             stop.ask()
             await asyncio.sleep(0)
-            answer = await client.post("/v1/completions", json=completion())
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "shutting_down"
+            response = await client.post("/v1/completions", json=completion())
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "shutting_down"
             assert (await client.get("/health")).status_code == 503
             assert (await client.get("/v1/models")).status_code == 200
             engine.hold.set()
@@ -128,8 +128,8 @@ def test_large_body_over_a_socket_gets_its_413():
             serving(FakeEngine()) as (url, _, _),
             httpx.AsyncClient(base_url=url, timeout=30) as client,
         ):
-            answer = await client.post("/v1/completions", json=completion(prompt="x" * 10_000_000))
-            assert answer.status_code == 413
+            response = await client.post("/v1/completions", json=completion(prompt="x" * 10_000_000))
+            assert response.status_code == 413
             assert (await client.post("/v1/completions", json=completion())).status_code == 200
 
     asyncio.run(main())

@@ -65,25 +65,27 @@ def ask(model, tokens, **fields):
 def test_concurrent_requests_of_two_services_with_a_third_cancelled(engine_builders):
     options = engine_builders.make_options("fake?step_ms=1", "fake?step_ms=1", blocks=48)
 
-    async def one(client, number):
+    async def complete(client, number):
         body = ask("ab"[number % 2], 40, prompt=list(range(97, 98 + number)), stream=number % 4 < 2)
         if number % 3:
-            answer = await client.post("/v1/completions", json=body)
-            assert answer.status_code == 200
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200
             if not body["stream"]:
-                return answer.json()["choices"][0]["text"]
-            chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-            assert answer.text.endswith("data: [DONE]\n\n")
+                return response.json()["choices"][0]["text"]
+            chunks = [
+                json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")
+            ]
+            assert response.text.endswith("data: [DONE]\n\n")
             return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-            async for _ in answer.aiter_raw():
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+            async for _ in response.aiter_raw():
                 break
         return None
 
     async def scenario(client, handle):
-        texts = await asyncio.gather(*(one(client, number) for number in range(24)))
+        texts = await asyncio.gather(*(complete(client, number) for number in range(24)))
         assert [len(text) for text in texts if text is not None] == [40] * 16
-        alone = await one(client, 1)
+        alone = await complete(client, 1)
         assert alone == texts[1]
         await until(lambda: handle.unfinished == 0)
         async with asyncio.timeout(10):
@@ -122,8 +124,8 @@ def test_engine_that_is_killed_ends_streams_and_turns_health_red(engine_builders
 
     async def scenario(client, handle):
         body = ask("a", 200, stream=True, ignore_eos=True)
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            lines = answer.aiter_lines()
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.aiter_lines()
             await anext(lines)
             os.kill(handle.pid, 9)
             rest = [line async for line in lines if line]

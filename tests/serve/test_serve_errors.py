@@ -18,11 +18,11 @@ def ask(path, body, engine=None, **options):
     return asyncio.run(post(path, body, engine, **options))
 
 
-def error_of(answer, status):
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    assert set(answer.json()) == {"error"}
-    error = answer.json()["error"]
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
     return error
@@ -206,11 +206,11 @@ def test_wrong_content_type_gets_a_415(kind):
         async with make_client(make_app()) as client:
             content = json.dumps(completion()).encode()
             headers = {} if kind is None else {"Content-Type": kind}
-            answer = await client.post(COMPLETIONS, content=content, headers=headers)
-            assert "application/json" in error_of(answer, 415)["message"]
+            response = await client.post(COMPLETIONS, content=content, headers=headers)
+            assert "application/json" in error_of(response, 415)["message"]
             for fine in ('Application/JSON; charset="UTF-8"', "application/vnd.api+json"):
-                answer = await client.post(COMPLETIONS, content=content, headers={"Content-Type": fine})
-                assert answer.status_code == 200
+                response = await client.post(COMPLETIONS, content=content, headers={"Content-Type": fine})
+                assert response.status_code == 200
 
     asyncio.run(main())
 
@@ -238,9 +238,9 @@ def test_unknown_routes_and_methods():
             assert error_of(await client.get("/v1/nothing"), 404)["code"] == "unknown_url"
             assert error_of(await client.post("/v1/completions/", json={}), 404)
             assert error_of(await client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
-            answer = await client.get(COMPLETIONS)
-            assert error_of(answer, 405)["code"] == "method_not_allowed"
-            assert answer.headers["allow"] == "POST"
+            response = await client.get(COMPLETIONS)
+            assert error_of(response, 405)["code"] == "method_not_allowed"
+            assert response.headers["allow"] == "POST"
 
     asyncio.run(main())
 
@@ -262,21 +262,21 @@ def test_full_queue_is_a_429_with_retry_after():
             while engine.waiting < 2:
                 await asyncio.sleep(0)
             for stream in (False, True):
-                answer = await client.post(COMPLETIONS, json=completion(stream=stream))
-                assert error_of(answer, 429)["type"] == "rate_limit_error"
-                assert answer.headers["retry-after"] == "3"
+                response = await client.post(COMPLETIONS, json=completion(stream=stream))
+                assert error_of(response, 429)["type"] == "rate_limit_error"
+                assert response.headers["retry-after"] == "3"
             engine.hold.set()
             assert (await waiting).status_code == 200
 
     asyncio.run(main())
 
 
-def test_a_call_that_only_fits_in_part_leaves_nothing_behind():
+def test_a_request_that_only_fits_in_part_leaves_nothing_behind():
     async def main():
         engine = FakeEngine(max_queue=3, hold=asyncio.Event())
         async with make_client(make_app(engine)) as client:
-            answer = await client.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2))
-            error_of(answer, 429)
+            response = await client.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2))
+            error_of(response, 429)
             assert len(engine.cancelled) == 2
             await asyncio.sleep(0)
             assert engine.waiting == 0
@@ -287,8 +287,8 @@ def test_a_call_that_only_fits_in_part_leaves_nothing_behind():
 def test_dead_engine_is_a_503():
     async def main():
         async with make_client(make_app(FakeEngine(alive=False))) as client:
-            answer = await client.post(COMPLETIONS, json=completion())
-            assert error_of(answer, 503)["code"] == "engine_died"
+            response = await client.post(COMPLETIONS, json=completion())
+            assert error_of(response, 503)["code"] == "engine_died"
             assert error_of(await client.get("/health"), 503)["code"] == "engine_died"
             assert "shoal_engine_up 0.0" in (await client.get("/metrics")).text
 
@@ -302,9 +302,9 @@ def test_engine_that_dies_before_the_first_token_is_a_503_also_for_streams():
 
 @pytest.mark.parametrize("prompt", ["hello", ["hello", "there"]])
 def test_engine_that_dies_in_mid_stream_ends_it_with_an_error_event(prompt):
-    answer = ask(COMPLETIONS, completion(prompt=prompt, stream=True), FakeEngine(fail_after=2))
-    assert answer.status_code == 200
-    *chunks, last = events(answer.text)
+    response = ask(COMPLETIONS, completion(prompt=prompt, stream=True), FakeEngine(fail_after=2))
+    assert response.status_code == 200
+    *chunks, last = events(response.text)
     assert last["error"]["code"] == "engine_died"
     assert any(chunk["choices"][0]["text"] == "e" for chunk in chunks)
 
@@ -318,7 +318,7 @@ def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
 
 def test_unexpected_errors_tell_nothing_of_the_inside():
     class Broken(FakeEngine):
-        async def submit(self, *call):
+        async def submit(self, *arguments):
             raise ZeroDivisionError("secret")
 
     for stream in (False, True):
@@ -338,7 +338,7 @@ _FIELDS = sorted(CompletionBody.model_fields | ChatBody.model_fields)
 @given(st.sampled_from([COMPLETIONS, CHAT]), st.dictionaries(st.sampled_from(_FIELDS), _json, max_size=3))
 def test_no_json_ever_breaks_the_server(path, fields):
     base = completion(max_tokens=4) if path == COMPLETIONS else chat(max_tokens=4)
-    answer = ask(path, json.dumps(base | fields).encode())
-    if answer.status_code != 200:
-        error_of(answer, answer.status_code)
-        assert answer.status_code in (400, 404)
+    response = ask(path, json.dumps(base | fields).encode())
+    if response.status_code != 200:
+        error_of(response, response.status_code)
+        assert response.status_code in (400, 404)

@@ -71,9 +71,9 @@ def test_a_body_that_is_wrong_many_times_has_few_errors(what):
     ],
 )
 def test_errors_repeat_no_more_than_a_line_of_what_was_sent(path, body):
-    answer = asyncio.run(post(path, body, max_body_bytes=2**21))
-    assert answer.status_code in (400, 404)
-    error = answer.json()["error"]
+    response = asyncio.run(post(path, body, max_body_bytes=2**21))
+    assert response.status_code in (400, 404)
+    error = response.json()["error"]
     assert len(error["message"]) <= 1000
     assert len(error["param"] or "") <= 200
 
@@ -87,40 +87,40 @@ def test_limits_of_lists_and_objects_are_told_and_what_is_within_is_served():
         ({f"f{i}": 1 for i in range(MAX_FIELDS)}, MAX_FIELDS),
         ({"metadata": {f"f{i}": 1 for i in range(MAX_FIELDS + 1)}}, MAX_FIELDS),
     ):
-        answer = asyncio.run(post(CHAT, chat(**fields)))
-        assert answer.status_code == 400
-        assert f"at most {limit}" in answer.json()["error"]["message"]
+        response = asyncio.run(post(CHAT, chat(**fields)))
+        assert response.status_code == 400
+        assert f"at most {limit}" in response.json()["error"]["message"]
     engine = FakeEngine(context=10**6)
     for fine in (messages, [{"role": "user", "content": parts}]):
         assert asyncio.run(post(CHAT, chat(messages=fine, max_tokens=1), engine)).status_code == 200
 
 
-class NotedWorkers(InlineWorkers):
-    """Notes the lines in which work was asked for."""
+class RecordingWorkers(InlineWorkers):
+    """Records the queue of each task."""
 
     def __init__(self):
-        self.lines = []
+        self.queues = []
 
-    async def run(self, line, what, function, *arguments):
-        self.lines.append(line)
-        return await super().run(line, what, function, *arguments)
+    async def run(self, queue, task, function, *arguments):
+        self.queues.append(queue)
+        return await super().run(queue, task, function, *arguments)
 
 
 def test_large_bodies_and_templates_are_not_handled_in_the_servers_process():
-    workers = NotedWorkers()
+    workers = RecordingWorkers()
     app = create_app(FakeEngine(context=10**6), make_tokenizers(), SERVICES, workers=workers)
 
     async def main():
         async with make_client(app) as client:
-            for path, body, lines in (
+            for path, body, queues in (
                 (COMPLETIONS, completion(), []),
                 (COMPLETIONS, completion(user="x" * 2**15), ["bodies"]),
                 (COMPLETIONS, completion(user="x" * 2**18), ["large bodies"]),
                 (CHAT, chat(), ["chats of chat"]),
             ):
-                workers.lines.clear()
+                workers.queues.clear()
                 assert (await client.post(path, json=body)).status_code == 200
-                assert workers.lines == lines
+                assert workers.queues == queues
 
     asyncio.run(main())
 
@@ -167,11 +167,11 @@ def test_of_a_text_with_far_too_many_tokens_only_pieces_are_tokenised():
 def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatch):
     order = []
 
-    def noted(raw, kind, info):
+    def recording(raw, kind, info):
         order.append("body")
         return read_body(raw, kind, info)
 
-    monkeypatch.setattr("shoal.serve.parse.read_body", noted)
+    monkeypatch.setattr("shoal.serve.parse.read_body", recording)
     app = create_app(FakeEngine(), make_tokenizers(), SERVICES, workers=InlineWorkers())
 
     async def other():
@@ -181,8 +181,8 @@ def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatc
 
     async def main():
         async with make_client(app) as client:
-            asked = [client.post(COMPLETIONS, json=completion(max_tokens=1)) for _ in range(20)]
-            await asyncio.gather(*asked, other())
+            posts = [client.post(COMPLETIONS, json=completion(max_tokens=1)) for _ in range(20)]
+            await asyncio.gather(*posts, other())
 
     asyncio.run(main())
     assert order.count("body") == 20
@@ -191,9 +191,9 @@ def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatc
 
 
 def test_token_ids_that_cannot_fit_are_refused_where_the_body_is_parsed():
-    answer = asyncio.run(post(COMPLETIONS, completion(prompt=[[1], [1] * 300])))
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    response = asyncio.run(post(COMPLETIONS, completion(prompt=[[1], [1] * 300])))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
     assert "300 tokens" in error["message"]
 
 
@@ -233,21 +233,21 @@ def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions
             (worker_functions.go_deep, "too deep"),
         ):
             with pytest.raises(InvalidRequest, match=says):
-                await workers.run("line", "this work", function)
-            assert await workers.run("line", "this work", sum, [1, 2]) == 3
+                await workers.run("queue", "this task", function)
+            assert await workers.run("queue", "this task", sum, [1, 2]) == 3
         with pytest.raises(InvalidRequest, match=r"^no$") as caught:
-            await workers.run("line", "this work", worker_functions.refuse)
+            await workers.run("queue", "this task", worker_functions.refuse)
         assert (caught.value.param, caught.value.code) == ("field", "a_code")
 
     asyncio.run(main())
 
 
-def test_lines_of_work_do_not_wait_for_each_other(worker_functions):
+def test_queues_do_not_wait_for_each_other(worker_functions):
     async def main():
         workers = WorkerProcesses(WorkLimits(cpu_s=30.0))
-        stuck = asyncio.create_task(workers.run("a", "this work", worker_functions.run_forever))
+        stuck = asyncio.create_task(workers.run("a", "this task", worker_functions.run_forever))
         await asyncio.sleep(0)
-        assert await workers.run("b", "this work", sum, [1, 2]) == 3
+        assert await workers.run("b", "this task", sum, [1, 2]) == 3
         assert not stuck.done()
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -280,15 +280,15 @@ def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(tem
     async def main():
         await workers.start()
         async with make_client(app) as client:
-            asked = asyncio.create_task(client.post(CHAT, json=chat()))
+            posting = asyncio.create_task(client.post(CHAT, json=chat()))
             answered = 0
-            while not asked.done():
+            while not posting.done():
                 assert (await client.get("/health")).status_code == 200
                 answered += 1
                 await asyncio.sleep(0.01)
-            answer = await asked
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["message"]
+            response = await posting
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["message"]
             assert answered >= answers_meanwhile
 
     asyncio.run(main())

@@ -12,14 +12,14 @@ from shoal.serve.hosts import allowed_hosts
 def statuses(hosts, **options):
     async def main():
         async with serving(FakeEngine(), **options) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
-            answers = [
+            responses = [
                 await client.post("/v1/completions", json=completion(), headers={"Host": host})
                 for host in hosts
             ]
-        refused = [answer.json()["error"] for answer in answers if answer.status_code != 200]
+        refused = [response.json()["error"] for response in responses if response.status_code != 200]
         assert all(error["code"] == "host_not_allowed" for error in refused)
         assert all("server.allowed_hosts" in error["message"] for error in refused)
-        return [answer.status_code for answer in answers]
+        return [response.status_code for response in responses]
 
     return asyncio.run(main())
 

@@ -49,7 +49,7 @@ launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 launch.check_model = lambda name: None
 options = engine_builders.make_options(sys.argv[3])
 try:
-    launch.run_server(options, ServerOptions(port=0), ready=lambda url, info: print(url, flush=True))
+    launch.run_server(options, ServerOptions(port=0), on_ready=lambda url, info: print(url, flush=True))
     print("ended", flush=True)
 except EngineDied as error:
     print(f"raised: {error}", flush=True)
@@ -81,8 +81,8 @@ def test_server_answers_until_it_is_told_to_stop(number, tmp_path):
         process, url = await launch("fake", tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
             body = {"model": "a", "prompt": "hi", "max_tokens": 3, "temperature": 0}
-            answer = await client.post("/v1/completions", json=body)
-            assert answer.json()["usage"]["completion_tokens"] == 3
+            response = await client.post("/v1/completions", json=body)
+            assert response.json()["usage"]["completion_tokens"] == 3
             listed = (await client.get("/v1/models")).json()
             assert listed["data"][0]["sampling_defaults"]["temperature"] == 0.25
         assert await end(process, number) == ["ended"]
@@ -117,8 +117,8 @@ def test_stopping_says_what_it_waits_for():
         process, url = await launch("fake?step_ms=20", stderr=asyncio.subprocess.PIPE)
         async with httpx.AsyncClient(base_url=url) as client:
             body = {"model": "a", "prompt": "hi", "max_tokens": 200, "ignore_eos": True, "stream": True}
-            async with client.stream("POST", "/v1/completions", json=body) as answer:
-                await anext(answer.aiter_lines())
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                await anext(response.aiter_lines())
                 process.send_signal(signal.SIGINT)
                 told = await asyncio.wait_for(process.stderr.readline(), 30)
                 process.send_signal(signal.SIGINT)

@@ -40,9 +40,9 @@ def scrape_after(*requests, engine=None):
         async with make_client(make_app(engine)) as client:
             for path, body in requests:
                 await client.post(path, json=body)
-            answer = await client.get("/metrics")
-            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-            return samples(answer.text)
+            response = await client.get("/metrics")
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            return samples(response.text)
 
     return asyncio.run(main())
 
@@ -162,7 +162,7 @@ def test_failed_requests_count_as_errors_and_have_no_latency():
     assert values["shoal_request_e2e_seconds_count", ("service", "base")] == 0
 
 
-def test_requests_that_are_turned_away_count_by_reason():
+def test_refused_requests_count_by_reason():
     async def main():
         engine = FakeEngine(max_queue=2, hold=asyncio.Event())
         async with make_client(make_app(engine)) as client:
@@ -200,7 +200,7 @@ def test_latencies_come_from_the_record():
         prompt_tokens=4,
         output_tokens=11,
     )
-    metrics.answered(FinishReason.STOP, record, SLO())
+    metrics.count_finished(FinishReason.STOP, record, SLO())
     values = samples(metrics.render(None).decode())
     base = ("service", "base")
     assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
@@ -259,7 +259,7 @@ def test_a_request_that_fails_has_missed_its_goals():
 
 def test_a_request_that_its_client_cancels_counts_for_no_goal():
     metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1))])
-    metrics.ended("base", FinishReason.CANCELLED, SLO())
+    metrics.count_unfinished("base", FinishReason.CANCELLED, SLO())
     values = samples(metrics.render(None).decode())
     assert values["shoal_requests_finished_total", ("reason", "cancelled"), ("service", "base")] == 1
     assert goals_counted(values) == {("base", "met"): 0, ("base", "missed"): 0}

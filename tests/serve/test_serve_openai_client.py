@@ -31,10 +31,10 @@ def test_models(client):
 
 
 def test_chat(client):
-    answer = client.chat.completions.create(model="chat", messages=MESSAGES, temperature=0)
-    assert answer.choices[0].message.content == "<user>hi"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.completion_tokens == 9
+    response = client.chat.completions.create(model="chat", messages=MESSAGES, temperature=0)
+    assert response.choices[0].message.content == "<user>hi"
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage.completion_tokens == 9
 
 
 def test_chat_goes_on_with_the_answer_in_it(client):
@@ -71,11 +71,11 @@ def test_clients_own_stream_helper_accumulates(client):
 
 
 def test_completion(client):
-    answer = client.completions.create(
+    response = client.completions.create(
         model="base", prompt=["hello world", "hi"], temperature=0, stop=["o w"], logprobs=1, max_tokens=20
     )
-    assert [choice.text for choice in answer.choices] == ["hell", "hi"]
-    assert answer.choices[0].logprobs.tokens[:4] == list("hell")
+    assert [choice.text for choice in response.choices] == ["hell", "hi"]
+    assert response.choices[0].logprobs.tokens[:4] == list("hell")
 
 
 def test_completion_stream(client):
@@ -84,32 +84,32 @@ def test_completion_stream(client):
 
 
 def test_chat_logprobs(client):
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="chat", messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=3
     )
-    content = answer.choices[0].logprobs.content
+    content = response.choices[0].logprobs.content
     assert content[0].token == "<"
     assert len(content[0].top_logprobs) == 3
 
 
 def test_seed_and_choices(client):
     def texts():
-        answer = client.completions.create(model="base", prompt="a", n=3, seed=11, max_tokens=10)
-        return [choice.text for choice in answer.choices]
+        response = client.completions.create(model="base", prompt="a", n=3, seed=11, max_tokens=10)
+        return [choice.text for choice in response.choices]
 
     assert texts() == texts()
     assert len(set(texts())) == 3
 
 
 def test_parameters_of_vllm(client):
-    answer = client.completions.create(
+    response = client.completions.create(
         model="base",
         prompt=[99, 100],
         temperature=0,
         max_tokens=5,
         extra_body={"ignore_eos": True, "min_tokens": 1, "top_k": 5, "repetition_penalty": 1.0},
     )
-    assert answer.choices[0].text == "abzzz"
+    assert response.choices[0].text == "abzzz"
 
 
 def test_errors_become_the_clients_exceptions(client):
@@ -127,15 +127,15 @@ def test_errors_become_the_clients_exceptions(client):
 
 
 def test_goals_are_an_extra_field(client):
-    answer = client.completions.create(model="base", prompt="a", extra_body={"slo": {"ttft": 0.5}})
-    assert answer.choices
+    response = client.completions.create(model="base", prompt="a", extra_body={"slo": {"ttft": 0.5}})
+    assert response.choices
     with pytest.raises(openai.BadRequestError, match=r"slo\.ttft"):
         client.completions.create(model="base", prompt="a", extra_body={"slo": {"ttft": 0}})
 
 
 def test_full_queue_is_a_rate_limit_error():
     class FullEngine(FakeEngine):
-        async def submit(self, *call):
+        async def submit(self, *arguments):
             raise QueueFull("8 requests wait already", retry_after_s=2)
 
     with serving_in_thread(FullEngine()) as url, connect(url) as client:

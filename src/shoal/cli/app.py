@@ -1,4 +1,4 @@
-"""The commands put together, and the way every command ends."""
+"""All commands in one application, with their exit codes."""
 
 import errno
 import sys
@@ -23,7 +23,7 @@ from shoal.cli.static import static
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported, ShoalError
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
-_MISUSES = (ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported)
+_MISUSE_ERRORS = (ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported)
 
 app = typer.Typer(
     name="shoal",
@@ -45,15 +45,15 @@ def version() -> None:
     typer.echo(f"shoal {shoal.__version__}")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         version()
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    asked: Annotated[
+    requested: Annotated[
         bool,
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
@@ -62,9 +62,9 @@ def _root(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns its exit code.
+    """Run a command line; returns its exit code.
 
-    0: done. 1: it failed while running. 2: it was asked for something impossible. 130: interrupted.
+    0: success. 1: it failed while running. 2: the arguments are wrong. 130: interrupted.
     """
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except ShoalError as error:
         _print_error(error)
-        return MISUSE if isinstance(error, _MISUSES) else FAILURE
+        return MISUSE if isinstance(error, _MISUSE_ERRORS) else FAILURE
     except BrokenPipeError:
         sys.stderr.close()
         return FAILURE

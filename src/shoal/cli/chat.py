@@ -15,7 +15,7 @@ from shoal.core import ConfigError, InvalidRequest, QueueFull
 from shoal.models import NO_CHAT_TEMPLATE
 
 if TYPE_CHECKING:
-    from shoal.cli.talk import Message, Talk
+    from shoal.cli.chat_client import ChatClient, Message
 
 _HELP = "/reset forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stops an answer"
 
@@ -26,7 +26,7 @@ def chat(
         str | None,
         typer.Argument(metavar="[MODEL]", help="Model to load; with --url, a service of that server."),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Talk with a running server.")] = None,
+    url: Annotated[str | None, typer.Option(help="Chat with a running server.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     config: ConfigFile = None,
     max_tokens: MaxTokens = None,
@@ -47,42 +47,46 @@ def chat(
     `shoal chat --url http://127.0.0.1:8000`
     """
     if url is not None and (config is not None or settings.entries):
-        raise ConfigError("--url talks with a running server; engine flags and --config have no effect there")
+        raise ConfigError(
+            "--url connects to a running server; engine flags and --config have no effect there"
+        )
     sampling = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    start: list[Message] = [{"role": "system", "content": system}] if system else []
+    start_messages: list[Message] = [{"role": "system", "content": system}] if system else []
     with asyncio.Runner() as runner:
         if url is not None:
-            from shoal.cli.talk import ServerTalk
+            from shoal.cli.chat_client import ServerChatClient
 
-            talk: Talk = runner.run(ServerTalk.open(url, model))
+            client: ChatClient = runner.run(ServerChatClient.open(url, model))
         else:
-            talk = _start_engine(runner, model, config, settings)
+            client = _start_engine(runner, model, config, settings)
         try:
-            converse(runner, talk, start, sampling, _read_line)
+            converse(runner, client, start_messages, sampling, _read_line)
         finally:
-            runner.run(talk.close())
+            runner.run(client.close())
 
 
-def _start_engine(runner: asyncio.Runner, model: str | None, config: ConfigFile, settings: Table) -> "Talk":
-    from shoal.cli.progress import Waiting
+def _start_engine(
+    runner: asyncio.Runner, model: str | None, config: ConfigFile, settings: Table
+) -> "ChatClient":
+    from shoal.cli.chat_client import EngineChatClient
+    from shoal.cli.progress import ProgressDisplay
     from shoal.cli.selection import select_service
-    from shoal.cli.talk import EngineTalk
 
-    chosen = select_service(model, file=config, settings=settings, flag="MODEL or --url")
-    with Waiting() as waiting:
-        return runner.run(EngineTalk.open(chosen.engine_options(), waiting.advance, waiting.say))
+    selected = select_service(model, file=config, settings=settings, flag="MODEL or --url")
+    with ProgressDisplay() as progress:
+        return runner.run(EngineChatClient.open(selected.engine_options(), progress.update, progress.message))
 
 
 def converse(
     runner: asyncio.Runner,
-    talk: "Talk",
-    start: "list[Message]",
+    client: "ChatClient",
+    start_messages: "list[Message]",
     sampling: Mapping[str, Any],
     read_line: Callable[[], str],
 ) -> None:
-    """Read a line, print the answer, until the input ends; ``start`` begins every conversation."""
-    typer.secho(f"talking with {talk.name}; {_HELP}", dim=True, err=True)
-    messages = list(start)
+    """Read a line and print the reply, until the input ends; ``start_messages`` begin a conversation."""
+    typer.secho(f"chatting with {client.name}; {_HELP}", dim=True, err=True)
+    messages = list(start_messages)
     while True:
         try:
             line = read_line().strip()
@@ -91,27 +95,27 @@ def converse(
         if line in ("/exit", "/quit"):
             return
         if line == "/reset":
-            messages = list(start)
+            messages = list(start_messages)
             typer.secho("forgotten", dim=True, err=True)
         elif line.startswith("/"):
             typer.secho(_HELP, dim=True, err=True)
         elif line:
             messages.append({"role": "user", "content": line})
-            answer = _answer(runner, talk, messages, sampling)
-            if answer is None:
+            reply = _print_reply(runner, client, messages, sampling)
+            if reply is None:
                 messages.pop()
             else:
-                messages.append({"role": "assistant", "content": answer})
+                messages.append({"role": "assistant", "content": reply})
 
 
-def _answer(
-    runner: asyncio.Runner, talk: "Talk", messages: "list[Message]", sampling: Mapping[str, Any]
+def _print_reply(
+    runner: asyncio.Runner, client: "ChatClient", messages: "list[Message]", sampling: Mapping[str, Any]
 ) -> str | None:
-    """Print an answer as it comes; None if it was refused. Ctrl-C keeps what came so far."""
+    """Print a reply as it arrives; None if the request was rejected. Ctrl-C keeps the text so far."""
     pieces: list[str] = []
 
     async def stream() -> None:
-        async for piece in talk.reply(messages, sampling):
+        async for piece in client.reply(messages, sampling):
             pieces.append(piece)
             typer.echo(piece, nl=False)
 
@@ -129,6 +133,6 @@ def _answer(
 
 
 def _read_line() -> str:
-    if sys.stdin is None:  # closed by whoever started this
+    if sys.stdin is None:  # closed by the parent process
         raise EOFError
     return input("> " if sys.stdin.isatty() else "")

@@ -1,4 +1,4 @@
-"""What all commands do with their arguments."""
+"""The base class of all commands."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from typer.core import TyperCommand
 
 
 class Command(TyperCommand):
-    """Refuses an option that is given twice but takes one value, where the last would win silently."""
+    """Rejects an option that is given twice but takes one value; otherwise the last would win silently."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base does; raises BadParameter."""
+        """Parse the arguments; raises BadParameter."""
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for parameter in set[Any](given):
             count = given.count(parameter)

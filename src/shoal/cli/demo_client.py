@@ -1,4 +1,4 @@
-"""Sends a burst of prompts to a running server and times what streams back."""
+"""Sends a burst of prompts to a running server, and measures the streamed responses."""
 
 import asyncio
 import json
@@ -20,37 +20,36 @@ _POLL_S = 0.2
 
 
 @dataclass(slots=True)
-class Exchange:
-    """One request and what has come back so far; written only by the task that sends it.
-
-    slo: its goals, as times.
-    """
+class DemoRequest:
+    """A request of the demo and its response so far; written only by the task that sends it."""
 
     number: int
     prompt: DemoPrompt
     slo: SLO = NO_GOALS
+    """Latency goals, as times."""
     status: str = "waiting"
+    """waiting, streaming, done or failed."""
     text: str = ""
     error: str = ""
     finish_reason: str | None = None
     sent_ns: int = 0
-    first_ns: int = 0
+    first_token_ns: int = 0
     end_ns: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
 
     @property
     def finished(self) -> bool:
-        """Whether an answer came to its proper end."""
+        """Whether the response is complete."""
         return self.status == "done"
 
     def record(self) -> RequestRecord:
-        """What the request experienced, seen from this side of the wire."""
+        """The times of the request, as the client measured them."""
         return RequestRecord(
             request_id=str(self.number),
             service=self.prompt.service,
             arrival_ns=self.sent_ns,
-            first_token_ns=self.first_ns,
+            first_token_ns=self.first_token_ns,
             finish_ns=self.end_ns,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
@@ -59,64 +58,63 @@ class Exchange:
 
 @dataclass(slots=True)
 class Burst:
-    """All requests of one demo, and what the server said about itself meanwhile.
+    """All requests of the demo, and the server's metrics meanwhile."""
 
-    alone: seconds that a request of a service takes when nothing else runs.
-    """
-
-    exchanges: list[Exchange]
-    alone: Mapping[str, float] = field(default_factory=dict)
+    requests: list[DemoRequest]
+    alone_s: Mapping[str, float] = field(default_factory=dict)
+    """Time of a request when nothing else runs, by service."""
     metrics: MetricsSummary = field(default_factory=MetricsSummary)
     duration_s: float = 0.0
 
 
-Watcher = Callable[[Exchange], None]
+Watcher = Callable[[DemoRequest], None]
 
 
 async def time_alone(url: str, prompts: Sequence[DemoPrompt]) -> dict[str, float]:
-    """Seconds from sending to the last token of each prompt, one after the other, by service.
+    """Send the prompts one after the other; returns their end-to-end times in seconds, by service.
 
-    What does not finish is left out: the burst will tell why.
+    Requests that fail are left out: the burst will report why.
     """
-    seconds = {}
+    alone_s = {}
     async with _client(url) as client:
         for number, prompt in enumerate(prompts, 1):
-            exchange = Exchange(number, prompt)
-            await _exchange(client, exchange, _ignore)
-            if exchange.finished:
-                seconds[prompt.service] = exchange.record().e2e_s
-    return seconds
+            request = DemoRequest(number, prompt)
+            await _send_request(client, request, _ignore)
+            if request.finished:
+                alone_s[prompt.service] = request.record().e2e_s
+    return alone_s
 
 
 async def run_burst(
     url: str,
     prompts: Sequence[DemoPrompt],
     watch: Watcher | None = None,
-    alone: Mapping[str, float] | None = None,
+    alone_s: Mapping[str, float] | None = None,
 ) -> Burst:
-    """Send all prompts at once to the server at ``url``; ``watch`` is called whenever one changes.
+    """Send all prompts at once to the server at ``url``; ``watch`` is called whenever a request changes.
 
-    alone: what ``time_alone`` found; the goals of the requests follow from it.
+    alone_s: result of ``time_alone``; the goals of the requests follow from it.
     """
-    goals = demo_goals(alone or {})
-    exchanges = [
-        Exchange(number, prompt, goals.get(prompt.service, NO_GOALS))
+    goals = demo_goals(alone_s or {})
+    requests = [
+        DemoRequest(number, prompt, goals.get(prompt.service, NO_GOALS))
         for number, prompt in enumerate(prompts, 1)
     ]
-    burst = Burst(exchanges, alone or {})
+    burst = Burst(requests, alone_s or {})
     async with _client(url) as client:
         poller = asyncio.create_task(_poll_metrics(client, burst.metrics))
-        start = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         try:
-            await asyncio.gather(*(_exchange(client, e, watch or _ignore) for e in burst.exchanges))
+            await asyncio.gather(*(_send_request(client, request, watch or _ignore) for request in requests))
         finally:
             poller.cancel()
             await asyncio.gather(poller, return_exceptions=True)
-        end = time.monotonic_ns()
-        burst.duration_s = (end - start) / 1e9
+        end_ns = time.monotonic_ns()
+        burst.duration_s = (end_ns - start_ns) / 1e9
+        # The metrics page shows the engine's last report, which may be older than the end.
         while True:
             burst.metrics.add((await client.get("/metrics")).raise_for_status().text)
-            if burst.metrics.age_s < (time.monotonic_ns() - end) / 1e9:
+            if burst.metrics.age_s < (time.monotonic_ns() - end_ns) / 1e9:
                 break
             await asyncio.sleep(_POLL_S)
     return burst
@@ -127,26 +125,26 @@ def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, trust_env=False)
 
 
-async def _exchange(client: httpx.AsyncClient, exchange: Exchange, watch: Watcher) -> None:
-    exchange.sent_ns = time.monotonic_ns()
+async def _send_request(client: httpx.AsyncClient, request: DemoRequest, watch: Watcher) -> None:
+    request.sent_ns = time.monotonic_ns()
     try:
-        path, body = _request(exchange.prompt, exchange.slo)
+        path, body = _request_body(request.prompt, request.slo)
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 raise RuntimeError(f"status {response.status_code}: {error_message(response)}")
             async for chunk in stream_chunks(response):
-                _take(exchange, chunk)
-                watch(exchange)
-        if exchange.finish_reason is None:
+                _add_chunk(request, chunk)
+                watch(request)
+        if request.finish_reason is None:
             raise RuntimeError("the stream ended before the answer did")
-        exchange.status = "done"
+        request.status = "done"
     except (httpx.HTTPError, RuntimeError) as error:
-        exchange.status, exchange.error = "failed", str(error) or type(error).__name__
-    watch(exchange)
+        request.status, request.error = "failed", str(error) or type(error).__name__
+    watch(request)
 
 
-def _request(prompt: DemoPrompt, slo: SLO) -> tuple[str, dict[str, Any]]:
+def _request_body(prompt: DemoPrompt, slo: SLO) -> tuple[str, dict[str, Any]]:
     body: dict[str, Any] = {
         "model": prompt.service,
         "max_tokens": prompt.max_tokens,
@@ -164,7 +162,7 @@ def _request(prompt: DemoPrompt, slo: SLO) -> tuple[str, dict[str, Any]]:
 async def stream_chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a server-sent event stream, up to ``[DONE]``.
 
-    Raises RuntimeError with the server's message where an event is an error.
+    Raises RuntimeError with the server's message if an event is an error.
     """
     async for line in response.aiter_lines():
         if not line.startswith("data:"):
@@ -179,7 +177,7 @@ async def stream_chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any
 
 
 def error_message(response: httpx.Response) -> str:
-    """The message in an OpenAI-shaped error, or the body as it is."""
+    """The message of an error in OpenAI's shape, or the body as it is."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -187,7 +185,7 @@ def error_message(response: httpx.Response) -> str:
 
 
 def error_code(response: httpx.Response) -> str | None:
-    """The code in an OpenAI-shaped error."""
+    """The code of an error in OpenAI's shape."""
     try:
         return str(response.json()["error"]["code"])
     except (ValueError, KeyError, TypeError):
@@ -195,26 +193,26 @@ def error_code(response: httpx.Response) -> str | None:
 
 
 def chunk_text(chunk: dict[str, Any]) -> str:
-    """The new text in one streamed chunk of either endpoint."""
+    """The new text in a streamed chunk of either endpoint."""
     pieces = []
     for choice in chunk.get("choices", ()):
         pieces.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
     return "".join(pieces)
 
 
-def _take(exchange: Exchange, chunk: dict[str, Any]) -> None:
-    now = time.monotonic_ns()
+def _add_chunk(request: DemoRequest, chunk: dict[str, Any]) -> None:
+    now_ns = time.monotonic_ns()
     text = chunk_text(chunk)
     reasons = [choice.get("finish_reason") for choice in chunk.get("choices", ())]
     if text or any(reasons):
-        exchange.first_ns = exchange.first_ns or now
-        exchange.end_ns = now
-        exchange.status = "streaming"
-    exchange.text += text
-    exchange.finish_reason = next(filter(None, reasons), exchange.finish_reason)
+        request.first_token_ns = request.first_token_ns or now_ns
+        request.end_ns = now_ns
+        request.status = "streaming"
+    request.text += text
+    request.finish_reason = next(filter(None, reasons), request.finish_reason)
     if usage := chunk.get("usage"):
-        exchange.prompt_tokens = usage["prompt_tokens"]
-        exchange.output_tokens = usage["completion_tokens"]
+        request.prompt_tokens = usage["prompt_tokens"]
+        request.output_tokens = usage["completion_tokens"]
 
 
 async def _poll_metrics(client: httpx.AsyncClient, summary: MetricsSummary) -> None:
@@ -228,5 +226,5 @@ async def _poll_metrics(client: httpx.AsyncClient, summary: MetricsSummary) -> N
         await asyncio.sleep(_POLL_S)
 
 
-def _ignore(_: Exchange) -> None:
+def _ignore(_: DemoRequest) -> None:
     pass

@@ -1,23 +1,23 @@
-"""The demo's yardstick and goals: how long a request takes alone, and how long it may take among others."""
+"""Latency goals of the demo's requests, relative to the time of a request alone."""
 
 from collections.abc import Mapping
 
 from shoal.cli.demo_prompts import CHAT, COMPLETE
 from shoal.core import SLO, resolve_slo
 
-# Somebody waits for the first words of a chat; both kinds of answers may take five times as long as alone.
+# A chat should start soon; requests of both services may take five times as long as alone.
 _GOALS = {CHAT: SLO(ttft_s=10, e2e_scale=5), COMPLETE: SLO(e2e_scale=5)}
 
 
-def demo_goals(alone: Mapping[str, float]) -> dict[str, SLO]:
-    """Goals by service, as times; only of services whose request alone was timed.
+def demo_goals(alone_s: Mapping[str, float]) -> dict[str, SLO]:
+    """Goals by service, as times; only for the services in ``alone_s``.
 
-    alone: seconds that a typical request of the service takes when nothing else runs.
+    alone_s: time of a typical request when nothing else runs, by service.
     """
-    return {name: resolve_slo(SLO(), _GOALS[name], execution_s) for name, execution_s in alone.items()}
+    return {name: resolve_slo(SLO(), _GOALS[name], execution_s) for name, execution_s in alone_s.items()}
 
 
-def goal_words(slo: SLO) -> str:
-    """Goals as people read them: ``TTFT 10 s, E2E 20.5 s``."""
+def format_goals(slo: SLO) -> str:
+    """Goals as text: ``TTFT 10 s, E2E 20.5 s``."""
     goals = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return ", ".join(f"{name} {goal:.3g} s" for name, goal in goals if goal is not None)

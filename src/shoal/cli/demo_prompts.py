@@ -1,4 +1,4 @@
-"""What the demo asks: questions for a chat model and beginnings for a base model."""
+"""The demo's prompts: questions for a chat model, and beginnings of texts for a base model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ CHAT, COMPLETE = "chat", "complete"
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """One request of the demo. ``chat`` prompts go to /v1/chat/completions, others to /v1/completions."""
+    """A prompt of the demo."""
 
     service: str
     text: str
     max_tokens: int
     chat: bool
+    """Send it to /v1/chat/completions, not to /v1/completions."""
 
 
 _QUESTIONS = (
@@ -48,12 +49,12 @@ _BEGINNINGS = (
 
 
 def typical_prompts(prompts: Sequence[DemoPrompt]) -> list[DemoPrompt]:
-    """One prompt of each service: that whose limit is nearest to the mean of its service."""
+    """A prompt of each service: the one whose ``max_tokens`` is closest to the mean of its service."""
     typical = []
     for service in dict.fromkeys(prompt.service for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.service == service]
-        mean = fmean(prompt.max_tokens for prompt in own)
-        typical.append(min(own, key=lambda prompt: abs(prompt.max_tokens - mean)))
+        candidates = [prompt for prompt in prompts if prompt.service == service]
+        mean = fmean(prompt.max_tokens for prompt in candidates)
+        typical.append(min(candidates, key=lambda prompt: abs(prompt.max_tokens - mean)))
     return typical
 
 

@@ -1,4 +1,4 @@
-"""The demo's figures: latencies as the client saw them, memory as the server counted it."""
+"""The demo's results: latencies as the client measured them, memory as the server counted it."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -9,33 +9,28 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from shoal.cli.demo_client import Burst, Exchange
-from shoal.cli.demo_goals import goal_words
+from shoal.cli.demo_client import Burst, DemoRequest
+from shoal.cli.demo_goals import format_goals
 from shoal.core import SLO, attainment, has_goal, met, normalised_latency, percentile
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Mean and 99th percentile in seconds; NaN where nothing was measured."""
+    """Mean and 99th percentile; NaN if nothing was measured."""
 
     mean_s: float
     p99_s: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Latency":
-        """Of measured values."""
+        """From measured values."""
         measured = list(values)
         return cls(_mean(measured), percentile(measured, 99))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReport:
-    """One service's part of the demo.
-
-    evictions: how often the scheduler took a request's KV away. alone_s: time of one request when nothing
-    else ran, the unit of normalised_latency (the mean over requests). slo: the goals of its requests;
-    slo_attainment: the share of them that met their goals, those that failed included. NaN where not known.
-    """
+    """Results of a service; NaN where a number is not known."""
 
     requests: int
     finished: int
@@ -45,26 +40,30 @@ class ServiceReport:
     tpot: Latency
     e2e: Latency
     evictions: int
+    """How often the scheduler preempted a request."""
     alone_s: float
+    """Time of a request when nothing else ran."""
     normalised_latency: float
+    """Mean end-to-end time of the requests, in units of ``alone_s``."""
     slo: SLO
+    """Latency goals of the requests."""
     slo_attainment: float
+    """Share of the requests that met their goals; failed ones did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """What the demo measured.
-
-    kv_peak_use: most of the KV pool in use at once, as a fraction. block_waste: largest fraction of
-    the pool that nobody could use (padding, slots without a token, and free parts of blocks that one
-    service held). None where the server did not say.
-    """
+    """Results of the demo."""
 
     services: dict[str, ServiceReport]
     duration_s: float
     kv_peak_use: float | None
+    """Largest share of the KV pool in use at once; None if the server did not report it."""
     block_waste: float | None
+    """Largest share of the KV pool that no service could use, see ``MetricsSummary.peak_waste``; None if the
+    server did not report it."""
     failures: tuple[str, ...]
+    """A line for each request that failed."""
 
     @property
     def succeeded(self) -> bool:
@@ -72,21 +71,21 @@ class DemoReport:
         return all(report.finished == report.requests for report in self.services.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; NaN becomes None, because JSON has no NaN."""
+        """The report as plain values; NaN becomes None, because JSON has no NaN."""
         plain: dict[str, Any] = _without_nan(asdict(self))
         return plain | {"succeeded": self.succeeded}
 
 
 def summarise(burst: Burst) -> DemoReport:
-    """The figures of a burst that has ended."""
+    """The results of a burst that has ended."""
     services = {}
-    for name in dict.fromkeys(exchange.prompt.service for exchange in burst.exchanges):
-        exchanges = [exchange for exchange in burst.exchanges if exchange.prompt.service == name]
-        records = [exchange.record() for exchange in exchanges if exchange.finished]
+    for name in dict.fromkeys(request.prompt.service for request in burst.requests):
+        requests = [request for request in burst.requests if request.prompt.service == name]
+        records = [request.record() for request in requests if request.finished]
         tokens = sum(record.output_tokens for record in records)
-        alone_s = burst.alone.get(name, math.nan)
+        alone_s = burst.alone_s.get(name, math.nan)
         services[name] = ServiceReport(
-            requests=len(exchanges),
+            requests=len(requests),
             finished=len(records),
             output_tokens=tokens,
             output_tokens_per_s=tokens / burst.duration_s if burst.duration_s else math.nan,
@@ -96,28 +95,31 @@ def summarise(burst: Burst) -> DemoReport:
             evictions=burst.metrics.evictions.get(name, 0),
             alone_s=alone_s,
             normalised_latency=_mean(normalised_latency(record, alone_s) for record in records),
-            slo=exchanges[0].slo,
-            slo_attainment=attainment(_outcome(exchange) for exchange in exchanges),
+            slo=requests[0].slo,
+            slo_attainment=attainment(_outcome(request) for request in requests),
         )
-    failed = [exchange for exchange in burst.exchanges if not exchange.finished]
+    failed = [request for request in burst.requests if not request.finished]
     return DemoReport(
         services=services,
         duration_s=burst.duration_s,
         kv_peak_use=burst.metrics.peak_use,
         block_waste=burst.metrics.peak_waste,
-        failures=tuple(f"{e.prompt.service} {e.number}: {e.error or e.status}" for e in failed),
+        failures=tuple(
+            f"{request.prompt.service} {request.number}: {request.error or request.status}"
+            for request in failed
+        ),
     )
 
 
-def _outcome(exchange: Exchange) -> bool | None:
-    """Whether a request met its goals; None if it had none."""
-    if exchange.finished:
-        return met(exchange.record(), exchange.slo)
-    return False if has_goal(exchange.slo) else None
+def _outcome(request: DemoRequest) -> bool | None:
+    """Whether a request met its goals; None if it has none."""
+    if request.finished:
+        return met(request.record(), request.slo)
+    return False if has_goal(request.slo) else None
 
 
 def report_table(report: DemoReport) -> Table:
-    """One row for each service, at most 80 columns wide."""
+    """A row for each service, at most 80 columns wide."""
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -141,19 +143,25 @@ def report_table(report: DemoReport) -> Table:
 
 
 def report_notes(report: DemoReport) -> Iterator[str]:
-    """Lines below the table: what its last columns are measured by, and what the services share."""
+    """Lines below the table: what its last columns refer to, and the metrics of the KV pool."""
     services = report.services
-    alone = [f"{name} {one.alone_s:.3g} s" for name, one in services.items() if not math.isnan(one.alone_s)]
+    alone = [
+        f"{name} {service.alone_s:.3g} s"
+        for name, service in services.items()
+        if not math.isnan(service.alone_s)
+    ]
     if alone:
         yield f"x alone: mean E2E over that of one request alone ({', '.join(alone)})"
-    goals = [f"{name} {goal_words(one.slo)}" for name, one in services.items() if has_goal(one.slo)]
+    goals = [
+        f"{name} {format_goals(service.slo)}" for name, service in services.items() if has_goal(service.slo)
+    ]
     if goals:
         yield f"SLO: share within {'; '.join(goals)}"
     yield (
         f"KV pool: {_percent(report.kv_peak_use)} in use at the peak, "
         f"at most {_percent(report.block_waste)} block waste"
     )
-    yield "evictions: " + ", ".join(f"{name} {one.evictions}" for name, one in services.items())
+    yield "evictions: " + ", ".join(f"{name} {service.evictions}" for name, service in services.items())
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""The demo's course: a server, a burst of prompts, a report."""
+"""Runs the demo: starts a server, sends a burst of prompts, prints a report."""
 
 import asyncio
 import json
@@ -16,45 +16,47 @@ from shoal.cli.demo_report import DemoReport, report_notes, report_table, summar
 from shoal.cli.demo_server import ServerProcess, free_port
 from shoal.cli.demo_view import BurstView
 from shoal.cli.output import STANDARD_OUTPUT, output_file
-from shoal.cli.progress import Waiting
+from shoal.cli.progress import ProgressDisplay
 from shoal.models import resolve_model
 
 MODELS = {CHAT: "smollm2", COMPLETE: "gemma3-270m"}
-_START_S = 300.0
+_START_TIMEOUT_S = 300.0
 
 
 def run_demo(requests: int, max_tokens: int, flags: Sequence[str], json_path: Path | None) -> bool:
-    """The whole demo with ``flags`` for its server; whether every request finished."""
+    """Run the demo with ``flags`` for its server; returns whether every request finished."""
     console = Console(stderr=json_path == STANDARD_OUTPUT)
-    with Waiting() as waiting:
+    with ProgressDisplay() as progress:
         for model in MODELS.values():
-            resolve_model(model, waiting.advance)
+            resolve_model(model, progress.update)
     services = [f"--service={name}={model}" for name, model in MODELS.items()]
-    with _stoppable(), ServerProcess([*services, *flags], free_port()) as server:
-        with Waiting() as waiting:
-            server.wait_ready(_START_S, lambda _: waiting.say("starting the engine and loading both models"))
+    with _interrupted_by_sigterm(), ServerProcess([*services, *flags], free_port()) as server:
+        with ProgressDisplay() as progress:
+            server.wait_ready(
+                _START_TIMEOUT_S, lambda _: progress.message("starting the engine and loading both models")
+            )
         console.print(f"[bold]{' and '.join(MODELS.values())}[/] share one engine at {server.url}")
         prompts = demo_prompts(requests, max_tokens)
-        with Waiting() as waiting:
-            waiting.say("timing one request of each service alone")
-            alone = asyncio.run(time_alone(server.url, typical_prompts(prompts)))
-        burst = send(server.url, prompts, console, alone)
+        with ProgressDisplay() as progress:
+            progress.message("timing one request of each service alone")
+            alone_s = asyncio.run(time_alone(server.url, typical_prompts(prompts)))
+        burst = send_burst(server.url, prompts, console, alone_s)
     report = summarise(burst)
-    conclude(report, console, json_path)
+    print_report(report, console, json_path)
     return report.succeeded
 
 
-def send(url: str, prompts: list[DemoPrompt], console: Console, alone: Mapping[str, float]) -> Burst:
-    """Send the prompts to the server at ``url`` and show the answers as they come.
+def send_burst(url: str, prompts: list[DemoPrompt], console: Console, alone_s: Mapping[str, float]) -> Burst:
+    """Send the prompts to the server at ``url`` and show the responses as they arrive.
 
-    alone: what a request of each service takes alone, in seconds.
+    alone_s: time of a request alone, by service.
     """
     with BurstView(console, prompts) as view:
-        return asyncio.run(run_burst(url, prompts, view.changed, alone))
+        return asyncio.run(run_burst(url, prompts, view.update, alone_s))
 
 
-def conclude(report: DemoReport, console: Console, json_path: Path | None) -> None:
-    """Print the table, its notes and what failed; write the JSON where it is wanted."""
+def print_report(report: DemoReport, console: Console, json_path: Path | None) -> None:
+    """Print the table, its notes and the failures; write the JSON to ``json_path`` if given."""
     console.print()
     console.print(report_table(report))
     for note in report_notes(report):
@@ -67,8 +69,8 @@ def conclude(report: DemoReport, console: Console, json_path: Path | None) -> No
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that the server is stopped then too."""
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that the server is stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Gives a command the flags that the configuration knows, without writing them out again."""
+"""Adds the flags of the configuration to a command."""
 
 import functools
 import inspect
@@ -19,13 +19,13 @@ _PANEL = "Configuration (each flag is a key of the file)"
 
 
 def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any], Any]:
-    """Add ``flags`` and ``--service`` to a command, which receives them as one ``settings`` Table.
+    """Add ``flags`` and ``--service`` to a command, which receives them as a Table ``settings``.
 
-    models: also take positional MODEL arguments, each a service of its own.
+    models: also take positional MODEL arguments; each becomes a service.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        plain = inspect.signature(command, eval_str=True)
+        signature = inspect.signature(command, eval_str=True)
 
         @functools.wraps(command)
         def wrapped(**arguments: Any) -> None:
@@ -35,11 +35,11 @@ def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any]
             settings = flag_settings(values, services=services, models=names, flags=flags)
             command(**arguments, settings=settings)
 
-        own = [p for p in plain.parameters.values() if p.name != "settings"]
-        added = [_service_parameter(), *(_parameter(flag) for flag in flags)]
-        parameters = [*([_models_parameter()] if models else []), *own, *added]
+        own_parameters = [p for p in signature.parameters.values() if p.name != "settings"]
+        flag_parameters = [_service_parameter(), *(_parameter(flag) for flag in flags)]
+        parameters = [*([_models_parameter()] if models else []), *own_parameters, *flag_parameters]
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-        wrapped.__signature__ = plain.replace(parameters=keywords)  # type: ignore[attr-defined]
+        wrapped.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in keywords}
         return wrapped
 

@@ -1,4 +1,4 @@
-"""``shoal generate``: prompts in, completions out, in this process."""
+"""``shoal generate``: complete prompts in this process."""
 
 import json
 from dataclasses import asdict
@@ -101,11 +101,13 @@ def generate(
         threads=options.threads,
         attention=options.attention,
     ) as shoal:
-        wanted = [line.sampling for line in lines]
+        sampling_params = [line.sampling for line in lines]
         if chat:
-            outputs = shoal.chat([[{"role": "user", "content": line.prompt}] for line in lines], wanted)
+            outputs = shoal.chat(
+                [[{"role": "user", "content": line.prompt}] for line in lines], sampling_params
+            )
         else:
-            outputs = shoal.generate([line.prompt for line in lines], wanted)
+            outputs = shoal.generate([line.prompt for line in lines], sampling_params)
     _print(lines, outputs, err=json_path == STANDARD_OUTPUT)
     if json_path is not None:
         results = [_as_json(line, output) for line, output in zip(lines, outputs, strict=True)]
@@ -114,14 +116,14 @@ def generate(
 
 
 def _print(lines: list[PromptLine], outputs: "list[RequestOutput]", *, err: bool) -> None:
-    alone = len(lines) == 1 and len(outputs[0].outputs) == 1
+    single = len(lines) == 1 and len(outputs[0].outputs) == 1
     for number, (line, output) in enumerate(zip(lines, outputs, strict=True), 1):
         for completion in output.outputs:
-            if not alone:
+            if not single:
                 choice = f".{completion.choice + 1}" if len(output.outputs) > 1 else ""
                 typer.secho(f"[{number}{choice}] {line.prompt!r:.70}", dim=True, err=err)
-            said = completion.text if completion.error is None else f"failed: {completion.error}"
-            typer.echo(said, err=err)
+            text = completion.text if completion.error is None else f"failed: {completion.error}"
+            typer.echo(text, err=err)
 
 
 def _as_json(line: PromptLine, output: "RequestOutput") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``shoal models``: what is at hand, and fetching it beforehand."""
+"""``shoal models``: list the known models, and download them."""
 
 from typing import Annotated
 
@@ -48,9 +48,9 @@ def pull(
 
     **Example:** `shoal models pull smollm2`
     """
-    from shoal.cli.progress import Waiting
+    from shoal.cli.progress import ProgressDisplay
     from shoal.models import pull_model
 
-    with Waiting() as waiting:
-        folder = pull_model(name, waiting.advance)
+    with ProgressDisplay() as progress:
+        folder = pull_model(name, progress.update)
     typer.echo(f"{name} is at {folder}")

@@ -1,4 +1,4 @@
-"""Files that commands write their results to; ``-`` stands for standard output."""
+"""Result files of commands; ``-`` is standard output."""
 
 import sys
 import tempfile
@@ -11,20 +11,20 @@ import typer
 from shoal.core import ConfigError
 
 STANDARD_OUTPUT = Path("-")
-"""As a result's file. What is otherwise printed then goes to standard error, so that others can read it."""
+"""The path of a result for standard output. Other output then goes to standard error."""
 
 
 def check_outputs(*files: Path | None, named: Sequence[Path | None] = ()) -> None:
-    """Raise ConfigError for a file that cannot be written, before there is work that would be lost.
+    """Raise ConfigError for a file that cannot be written, before a long run whose results would be lost.
 
-    named: folders and pictures, which standard output cannot take; folders are made, so need not exist.
+    named: folders and pictures, which cannot go to standard output; folders are created later.
     """
-    wanted = [file for file in files if file is not None]
-    if wanted.count(STANDARD_OUTPUT) > 1:
+    paths = [file for file in files if file is not None]
+    if paths.count(STANDARD_OUTPUT) > 1:
         raise ConfigError("only one result can go to standard output (-); name a file for the others")
     if STANDARD_OUTPUT in named:
         raise ConfigError("pictures and folders cannot go to standard output (-); give it a name")
-    for file in wanted:
+    for file in paths:
         if not file.parent.is_dir():
             raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
         if file.is_dir():
@@ -33,9 +33,9 @@ def check_outputs(*files: Path | None, named: Sequence[Path | None] = ()) -> Non
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Path]:
-    """The file to write for ``path``: itself, or one whose text then goes to standard output.
+    """The file to write for ``path``: itself, or a temporary file whose text then goes to standard output.
 
-    Raises ConfigError where it cannot be written.
+    Raises ConfigError if it cannot be written.
     """
     if path != STANDARD_OUTPUT:
         try:

@@ -1,4 +1,4 @@
-"""``shoal profile``: measures step times and fits the latency models."""
+"""``shoal profile``: measure step times and fit the latency models."""
 
 import json
 from enum import StrEnum
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GridName(StrEnum):
-    """How much is measured."""
+    """How much to measure."""
 
     quick = "quick"
     full = "full"
@@ -104,9 +104,9 @@ def profile(
 def _measure(
     options: "EngineOptions", grid: "Grid", prompt_tokens: int, output_tokens: int
 ) -> "ProfileReport":
-    """Load the services into one engine, and measure one after the other."""
+    """Load all services into an engine, and measure each of them."""
     from shoal.cli.profile_report import ProfileReport
-    from shoal.cli.progress import Waiting
+    from shoal.cli.progress import ProgressDisplay
     from shoal.engine import build_engine
     from shoal.engine.profiling import Profiler, RowsRecorder, profiling_options
     from shoal.models import resolve_model
@@ -118,14 +118,16 @@ def _measure(
         recorders.append(RowsRecorder(executor))
         return recorders[0]
 
-    with Waiting() as waiting:
-        folders = {s.name: resolve_model(s.model, waiting.advance) for s in options.services}
-        engine, info = build_engine(options, folders, in_process=False, progress=waiting.say, wrap=record)
+    with ProgressDisplay() as progress:
+        folders = {s.name: resolve_model(s.model, progress.update) for s in options.services}
+        engine, info = build_engine(
+            options, folders, in_process=False, progress=progress.message, wrap=record
+        )
         try:
             profiler = Profiler(engine, recorders[0], options)
             measured = {
                 name: profiler.measure(
-                    name, info.services[name], grid, partial(waiting.advance, f"profiling {name}")
+                    name, info.services[name], grid, partial(progress.update, f"profiling {name}")
                 )
                 for name in info.services
             }

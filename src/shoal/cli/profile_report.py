@@ -1,4 +1,4 @@
-"""What ``shoal profile`` found: tables, JSON and pictures."""
+"""Results of ``shoal profile``: tables, JSON and pictures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,26 +18,29 @@ DEGREE = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceProfile:
-    """One service: measurements, fits, and the seconds that its mean request takes alone."""
+    """Measurements and fits of a service."""
 
     measured: ServiceMeasurements
     fit: ServiceFit
     execution_s: float
+    """Time that the mean request takes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
-    """All services of an engine. prompt_tokens, output_tokens: of the mean request."""
+    """Profiles of all services of an engine."""
 
     device: str
     threads: int
     prompt_tokens: int
+    """Prompt length of the mean request."""
     output_tokens: int
+    """Output length of the mean request."""
     services: Mapping[str, ServiceProfile]
 
     @property
     def place(self) -> str:
-        """Where it was measured."""
+        """Device and threads of the measurement, as text."""
         return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     @classmethod
@@ -49,7 +52,7 @@ class ProfileReport:
         prompt_tokens: int,
         output_tokens: int,
     ) -> "ProfileReport":
-        """Fit what was measured."""
+        """Fit the measurements."""
         services = {}
         for name, measurements in measured.items():
             fit = fit_service(measurements)
@@ -67,7 +70,7 @@ class ProfileReport:
         )
 
     def to_profile(self) -> LatencyProfile:
-        """What the other commands read."""
+        """The profile file that other commands read."""
         return LatencyProfile(
             device=self.device,
             threads=self.threads,
@@ -77,7 +80,7 @@ class ProfileReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What the tables say, as plain values."""
+        """The contents of the tables, as plain values."""
         services = {}
         for name, service in self.services.items():
             fit = asdict(service.fit)
@@ -98,7 +101,7 @@ class ProfileReport:
 
 
 def report_tables(report: ProfileReport) -> list[Table]:
-    """How good the fits are, the slices that they have not seen, and their coefficients; 80 columns wide."""
+    """Errors of the fits, errors on unseen slices, and coefficients; at most 80 columns wide."""
     return [_fits_table(report), _slices_table(report), _costs_table(report)]
 
 
@@ -205,7 +208,7 @@ def _micro(seconds: float) -> str:
 
 
 def profile_panels(report: ProfileReport) -> list[list[Panel]]:
-    """A row for each service: predicted against measured, decode and prefill times by batch and length."""
+    """A row for each service: predicted against measured, then decode and prefill times by length."""
     return [list(_panels(name, service)) for name, service in report.services.items()]
 
 
@@ -245,9 +248,9 @@ def _panels(name: str, service: ServiceProfile) -> Iterator[Panel]:
 
 def _by_batch(samples: Sequence[PaddedSample], form: Bilinear) -> Iterator[Series]:
     for colour, batch in enumerate(sorted({sample.sequences for sample in samples})):
-        own = sorted((s for s in samples if s.sequences == batch), key=lambda s: s.length)
-        lengths = [float(sample.length) for sample in own]
-        yield Series(f"N = {batch}", lengths, [s.seconds * 1e3 for s in own], colour=colour)
+        of_batch = sorted((s for s in samples if s.sequences == batch), key=lambda s: s.length)
+        lengths = [float(sample.length) for sample in of_batch]
+        yield Series(f"N = {batch}", lengths, [s.seconds * 1e3 for s in of_batch], colour=colour)
         yield Series(
             "", lengths, [form.time(float(batch), at) * 1e3 for at in lengths], line=True, colour=colour
         )

@@ -1,4 +1,4 @@
-"""Shows on standard error what a command waits for: downloads, conversion, loading."""
+"""Shows the progress of downloads, conversions and loading on standard error."""
 
 import sys
 from types import TracebackType
@@ -17,16 +17,16 @@ from rich.progress import (
 from rich.text import Text
 
 
-class Waiting:
-    """A bar on a terminal that is gone when the wait is over; elsewhere one plain line for each thing.
+class ProgressDisplay:
+    """A progress bar on a terminal, removed at the end; elsewhere a plain line for each task.
 
-    ``advance`` is what ``shoal.models`` calls while it fetches and converts (done and total in bytes or
-    steps), ``say`` what an engine calls while it loads.
+    ``update`` is the callback for downloads and conversions, which count bytes or steps; ``message`` is the
+    callback of an engine that loads.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._said: str | None = None
+        self._last_shown: str | None = None
         self._bar: Progress | None = None
         if self._console.is_terminal:
             columns = (
@@ -36,10 +36,10 @@ class Waiting:
                 _Amount(),
             )
             self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
-            self._task = self._bar.add_task("starting", total=None)
+            self._task_id = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start to draw."""
         if self._bar:
             self._bar.start()
         return self
@@ -47,31 +47,31 @@ class Waiting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wipe the bar away."""
+        """Remove the bar."""
         self.stop()
 
     def stop(self) -> None:
-        """Wipe the bar away before the block ends."""
+        """Remove the bar before the block ends."""
         if self._bar:
             self._bar.stop()
 
-    def advance(self, what: str, done: int, total: int | None) -> None:
-        """How far ``what`` is."""
+    def update(self, what: str, done: int, total: int | None) -> None:
+        """Show how much of ``what`` is done."""
         if self._bar:
-            if what != self._said:
-                self._bar.reset(self._task, description=what, total=total)
-            self._bar.update(self._task, description=what, completed=done, total=total)
-        elif what != self._said:
+            if what != self._last_shown:
+                self._bar.reset(self._task_id, description=what, total=total)
+            self._bar.update(self._task_id, description=what, completed=done, total=total)
+        elif what != self._last_shown:
             print(what, file=sys.stderr, flush=True)
-        self._said = what
+        self._last_shown = what
 
-    def say(self, what: str) -> None:
-        """What is being done, where nobody knows how far it is."""
-        self.advance(what, 0, None)
+    def message(self, what: str) -> None:
+        """Show a task whose progress is not known."""
+        self.update(what, 0, None)
 
 
 class _Amount(DownloadColumn):
-    """Megabytes for what is counted in bytes, plain numbers for few steps, nothing where unknown."""
+    """Megabytes for bytes, plain numbers for a few steps, nothing if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         """The column's text."""

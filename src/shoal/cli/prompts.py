@@ -14,20 +14,22 @@ _TUPLES = {"stop", "stop_token_ids"}
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt, as text or token ids, and the sampling parameters that were written for it, by name."""
+    """A prompt with its sampling parameters."""
 
     prompt: str | list[int]
+    """Text or token ids."""
     sampling: Mapping[str, Any]
+    """The parameters that the user gave, by name."""
 
 
 def collect_prompts(
     arguments: Sequence[str], file: str | None, sampling: Mapping[str, Any]
 ) -> list[PromptLine]:
-    """Prompts from the command line, then from ``file``; from standard input where there is neither.
+    """Prompts from the command line, then from ``file``; from standard input if there is neither.
 
     A file named ``*.jsonl`` holds one JSON value a line: a string, a list of token ids, or an object
     with ``prompt`` and any sampling parameter. Any other file, and standard input (also ``-``), holds one
-    prompt a line. Raises ConfigError with the line of what is wrong.
+    prompt a line. Raises ConfigError with the line of an error.
     """
     lines = [PromptLine(text, sampling) for text in arguments]
     if file is None and not lines and not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""``shoal reproduce``: the papers' experiments, their figures beside ours."""
+"""``shoal reproduce``: simulate the papers' experiments, and print their figures beside ours."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def reproduce(
     """
     from rich.console import Console
 
-    from shoal.cli.progress import Waiting
+    from shoal.cli.progress import ProgressDisplay
     from shoal.cli.reproduce_report import list_table, print_result
     from shoal.measure import require_plots, save_plot
     from shoal.reproduce import REPRODUCTIONS, Effort, find
@@ -60,22 +60,22 @@ def reproduce(
     if listed or not names:
         console.print(list_table(list(REPRODUCTIONS.values())))
         return
-    chosen = find(list(REPRODUCTIONS) if EVERYTHING in names else list(dict.fromkeys(names)))
+    selected = find(list(REPRODUCTIONS) if EVERYTHING in names else list(dict.fromkeys(names)))
     check_outputs(json_path, named=(plot,))
     if plot is not None:
         require_plots()
         _make_folder(plot)
     results = []
-    for reproduction in chosen:
-        with Waiting() as waiting:
-            result = reproduction.run(Effort(quick=quick, progress=waiting.advance))
+    for reproduction in selected:
+        with ProgressDisplay() as progress:
+            result = reproduction.run(Effort(quick=quick, progress=progress.update))
         results.append(result)
         print_result(console, result, quick)
         if plot is not None and result.panels:
             save_plot(plot / f"{result.name}.png", result.panels, result.paper)
-        # A file is written after each, so that an interruption loses only what was not finished.
-        if json_path is not None and (json_path != STANDARD_OUTPUT or len(results) == len(chosen)):
-            _write(json_path, results, single=len(chosen) == 1)
+        # The file is written after each experiment, so that an interruption loses only the unfinished ones.
+        if json_path is not None and (json_path != STANDARD_OUTPUT or len(results) == len(selected)):
+            _write(json_path, results, single=len(selected) == 1)
 
 
 def _make_folder(folder: Path) -> None:

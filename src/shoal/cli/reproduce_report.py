@@ -1,4 +1,4 @@
-"""Results of reproductions on the terminal."""
+"""Prints the results of reproductions."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,18 +18,18 @@ _GAP = 2
 
 
 def list_table(reproductions: Sequence[Reproduction]) -> Table:
-    """What can be reproduced."""
+    """All reproductions."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", no_wrap=True)
     table.add_column("paper")
     table.add_column("measures")
-    for one in reproductions:
-        table.add_row(one.name, one.paper, one.says)
+    for reproduction in reproductions:
+        table.add_row(reproduction.name, reproduction.paper, reproduction.says)
     return table
 
 
 def print_result(console: Console, result: Result, quick: bool) -> None:
-    """Our figures with the paper's below them, then what they rest on."""
+    """Print our figures with the paper's below them, then the assumptions."""
     console.print(Text(f"{result.name}: {result.paper}", style="bold"))
     if quick:
         console.print(Text("quick: smaller than the real one, figures are rough", style="yellow"))
@@ -43,37 +43,39 @@ def print_result(console: Console, result: Result, quick: bool) -> None:
 def result_tables(result: Result, width: int) -> list[Table]:
     """A line for each row, and below it, in grey, the paper's figures for the same metrics.
 
-    width: of the terminal. Where not all metrics fit beside the configuration, more tables follow.
+    width: of the terminal. Metrics that do not fit beside the configuration go into more tables.
     """
     configs = [_config_column(result.rows, name) for name in _names(row.config for row in result.rows)]
     if configs and any(row.paper is not None for row in result.rows):
         configs[0] = configs[0].labelled("paper")
     metrics = [_metric_column(result.rows, name) for name in _names(row.metrics for row in result.rows)]
-    room = width - sum(column.width for column in configs)
-    return [_table(result.rows, configs, part) for part in _fitting(metrics, room)]
+    metrics_width = width - sum(column.width for column in configs)
+    return [_table(result.rows, configs, part) for part in _split(metrics, metrics_width)]
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A heading, and the cells of our rows and of the paper's below them."""
+    """A column of a table."""
 
     heading: str
     ours: Sequence[str]
+    """Cells of our rows."""
     papers: Sequence[str]
+    """Cells of the paper's rows below them."""
     justify: Literal["left", "right"]
 
     @property
     def width(self) -> int:
-        """Cells that it takes, with the gap after it; its heading may break between words."""
+        """Width in characters, with the gap after it; the heading may break between words."""
         return _GAP + max(map(len, (*self.heading.split(), *self.ours, *self.papers)), default=0)
 
     def labelled(self, label: str) -> "_Column":
-        """The same, with a word in the paper's rows."""
+        """The column with ``label`` in the paper's rows."""
         return _Column(self.heading, self.ours, [label] * len(self.papers), self.justify)
 
 
 def _names(values: Iterable[Mapping[str, Value]]) -> list[str]:
-    return list(dict.fromkeys(name for one in values for name in one))
+    return list(dict.fromkeys(name for row_values in values for name in row_values))
 
 
 def _config_column(rows: Sequence[Row], name: str) -> _Column:
@@ -83,14 +85,14 @@ def _config_column(rows: Sequence[Row], name: str) -> _Column:
 
 def _metric_column(rows: Sequence[Row], name: str) -> _Column:
     ours = [format_value(row.metrics.get(name, "")) for row in rows]
-    return _Column(name.replace("_", " "), ours, [_of_paper(row, name) for row in rows], "right")
+    return _Column(name.replace("_", " "), ours, [_paper_cell(row, name) for row in rows], "right")
 
 
-def _fitting(columns: Sequence[_Column], room: int) -> Iterator[list[_Column]]:
-    """The columns in parts that fit in ``room``, at least one in each."""
+def _split(columns: Sequence[_Column], width: int) -> Iterator[list[_Column]]:
+    """The columns in parts that fit in ``width``, with at least one column each."""
     part: list[_Column] = []
     for column in columns:
-        if part and sum(one.width for one in part) + column.width > room:
+        if part and sum(included.width for included in part) + column.width > width:
             yield part
             part = []
         part.append(column)
@@ -103,7 +105,7 @@ def _table(rows: Sequence[Row], configs: Sequence[_Column], metrics: Sequence[_C
     for column in columns:
         table.add_column(column.heading, justify=column.justify, width=column.width - _GAP)
     for number in range(len(rows)):
-        # Lines only where there is something to say about these metrics.
+        # Skip lines without any of these metrics.
         if any(column.ours[number] for column in metrics):
             table.add_row(*(column.ours[number] for column in columns))
         if any(column.papers[number] for column in metrics):
@@ -111,7 +113,7 @@ def _table(rows: Sequence[Row], configs: Sequence[_Column], metrics: Sequence[_C
     return table
 
 
-def _of_paper(row: Row, metric: str) -> str:
+def _paper_cell(row: Row, metric: str) -> str:
     paper = row.paper or {}
     if metric in paper:
         return format_value(paper[metric])
@@ -121,7 +123,7 @@ def _of_paper(row: Row, metric: str) -> str:
 
 
 def format_value(value: Value) -> str:
-    """Three digits of what is small, all digits before the point of what is large."""
+    """Three digits for small numbers, whole numbers for large ones."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, bool) or not isinstance(value, float):

@@ -42,7 +42,7 @@ IgnoreEos = Annotated[
 
 
 def given(**parameters: Any) -> dict[str, Any]:
-    """The parameters that were written; raises InvalidRequest for values that have no meaning."""
-    written = {name: value for name, value in parameters.items() if value is not None}
-    SamplingParams(**written)
-    return written
+    """The parameters that were given; raises InvalidRequest for invalid values."""
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    SamplingParams(**parameters)
+    return parameters

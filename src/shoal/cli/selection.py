@@ -1,4 +1,4 @@
-"""Which one service a command works with, from a model's name, a file and flags."""
+"""Selects the service of a command from a model's name, a configuration file and flags."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,16 @@ from shoal.serve.options import ServerOptions
 def select_service(
     model: str | None, *, file: Path | None, settings: Table, flag: str = "--model"
 ) -> Config[ServerOptions]:
-    """The configuration with one service: the one called ``model``, or ``model`` itself as a service.
+    """The configuration with a single service: the service named ``model``, or a new one for ``model``.
 
-    Without ``model`` the configuration must have exactly one service. flag: how ``model`` is written,
-    for the error. Raises ConfigError, and ModelUnavailable where there can be no such model.
+    Without ``model`` the configuration must have exactly one service. flag: the flag that gives ``model``,
+    for errors. Raises ConfigError, and ModelUnavailable if no such model can exist.
     """
-    named = file is not None or "services" in settings.entries
-    if model is not None and not named:
+    configured = file is not None or "services" in settings.entries
+    if model is not None and not configured:
         entry = Listing((Scalar(model, flag),), flag)
         settings = Table({**settings.entries, "services": entry}, settings.where, settings.key_places)
-    if model is None and not named:
+    if model is None and not configured:
         raise ConfigError(f"no model: name one with {flag}, for example smollm2 (see `shoal models list`)")
     config = load_config(ServerOptions, file=file, flags=settings)
     if model is None and len(config.services) > 1:

@@ -8,7 +8,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from shoal.cli.flags import ConfigFile, with_flags
-from shoal.cli.progress import Waiting
+from shoal.cli.progress import ProgressDisplay
 from shoal.config import ENGINE_FLAGS, SERVER_FLAGS
 from shoal.config.nodes import Table
 
@@ -32,25 +32,25 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
     from shoal.serve import ServerOptions
     from shoal.serve.launch import run_server
 
-    chosen = load_config(ServerOptions, file=config, flags=settings)
+    options = load_config(ServerOptions, file=config, flags=settings)
     console = Console(stderr=True)
-    with Waiting(console) as waiting:
+    with ProgressDisplay(console) as progress:
 
-        def ready(url: str, info: "EngineInfo") -> None:
-            waiting.stop()
+        def on_ready(url: str, info: "EngineInfo") -> None:
+            progress.stop()
             print_summary(url, info, console)
 
         run_server(
-            chosen.engine_options(),
-            chosen.server,
-            fetching=waiting.advance,
-            loading=waiting.say,
-            ready=ready,
+            options.engine_options(),
+            options.server,
+            on_download=progress.update,
+            on_load=progress.message,
+            on_ready=on_ready,
         )
 
 
 def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
-    """Say what the engine behind ``url`` serves, and how to ask it."""
+    """Print the services at ``url``, and an example of a request."""
     grid = Grid.grid(padding=(0, 2))
     for name, service in info.services.items():
         grid.add_row(
@@ -67,6 +67,6 @@ def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
 
 
 def curl_example(url: str, service: str) -> str:
-    """A completion request that works with any model."""
+    """A curl command for a completion, which works with any model."""
     body = json.dumps({"model": service, "prompt": "The capital of France is", "max_tokens": 16})
     return f"try      curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"

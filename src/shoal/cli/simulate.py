@@ -1,4 +1,4 @@
-"""``shoal simulate``: a scenario on a virtual clock, and what comes of it."""
+"""``shoal simulate``: simulate a scenario, and report the results."""
 
 import time
 from pathlib import Path
@@ -79,7 +79,7 @@ def simulate(
     """
     from rich.console import Console
 
-    from shoal.cli.simulate_view import Answered, print_run
+    from shoal.cli.simulate_view import SimulationProgress, print_run
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scenario_run import prepare
     from shoal.measure import require_plots
@@ -89,12 +89,12 @@ def simulate(
         require_plots()
     prepared = prepare(load_scenario(file=config, flags=settings))
     spans = out is not None or chrome_trace is not None
-    with Answered(len(prepared.requests)) as answered:
-        begun = time.perf_counter()
-        run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=answered.advance)
-        took_s = time.perf_counter() - begun
+    with SimulationProgress(len(prepared.requests)) as progress:
+        start_s = time.perf_counter()
+        run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=progress.update)
+        elapsed_s = time.perf_counter() - start_s
     console = Console(stderr=STANDARD_OUTPUT in (html, chrome_trace, json_path))
-    print_run(console, run, took_s)
+    print_run(console, run, elapsed_s)
     for written in _write(run, out, html, chrome_trace, json_path):
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
@@ -102,7 +102,7 @@ def simulate(
 def _write(
     run: "RunRecord", out: Path | None, html: Path | None, chrome_trace: Path | None, json_path: Path | None
 ) -> list[Path]:
-    """Write what was asked for; returns where it is."""
+    """Write the requested files; returns their paths."""
     from shoal.measure import write_report, write_run, write_summary, write_trace
 
     written = [] if out is None else write_run(run, out)

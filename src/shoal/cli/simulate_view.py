@@ -1,4 +1,4 @@
-"""A simulation on the terminal: its progress while it runs, and its figures."""
+"""Shows a simulation on the terminal: its progress, and its results."""
 
 import sys
 from types import TracebackType
@@ -14,8 +14,8 @@ from shoal.measure import RequestRow, RunRecord, summarise, summary_tables
 from shoal.measure.tables import figure, seconds
 
 
-class Answered:
-    """A bar on standard error that counts the requests that have ended; a line where it is no terminal."""
+class SimulationProgress:
+    """A bar on standard error that counts finished requests; a line if that is no terminal."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
@@ -24,10 +24,10 @@ class Answered:
         self._bar = Progress(
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
-        self._task = self._bar.add_task("", total=total)
+        self._task_id = self._bar.add_task("", total=total)
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start to draw."""
         self._bar.start()
         if self._bar.disable:
             print(f"simulating {self._total:,} requests", file=sys.stderr, flush=True)
@@ -36,16 +36,16 @@ class Answered:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wipe the bar away, also after Ctrl-C."""
+        """Remove the bar, also after Ctrl-C."""
         self._bar.stop()
 
-    def advance(self, ended: int) -> None:
-        """So many requests have ended."""
-        self._bar.update(self._task, completed=ended)
+    def update(self, num_finished: int) -> None:
+        """Show that ``num_finished`` requests have finished."""
+        self._bar.update(self._task_id, completed=num_finished)
 
 
-def print_run(console: Console, run: RunRecord, took_s: float) -> None:
-    """The facts and figures of a run, and how fast it was simulated."""
+def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
+    """Print the facts and results of a run, and the speed of the simulation."""
     console.print(facts_table(run))
     if not run.requests:
         console.print(Text("The workload has no requests, so there is nothing to tell.", style="yellow"))
@@ -53,16 +53,16 @@ def print_run(console: Console, run: RunRecord, took_s: float) -> None:
     summary = summarise(run)
     for table in summary_tables(summary):
         console.print(table)
-    for line in refusals(run):
+    for line in rejections(run):
         console.print(Text(line, style="yellow"))
-    count = len(run.requests)
-    speed = f"{seconds(took_s)}: {figure(count / took_s)} requests per second"
-    faster = figure(summary.duration_s / took_s)
-    console.print(Text(f"Simulated in {speed}, {faster} times real time.", style="dim"))
+    num_requests = len(run.requests)
+    speed = f"{seconds(elapsed_s)}: {figure(num_requests / elapsed_s)} requests per second"
+    speedup = figure(summary.duration_s / elapsed_s)
+    console.print(Text(f"Simulated in {speed}, {speedup} times real time.", style="dim"))
 
 
 def facts_table(run: RunRecord) -> Table:
-    """What was run."""
+    """The facts of a run."""
     table = Table(box=box.SIMPLE, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -71,13 +71,13 @@ def facts_table(run: RunRecord) -> Table:
     return table
 
 
-def refusals(run: RunRecord) -> list[str]:
-    """For each service whose requests were refused: how many, and why the first was."""
-    refused: dict[str, list[RequestRow]] = {}
+def rejections(run: RunRecord) -> list[str]:
+    """For each service with rejected requests: how many, and why the first was."""
+    rejected: dict[str, list[RequestRow]] = {}
     for row in run.requests:
         if row.finish == "refused":
-            refused.setdefault(row.service, []).append(row)
+            rejected.setdefault(row.service, []).append(row)
     return [
         f"{service} refused {len(rows):,}; the first, {rows[0].request_id}: {rows[0].error}"
-        for service, rows in sorted(refused.items())
+        for service, rows in sorted(rejected.items())
     ]

@@ -1,8 +1,8 @@
 """The HTTP server: OpenAI's API in front of an engine.
 
-Here belong request bodies and their validation, the shapes of answers and errors, streaming, limits
-on what clients may send, metrics and draining. How text is generated, detokenised or stopped is the
-engine's business; nothing here imports torch or transformers.
+This room holds request bodies and their validation, the shapes of responses and errors, streaming, limits
+on what clients may send, metrics and draining. Generating, detokenising and stopping text is the engine's
+work. Nothing here imports torch or transformers.
 """
 
 from shoal.serve.app import create_app

@@ -17,7 +17,6 @@ from shoal.core import EngineDied, InvalidRequest, SamplingParams, Service
 from shoal.core.sampling import MAX_CHOICES
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
-from shoal.serve.answer import Answer
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.bodies import (
     DEFAULT_COMPLETION_TOKENS,
@@ -28,7 +27,8 @@ from shoal.serve.bodies import (
 )
 from shoal.serve.errors import MODEL_NOT_FOUND, EngineSilent, ShuttingDown, install_error_handlers
 from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
-from shoal.serve.generation import Call
+from shoal.serve.generation import GenerationRequest
+from shoal.serve.generation_response import GenerationResponse
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.metrics import ServerMetrics
@@ -48,21 +48,20 @@ from shoal.serve.responses import (
 )
 from shoal.serve.workers import WorkerProcesses, Workers
 
-# Texts longer than this together are tokenised in a thread, and so many at once: they would hold up every
-# stream.
-_LONG_TEXT = 1024
-_LONG_TEXTS_AT_ONCE = 2
-# Text has about 4 bytes for each token, JSON may write a character with 6 or 12.
+# Prompts with more characters than this are tokenised in a thread, so that streams go on meanwhile.
+_LONG_TEXT_CHARACTERS = 1024
+_MAX_TOKENISER_THREADS = 2
+# A token is about 4 bytes of text, and JSON may escape a character with 6 or 12.
 _BODY_BYTES_PER_TOKEN = 64
-_LEAST_BODY_BYTES = 2**20
-# A template may write so many characters for each byte that a body can have.
+_MIN_BODY_BYTES = 2**20
+# Most characters that a chat template may write for each byte of the largest body.
 _TEMPLATE_GROWTH = 2
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GENERATION_ERRORS = fails(400, 404, 413, 415, 429, 500, 503)
 
 
 class Api:
-    """What the endpoints do. tokenizers: by service name."""
+    """The endpoints. ``tokenizers`` are by service name."""
 
     def __init__(
         self,
@@ -77,8 +76,8 @@ class Api:
         self._tokenizers = tokenizers
         self._max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
         self._workers = workers
-        self._turns = asyncio.Lock()
-        self._long_texts = CapacityLimiter(_LONG_TEXTS_AT_ONCE)
+        self._parse_lock = asyncio.Lock()
+        self._tokeniser_threads = CapacityLimiter(_MAX_TOKENISER_THREADS)
         self._lifecycle = lifecycle
         self._metrics = ServerMetrics(services)
         created = int(time.time())
@@ -107,24 +106,24 @@ class Api:
         return _json(ModelList(list(self._cards.values())))
 
     async def model(self, request: Request) -> Response:
-        """One service."""
+        """The service with the id in the path."""
         return _json(self._card(request.path_params["model_id"], None))
 
     async def completions(self, request: Request) -> Response:
-        """Continue one or several prompts."""
+        """Complete one prompt or several."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, CompletionBody)
         card = self._card(body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
         tokens = await self._encode(body.model, prompts, body.add_special_tokens is not False)
-        room = card.max_model_len - max(map(len, tokens))
-        default = max(1, min(room, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
-        sampling = body.sampling(card.sampling_defaults, default)
-        return self._answer(body, "cmpl", tokens, sampling, arrival_ns)
+        longest_output = card.max_model_len - max(map(len, tokens))
+        default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
+        sampling = body.sampling(card.sampling_defaults, default_max_tokens)
+        return self._generate(body, "cmpl", tokens, sampling, arrival_ns)
 
     async def chat_completions(self, request: Request) -> Response:
-        """Answer a chat."""
+        """Write the next message of a chat."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, ChatBody)
         card = self._card(body.model, "model")
@@ -137,21 +136,21 @@ class Api:
         )
         # The template writes every special token itself.
         tokens = await self._encode(body.model, [text], add_special_tokens=False)
-        return self._answer(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
+        return self._generate(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
 
-    async def _body(self, request: Request, kind: type[Body]) -> Body:
+    async def _body(self, request: Request, body_type: type[Body]) -> Body:
         return await parse_body(
-            request, kind, self._max_body_bytes, self._backend.info, self._workers, self._turns
+            request, body_type, self._max_body_bytes, self._backend.info, self._workers, self._parse_lock
         )
 
     async def _encode(
         self, service: str, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
     ) -> list[list[int]]:
-        """Token ids of prompts that are texts; those that are ids already stay as they are."""
+        """Token ids of all prompts; those that were sent as ids stay as they are."""
         tokenizer = self._tokenizers[service]
         limits = self._backend.info.services[service]
 
-        def work() -> list[list[int]]:
+        def encode_all() -> list[list[int]]:
             return [
                 encode_prompt(tokenizer, limits, service, prompt, add_special_tokens)
                 if isinstance(prompt, str)
@@ -159,11 +158,11 @@ class Api:
                 for prompt in prompts
             ]
 
-        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT:
-            return work()
-        return await to_thread.run_sync(work, limiter=self._long_texts)
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT_CHARACTERS:
+            return encode_all()
+        return await to_thread.run_sync(encode_all, limiter=self._tokeniser_threads)
 
-    def _answer(
+    def _generate(
         self,
         body: GenerationBody,
         prefix: str,
@@ -171,7 +170,7 @@ class Api:
         sampling: SamplingParams,
         arrival_ns: int,
     ) -> Response:
-        call = Call(
+        request = GenerationRequest(
             id=f"{prefix}-{secrets.token_hex(12)}",
             service=body.model,
             prompts=prompts,
@@ -179,16 +178,20 @@ class Api:
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
         )
-        top = sampling.logprobs
-        logprobs = None if top is None else LogprobFormatter(self._tokenizers[body.model], top)
-        kind = ChatFormat if prefix == "chatcmpl" else CompletionFormat
-        asked = body.stream_options or StreamOptions()
-        usage = StreamUsage(bool(asked.include_usage), bool(asked.continuous_usage_stats))
-        format = kind(call.id, body.model, logprobs, usage)
-        return Answer(call, format, bool(body.stream), self._backend, self._metrics, self._lifecycle)
+        num_logprobs = sampling.logprobs
+        logprobs = (
+            None if num_logprobs is None else LogprobFormatter(self._tokenizers[body.model], num_logprobs)
+        )
+        format_type = ChatFormat if prefix == "chatcmpl" else CompletionFormat
+        options = body.stream_options or StreamOptions()
+        usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
+        format = format_type(request.id, body.model, logprobs, usage)
+        return GenerationResponse(
+            request, format, bool(body.stream), self._backend, self._metrics, self._lifecycle
+        )
 
     async def health(self) -> Response:
-        """Whether requests are taken."""
+        """Whether the server takes requests and the engine runs."""
         if self._lifecycle.draining:
             raise ShuttingDown("the server is shutting down and takes no new requests")
         if not self._backend.alive:
@@ -199,7 +202,7 @@ class Api:
         return _json(Health())
 
     async def metrics(self) -> Response:
-        """Prometheus metrics; without those of the engine where it has ended."""
+        """Prometheus metrics; without the engine's own if it has ended."""
         vitals = self._backend.vitals
         stats = vitals.stats if self._backend.alive else None
         return Response(self._metrics.render(stats, vitals.age_s), media_type=_METRICS_TYPE)
@@ -219,8 +222,8 @@ def create_app(
 ) -> FastAPI:
     """The application in front of ``backend``.
 
-    tokenizers: by service name. lifecycle: given by whoever drains the server; by default it
-    never drains. workers: for work that the server must not wait for; by default other processes.
+    tokenizers: by service name. lifecycle: tells when the server drains; by default it never does.
+    workers: run long work outside the event loop; by default in other processes.
     """
     lifecycle = lifecycle or Lifecycle()
     api = Api(
@@ -248,13 +251,13 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, api: Api) -> None:
-    for path, endpoint, whole, chunk, body in (
+    for path, endpoint, full, chunk, body in (
         ("/v1/completions", api.completions, Completion, Completion, CompletionBody),
         ("/v1/chat/completions", api.chat_completions, ChatCompletion, ChatChunk, ChatBody),
     ):
-        answers = returns(whole, "The answer, whole or as a stream.")
-        answers[200]["content"].update(streams(chunk))
-        app.post(path, responses=answers | _GENERATION_ERRORS, openapi_extra=takes(body))(endpoint)
+        responses = returns(full, "The response, full or as a stream.")
+        responses[200]["content"].update(streams(chunk))
+        app.post(path, responses=responses | _GENERATION_ERRORS, openapi_extra=takes(body))(endpoint)
     _get(app, "/v1/models", api.models, responses=returns(ModelList, "The services."))
     name = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
     _get(
@@ -276,7 +279,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., Any], **documented: Any) -> None:
-    """Route GET and HEAD; the web server leaves out the body of an answer to HEAD."""
+    """Route GET and HEAD; the web server leaves out the body for HEAD."""
     app.get(path, **documented)(endpoint)
     app.head(path, include_in_schema=False)(endpoint)
 
@@ -294,6 +297,6 @@ def _check_choices(prompts: int, n: int) -> None:
 
 
 def _body_bytes(info: EngineInfo) -> int:
-    """The largest body to read, by the longest prompt that any service takes."""
+    """The largest body to read; it follows from the longest context of all services."""
     longest = max(limits.max_total_tokens for limits in info.services.values())
-    return max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * longest)
+    return max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * longest)

@@ -1,7 +1,7 @@
-"""What the HTTP server asks of an engine and of a tokenizer.
+"""What the HTTP server needs from an engine and a tokenizer.
 
-``shoal.engine.EngineHandle`` and ``shoal.models.Tokenizer`` offer it; written down as protocols so
-that the server can stand before anything that answers requests.
+``shoal.engine.EngineHandle`` and ``shoal.models.Tokenizer`` provide it. These are protocols, so that the
+server can run in front of anything that serves requests.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +16,7 @@ from shoal.models.chat_template import ChatTemplate
 
 
 class DeltaStream(Protocol):
-    """The deltas of one accepted prompt, of all its choices in one stream; unread ones may be joined."""
+    """The deltas of all choices of one prompt; deltas that were not read yet may be joined."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """The stream itself."""
@@ -29,15 +29,15 @@ class DeltaStream(Protocol):
 
 
 class Backend(Protocol):
-    """An engine, seen from a client."""
+    """An engine, as its client sees it."""
 
     @property
     def info(self) -> EngineInfo:
-        """Services and their limits."""
+        """The services and their limits."""
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be answered."""
+        """Whether the engine still runs."""
 
     async def submit(
         self,
@@ -49,13 +49,13 @@ class Backend(Protocol):
     ) -> DeltaStream:
         """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied.
 
-        slo: goals that go before those of the service. arrival_ns: when the request came, on the monotonic
-        clock; None: now.
+        slo: latency goals that override those of the service. arrival_ns: arrival of the request on the
+        monotonic clock; None: now.
         """
 
     @property
     def vitals(self) -> Vitals:
-        """Signs of life, and the latest counters and gauges."""
+        """The engine's last sign of life, and its latest counters and gauges."""
 
 
 class TextCodec(Protocol):
@@ -63,17 +63,17 @@ class TextCodec(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chats can be written down as tokens."""
+        """Whether ``chat_template`` exists."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of a text."""
+        """Token ids of a text."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for, which may be part of a character."""
+        """The bytes of a token; they may be a part of a character."""
 
     def least_tokens(self, text: str) -> int:
-        """No fewer tokens than these come of ``text``; cheap, and 0 where nothing can be said."""
+        """A lower bound of the tokens of ``text``, cheap to compute; 0 where none is known."""
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """What lays out chats; raises InvalidRequest where there is none."""
+        """Renders chats as text; raises InvalidRequest where there is none."""

@@ -1,7 +1,7 @@
-"""What clients may send: the bodies of the two generating endpoints, strictly typed.
+"""Request bodies of the two generation endpoints, strictly typed.
 
-Nothing is coerced: a string is no number, ``true`` is not 1. A null is the same as leaving a field out.
-Fields that change nothing here are those of ``neutral``.
+Nothing is coerced: a string is not a number, and ``true`` is not 1. A null is the same as a missing field.
+Fields that are accepted without any effect are in ``neutral``.
 """
 
 from typing import Annotated, Literal, cast
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
-from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, Strict
+from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, StrictModel
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
@@ -30,8 +30,8 @@ StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fai
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 
-# What is wrong with a value of these fields is said in full: they are unions, and what a union's
-# branches complain about does not help.
+# Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
+# branches of a union does not help.
 FORMS = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
     f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
@@ -46,18 +46,18 @@ FORMS = {
 }
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     """How to stream."""
 
     include_usage: bool | None = None
     """Send the token counts in a last chunk."""
     continuous_usage_stats: bool | None = None
-    """With include_usage: send those of each choice so far in every chunk, too."""
+    """With include_usage: also send the counts of each choice so far in every chunk."""
     include_obfuscation: bool | None = None
     """Ignored."""
 
 
-class Goals(Strict):
+class Goals(StrictModel):
     """Latency goals in seconds."""
 
     ttft: Seconds | None = None
@@ -67,21 +67,21 @@ class Goals(Strict):
     e2e: Seconds | None = None
     """Arrival to the last token."""
     e2e_scale: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = None
-    """The same as a multiple of the service's execution time, which must be configured. With either of the
-    two, both of the service's are left aside."""
+    """e2e as a multiple of the service's execution time, which must be configured. A request with e2e or
+    e2e_scale overrides both of the service."""
 
     def slo(self) -> SLO:
-        """The engine's view."""
+        """The goals as the engine takes them."""
         return SLO(ttft_s=self.ttft, tpot_s=self.tpot, e2e_s=self.e2e, e2e_scale=self.e2e_scale)
 
 
-class GenerationBody(Strict):
-    """What both generating endpoints take."""
+class GenerationBody(StrictModel):
+    """The fields of both generation endpoints."""
 
     model: str
     """Name of a service; GET /v1/models lists them."""
     max_tokens: Count | None = None
-    """At most so many output tokens."""
+    """Most output tokens."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 always takes the likeliest token. The defaults of this and of top_p, top_k, min_p and
     repetition_penalty are the service's sampling_defaults, which /v1/models shows."""
@@ -105,43 +105,43 @@ class GenerationBody(Strict):
     ignore_eos: bool | None = None
     """Do not stop at the model's end-of-sequence token."""
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    """Neither stop strings nor stop tokens end the output before so many tokens."""
+    """Stop strings and stop tokens do not end the output before it has this many tokens."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     """Let the tokenizer add its special tokens to a text. Default true for completions."""
     slo: Goals | None = None
-    """Latency goals of each output, for the scheduler and for /metrics; those left out are the service's."""
+    """Latency goals of each output, for the scheduler and for /metrics. Default: those of the service."""
 
     def token_prompts(self) -> list[list[int]]:
         """The prompts that were sent as token ids."""
         return []
 
     def output_limit(self) -> int | None:
-        """The most output tokens asked for; None: as many as fit."""
+        """Most output tokens; None: as many as fit."""
         return self.max_tokens
 
     def reported_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report; None: report nothing."""
+        """How many of the likeliest tokens to report; None: no log-probabilities."""
         raise NotImplementedError
 
     def sampling(self, defaults: SamplingDefaults, default_max_tokens: int | None = None) -> SamplingParams:
-        """The engine's view, with ``defaults`` for what was left out.
+        """The parameters for the engine, with ``defaults`` for fields that were left out.
 
-        Raises InvalidRequest where fields contradict each other.
+        Raises InvalidRequest if fields contradict each other.
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
-        given = {
+        parameters = {
             name: value
             for name in SamplingParams.__dataclass_fields__
             if (value := getattr(self, name)) is not None
         }
         limit = self.output_limit()
-        given["max_tokens"] = default_max_tokens if limit is None else limit
-        given["logprobs"] = self.reported_logprobs()
-        given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return defaults.params(given)
+        parameters["max_tokens"] = default_max_tokens if limit is None else limit
+        parameters["logprobs"] = self.reported_logprobs()
+        parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        return defaults.params(parameters)
 
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):
@@ -150,10 +150,10 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
     prompt: str | Texts | TokenIds | TokenLists
     """One prompt or several, as text or as token ids."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """Report the log-probability of each token, and of so many of the likeliest."""
+    """Report the log-probability of each token, and of this many of the likeliest."""
 
     def reported_logprobs(self) -> int | None:
-        """As asked."""
+        """The ``logprobs`` field."""
         return self.logprobs
 
     def token_prompts(self) -> list[list[int]]:
@@ -164,14 +164,14 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
         """The prompts, one or several."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        # A list's first entry tells its kind; validation has seen to it that the others are alike.
+        # Validation made sure that all entries of a list are of one kind.
         return cast(
             "list[str] | list[list[int]]", [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
         )
 
 
-class TextPart(Strict):
-    """A piece of a message."""
+class TextPart(StrictModel):
+    """A part of a message."""
 
     type: Literal["text"]
     text: str
@@ -189,20 +189,20 @@ class Message(NeutralMessageFields):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str | TextParts, AfterValidator(_join)]
-    """Parts become paragraphs of one text."""
+    """Parts are joined to one text, a line each."""
 
     def for_template(self) -> dict[str, str]:
-        """As chat templates expect it: "developer" is "system"."""
+        """The message as chat templates expect it: "developer" becomes "system"."""
         return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
 
 
 def _for_template(messages: list[Message]) -> list[dict[str, str]]:
-    # Thousands of them come from another process: these are read ten times as fast.
+    # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
     return [message.for_template() for message in messages]
 
 
 class ChatBody(NeutralChatFields, GenerationBody):
-    """Answer a chat."""
+    """Write the next message of a chat."""
 
     messages: Annotated[
         list[Message],
@@ -214,14 +214,14 @@ class ChatBody(NeutralChatFields, GenerationBody):
     logprobs: bool | None = None
     """Report the log-probability of each token."""
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """And of so many of the likeliest; needs logprobs."""
+    """Also of this many of the likeliest; needs logprobs."""
 
     def conversation(self) -> list[dict[str, str]]:
         """The messages as chat templates expect them."""
         return cast("list[dict[str, str]]", self.messages)
 
     def output_limit(self) -> int | None:
-        """Either name of the limit; both must agree."""
+        """``max_tokens`` under either of its names; both must agree."""
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
@@ -233,7 +233,7 @@ class ChatBody(NeutralChatFields, GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def reported_logprobs(self) -> int | None:
-        """``top_logprobs`` where ``logprobs`` is true."""
+        """``top_logprobs`` if ``logprobs`` is true."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

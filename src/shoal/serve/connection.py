@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with an end to waiting for its client."""
+"""One HTTP connection: uvicorn's, with time-outs and limits for its client."""
 
 import math
 import socket
@@ -13,44 +13,45 @@ from shoal.core import InvalidRequest
 from shoal.serve.errors import RequestTimeout, ShuttingDown, error_response
 from shoal.serve.options import ServerOptions
 
-# Within a time-out clients need not be fast; over many of them they must send or take so many bytes a second.
-_SLOWEST_BYTES_PER_S = 1024
-# Headers, trailers or chunk extensions, read without coming to anything.
+# Each second of a longer transfer must bring at least this many bytes.
+_MIN_BYTES_PER_S = 1024
+# Bytes of headers, trailers or chunk extensions, without a byte of a body.
 _MAX_HEAD_BYTES = 64 * 2**10
-# Requests sent ahead while an earlier one is answered.
+# Requests that may be sent before the response to an earlier one.
 _MAX_PIPELINED = 8
-# A body may have so many chunks, and more only if they have so many bytes on average: each costs time.
+# Chunks cost time: a body may have this many small chunks, and more only if the mean chunk is larger.
 _MAX_SMALL_CHUNKS = 8192
 _SMALL_CHUNK_BYTES = 64
 
 
 class Connection(HttpToolsProtocol):
-    """Reads requests of a client that is slow or worse, and writes answers to it.
+    """A connection that does not wait forever for a slow client.
 
-    ``check``, to be called now and then, ends the connection when a whole request has not come or an
-    answer has not been taken in time; the engine's request is cancelled then as when a client leaves.
-    Bytes win time, but never more than the time-out. waiting: shared by all connections, in it are those
-    whose next request is not wholly here, the one that waits longest first.
+    ``check`` is called regularly. It ends the connection if a request did not arrive completely, or a
+    response was not read, in time. The engine's request is cancelled then, as when a client disconnects.
+    Every transferred byte extends the time, but never beyond the full time-out.
+    waiting: shared by all connections; holds those whose next request has not arrived completely, the longest
+    wait first.
     """
 
     def __init__(self, options: ServerOptions, waiting: dict["Connection", None], **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._options = options
         self._waiting = waiting
-        self._begun = False  # whether bytes of the next request have come
+        self._request_started = False  # whether bytes of the next request have arrived
         self._in_body = False
-        self._head_bytes = 0  # read since something came of it
-        self._body_bytes = 0  # of the data that is being parsed
-        self._small_chunks = 0.0  # of this body; large ones make up for them
+        self._head_bytes = 0  # read since the last byte of a body
+        self._body_bytes = 0  # in the data that is being parsed
+        self._small_chunks = 0.0  # of this body; large chunks offset them
         self._read_deadline_s = math.inf
         self._write_deadline_s = math.inf
         self._unsent_bytes = 0
-        self._running: RequestResponseCycle | None = None  # the request that was begun to be answered last
+        self._running: RequestResponseCycle | None = None  # the request whose response was started last
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
         super().connection_made(transport)
-        # Every byte that the client has not taken holds back what comes next.
+        # Writing pauses until the client has read every byte.
         transport.set_write_buffer_limits(high=0)
         with suppress(OSError):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -58,105 +59,105 @@ class Connection(HttpToolsProtocol):
         self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel what is under way."""
+        """Cancel the request under way."""
         self._waiting.pop(self, None)
-        self._tell_gone()
+        self._notify_disconnect()
         super().connection_lost(exc)
 
-    def _tell_gone(self) -> None:
-        """Let the request under way know that nobody listens; uvicorn tells only the latest to arrive."""
+    def _notify_disconnect(self) -> None:
+        """Tell the running request that its client is gone; uvicorn tells only the latest to arrive."""
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
 
     def check(self, now_s: float) -> None:
-        """End the connection if its client is overdue; now_s: on the monotonic clock."""
+        """End the connection if its client is too slow; now_s: on the monotonic clock."""
         if self.flow.write_paused:
             unsent = self.transport.get_write_buffer_size()
-            won_s = max(0, self._unsent_bytes - unsent) / _SLOWEST_BYTES_PER_S
+            extension_s = max(0, self._unsent_bytes - unsent) / _MIN_BYTES_PER_S
             self._unsent_bytes = unsent
             self._write_deadline_s = min(
-                self._write_deadline_s + won_s, now_s + self._options.write_timeout_s
+                self._write_deadline_s + extension_s, now_s + self._options.write_timeout_s
             )
             if now_s > self._write_deadline_s:
                 self.transport.abort()
         if now_s <= self._read_deadline_s:
             return
-        if self._client_waits():
+        if self._is_client_waiting():
             self._read_deadline_s = now_s + self._options.read_timeout_s
         else:
-            self.refuse(RequestTimeout("the request took too long to arrive"))
+            self.reject(RequestTimeout("the request took too long to arrive"))
 
-    def _client_waits(self) -> bool:
-        """Whether an earlier request is answered, or the client's bytes are left unread."""
-        return self._answering() or self.flow.read_paused
+    def _is_client_waiting(self) -> bool:
+        """Whether the client waits for a response, or for this server to read on."""
+        return self._is_responding() or self.flow.read_paused
 
-    def _answering(self) -> bool:
-        """Whether a request that is wholly here has not got all of its answer."""
+    def _is_responding(self) -> bool:
+        """Whether a request has arrived completely and its response is not complete."""
         running = self._running
         return running is not None and not running.response_complete and not running.more_body
 
-    def refuse(self, error: Exception) -> None:
-        """Answer the request that is not wholly here with ``error``, if it is not too late, and close."""
+    def reject(self, error: Exception) -> None:
+        """Answer an incomplete request with ``error`` if no response has started, and close."""
         if self.transport.is_closing():
             return
         running = self._running
-        answered = running is not None and running.response_started and not running.response_complete
-        if self._begun and not answered and not self._answering():
-            self.transport.write(closing_answer(error))
-        self._tell_gone()
+        response_started = running is not None and running.response_started and not running.response_complete
+        if self._request_started and not response_started and not self._is_responding():
+            self.transport.write(closing_response(error))
+        self._notify_disconnect()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         self.transport.close()
 
     def shutdown(self) -> None:
-        """End now if idle, after the answer if one is under way; for the server."""
-        if self._answering():
+        """End the connection, after the response if one is under way; uvicorn calls this."""
+        if self._is_responding():
             super().shutdown()
         else:
-            self.refuse(ShuttingDown("the server shut down before the whole request had arrived"))
+            self.reject(ShuttingDown("the server shut down before the whole request had arrived"))
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
-        if not self._begun:
-            self._begun = True
+        """Parse the data, and extend the time for a body."""
+        if not self._request_started:
+            self._request_started = True
             self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
         self._head_bytes += len(data)
         super().data_received(data)
         if self._in_body:
-            won_s = self._body_bytes / _SLOWEST_BYTES_PER_S
-            latest_s = time.monotonic() + self._options.read_timeout_s
-            self._read_deadline_s = min(self._read_deadline_s + won_s, latest_s)
+            extension_s = self._body_bytes / _MIN_BYTES_PER_S
+            max_deadline_s = time.monotonic() + self._options.read_timeout_s
+            self._read_deadline_s = min(self._read_deadline_s + extension_s, max_deadline_s)
         self._body_bytes = 0
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self.refuse(
+            self.reject(
                 InvalidRequest(f"headers are limited to {_MAX_HEAD_BYTES} bytes", code="invalid_http")
             )
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
-        self.refuse(InvalidRequest("this is not a request that HTTP/1.1 allows", code="invalid_http"))
+        """Reject data that is not HTTP."""
+        self.reject(InvalidRequest("this is not a request that HTTP/1.1 allows", code="invalid_http"))
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Start a request."""
         self._in_body = False
         self._small_chunks = 0.0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the target; raises ValueError, which becomes a 400."""
+        """Add to the target; a ValueError becomes a 400."""
         if not url.isascii():
             raise ValueError("a request target must be ASCII")
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers mean nothing to us."""
+        """Add a header; trailers are ignored."""
         if not self._in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer; raises ValueError, which becomes a 400."""
+        """Start the response; a ValueError becomes a 400."""
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests sent ahead")
         super().on_headers_complete()
@@ -165,8 +166,8 @@ class Connection(HttpToolsProtocol):
         self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body; raises ValueError, which becomes a 400."""
-        # Little is done here, since chunks may be small.
+        """Add to the body; a ValueError becomes a 400."""
+        # This must be fast, since chunks may be small.
         self._head_bytes = 0
         self._body_bytes += len(body)
         self._small_chunks += 1 - len(body) / _SMALL_CHUNK_BYTES
@@ -175,9 +176,9 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is wholly here."""
+        """The request has arrived completely."""
         super().on_message_complete()
-        self._begun = self._in_body = False
+        self._request_started = self._in_body = False
         self._head_bytes = 0
         if self.cycle.response_complete:
             self._await_next()
@@ -186,32 +187,32 @@ class Connection(HttpToolsProtocol):
             self._read_deadline_s = math.inf
 
     def on_response_complete(self) -> None:
-        """Go on to the next request."""
+        """Continue with the next request."""
         if not self.pipeline:
             self._await_next()
         super().on_response_complete()
-        # Of two timers one is enough.
+        # The read deadline replaces uvicorn's own timer.
         self._unset_keepalive_if_required()
 
     def _await_next(self) -> None:
-        patience_s = self._options.read_timeout_s if self._begun else self._options.keep_alive_s
+        timeout_s = self._options.read_timeout_s if self._request_started else self._options.keep_alive_s
         self._waiting[self] = None
-        self._read_deadline_s = time.monotonic() + patience_s
+        self._read_deadline_s = time.monotonic() + timeout_s
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
-        """The client has not taken what was written."""
+        """Start the time-out of a client that does not read."""
         super().pause_writing()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         self._write_deadline_s = time.monotonic() + self._options.write_timeout_s
 
 
-def closing_answer(error: Exception) -> bytes:
-    """A whole HTTP response that tells ``error`` and ends the connection."""
-    answer = error_response(error)
-    headers = [*((name, value) for name, value in answer.raw_headers if name != b"connection")]
+def closing_response(error: Exception) -> bytes:
+    """A complete HTTP response with ``error`` that closes the connection."""
+    response = error_response(error)
+    headers = [*((name, value) for name, value in response.raw_headers if name != b"connection")]
     lines = [name + b": " + value + b"\r\n" for name, value in [*headers, (b"connection", b"close")]]
-    return b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", answer.body])
+    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", response.body])

@@ -1,4 +1,4 @@
-"""Every error as OpenAI shapes it: ``{"error": {"message", "type", "param", "code"}}``."""
+"""All errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
 
 import logging
 import math
@@ -16,16 +16,16 @@ MODEL_NOT_FOUND = "model_not_found"
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
 )
-_LONGEST_MESSAGE = 1000
+_MAX_MESSAGE_CHARACTERS = 1000
 _log = logging.getLogger(__name__)
 
 
 class ShuttingDown(ShoalError):
-    """The server drains: requests in progress go on, new ones are turned away (HTTP 503)."""
+    """The server drains: running requests continue, new ones are rejected (HTTP 503)."""
 
 
 class EngineSilent(ShoalError):
-    """The engine has given no sign of life for some time, and may do so again (HTTP 503)."""
+    """The engine has not responded for some time, but may do so again (HTTP 503)."""
 
 
 class BodyTooLarge(ShoalError):
@@ -37,7 +37,7 @@ class WrongContentType(ShoalError):
 
 
 class HostNotAllowed(ShoalError):
-    """A request is meant for another host (HTTP 403)."""
+    """The Host header of a request names another host (HTTP 403)."""
 
 
 class RequestTimeout(ShoalError):
@@ -45,26 +45,26 @@ class RequestTimeout(ShoalError):
 
 
 class TooManyConnections(ShoalError):
-    """No connection more can be served (HTTP 503)."""
+    """The server has as many connections as it may have (HTTP 503)."""
 
 
 class GenerationFailed(ShoalError):
-    """The engine gave up on one request (HTTP 500)."""
+    """The engine ended a request with an error (HTTP 500)."""
 
 
-def shorten(text: str, longest: int) -> str:
-    """``text``, cut where it is longer than ``longest`` characters, and without halves of characters."""
-    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
-    return cut.encode(errors="replace").decode()
+def shorten(text: str, max_characters: int) -> str:
+    """``text`` cut to at most ``max_characters``; lone surrogates are replaced."""
+    shortened = text if len(text) <= max_characters else f"{text[: max_characters - 3]}..."
+    return shortened.encode(errors="replace").decode()
 
 
 def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
-    """HTTP status, body and headers for an error; anything unexpected is logged and becomes a 500."""
+    """HTTP status, body and headers of an error; an unexpected one is logged and becomes a 500."""
     match error:
         case InvalidRequest():
             status = 404 if error.code == MODEL_NOT_FOUND else 400
-            # It may repeat what a client sent, which may be megabytes.
-            message = shorten(str(error), _LONGEST_MESSAGE)
+            # It may quote what a client sent, which may be megabytes.
+            message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
         case QueueFull():
             body = ErrorBody(str(error), "rate_limit_error", None, "queue_full")
@@ -110,30 +110,30 @@ def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[st
 
 
 def error_response(error: BaseException) -> Response:
-    """The answer for an error."""
+    """The response for an error."""
     status, body, headers = classify(error)
     return Response(encode(ErrorResponse(body)), status, headers, "application/json")
 
 
 def error_payload(error: BaseException) -> bytes:
-    """The JSON of an error that happens when a stream has begun."""
+    """The JSON of an error after a stream has started."""
     return encode(ErrorResponse(classify(error)[1]))
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of ``app``, also the framework's own, in OpenAI's shape."""
+    """Respond to every error of ``app``, also the framework's own, in OpenAI's shape."""
 
-    async def answer(_: Request, error: Exception) -> Response:
+    async def respond(_: Request, error: Exception) -> Response:
         return error_response(error)
 
-    async def nobody_listens(_: Request, __: Exception) -> Response:
+    async def client_disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     async def unexpected(_: Request, __: Exception) -> Response:
-        # The framework raises the error again after this answer, and the web server logs it.
+        # The framework raises the error again after this response, and the web server logs it.
         return Response(encode(ErrorResponse(_INTERNAL)), 500, media_type="application/json")
 
-    app.add_exception_handler(ShoalError, answer)
-    app.add_exception_handler(HTTPException, answer)
-    app.add_exception_handler(ClientDisconnect, nobody_listens)
+    app.add_exception_handler(ShoalError, respond)
+    app.add_exception_handler(HTTPException, respond)
+    app.add_exception_handler(ClientDisconnect, client_disconnected)
     app.add_exception_handler(Exception, unexpected)

@@ -1,4 +1,4 @@
-"""The two faces of an answer: chat completions and completions, whole or as chunks."""
+"""The JSON of responses: chat completions and completions, full or as chunks of a stream."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from shoal.serve.responses import (
     ChatMessage,
     Completion,
     CompletionChoice,
-    FinishWord,
+    FinishReasonName,
     Usage,
     encode,
 )
@@ -27,7 +27,7 @@ from shoal.serve.responses import (
 
 @dataclass(slots=True)
 class Output:
-    """One choice, collected to its end."""
+    """The complete output of one choice, collected from its deltas."""
 
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Output:
     stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
-        """Append what is new."""
+        """Append a delta."""
         self.pieces.append(delta.text)
         self.logprobs.extend(delta.logprobs or ())
         if delta.finish is not None:
@@ -43,129 +43,131 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All text."""
+        """The whole text."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamUsage:
-    """Where a stream has token counts: in a last chunk of its own, and then perhaps in every chunk."""
+    """Which chunks of a stream have token counts."""
 
-    last: bool
-    every: bool
+    final_chunk: bool
+    """A final chunk without choices has the counts of the whole response."""
+    every_chunk: bool
+    """Every chunk has the counts of its choice so far; only with ``final_chunk``."""
 
     def in_chunk(self, usage: Usage) -> Usage | UnsetType | None:
-        """What a chunk with a choice says."""
-        if not self.last:
+        """The ``usage`` field of a chunk with a choice."""
+        if not self.final_chunk:
             return UNSET
-        return usage if self.every else None
+        return usage if self.every_chunk else None
 
 
 class Format(Protocol):
-    """Writes one answer as JSON."""
+    """Writes one response as JSON."""
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Chunks of a stream for what is new in choice ``index``; ``usage``: its tokens so far."""
+        """Chunks for a delta of choice ``index``; ``usage``: its token counts so far."""
 
-    def last_chunk(self, usage: Usage) -> bytes | None:
-        """The chunk with the token counts, if it was asked for."""
+    def usage_chunk(self, usage: Usage) -> bytes | None:
+        """The final chunk with the token counts, if the client wants it."""
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The answer in one piece."""
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """The response that is not streamed."""
 
 
 class ChatFormat:
-    """Chat completions. logprobs: None, or what writes them. usage: where a stream has token counts."""
+    """Chat completions."""
 
     def __init__(
-        self, call_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
+        self, request_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
     ) -> None:
-        self._head = (call_id, int(time.time()), model)
+        self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs
         self._usage = usage
-        self._begun: set[int] = set()
+        self._started_choices: set[int] = set()
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """The role before anything else, then text, then the reason why it ended."""
-        if index not in self._begun:
-            self._begun.add(index)
+        """First the role, then text, then the finish reason."""
+        if index not in self._started_choices:
+            self._started_choices.add(index)
             yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")), usage)
         logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
         if delta.text or logprobs:
             yield self._chunk(ChatChunkChoice(index, ChatDelta(content=delta.text), logprobs), usage)
         if delta.finish is not None:
-            end = ChatChunkChoice(
-                index, ChatDelta(), finish_reason=_word(delta.finish), stop_reason=delta.stop_reason
+            last = ChatChunkChoice(
+                index, ChatDelta(), finish_reason=_finish_reason(delta.finish), stop_reason=delta.stop_reason
             )
-            yield self._chunk(end, usage)
+            yield self._chunk(last, usage)
 
     def _chunk(self, choice: ChatChunkChoice, usage: Usage) -> bytes:
-        return encode(ChatChunk(*self._head, [choice], self._usage.in_chunk(usage)))
+        return encode(ChatChunk(*self._header, [choice], self._usage.in_chunk(usage)))
 
-    def last_chunk(self, usage: Usage) -> bytes | None:
+    def usage_chunk(self, usage: Usage) -> bytes | None:
         """Token counts, without choices."""
-        return encode(ChatChunk(*self._head, [], usage)) if self._usage.last else None
+        return encode(ChatChunk(*self._header, [], usage)) if self._usage.final_chunk else None
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """One message for each choice."""
         choices = [
             ChatChoice(
                 index,
                 ChatMessage(output.text),
                 self._logprobs.chat(output.logprobs) if self._logprobs else None,
-                _word(output.finish),
+                _finish_reason(output.finish),
                 output.stop_reason,
             )
             for index, output in enumerate(outputs)
         ]
-        return encode(ChatCompletion(*self._head, choices, usage))
+        return encode(ChatCompletion(*self._header, choices, usage))
 
 
 class CompletionFormat:
-    """Completions. logprobs: None, or what writes them. usage: where a stream has token counts."""
+    """Completions."""
 
     def __init__(
-        self, call_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
+        self, request_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
     ) -> None:
-        self._head = (call_id, int(time.time()), model)
+        self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs
         self._usage = usage
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Text, then the reason why it ended."""
+        """Text, then the finish reason."""
         entries = delta.logprobs if self._logprobs else None
         if delta.text or entries:
             logprobs = self._logprobs.completion(index, entries) if self._logprobs and entries else None
             yield self._chunk(CompletionChoice(index, delta.text, logprobs, None), usage)
         if delta.finish is not None:
             yield self._chunk(
-                CompletionChoice(index, "", None, _word(delta.finish), delta.stop_reason), usage
+                CompletionChoice(index, "", None, _finish_reason(delta.finish), delta.stop_reason), usage
             )
 
     def _chunk(self, choice: CompletionChoice, usage: Usage) -> bytes:
-        return encode(Completion(*self._head, [choice], self._usage.in_chunk(usage)))
+        return encode(Completion(*self._header, [choice], self._usage.in_chunk(usage)))
 
-    def last_chunk(self, usage: Usage) -> bytes | None:
+    def usage_chunk(self, usage: Usage) -> bytes | None:
         """Token counts, without choices."""
-        return encode(Completion(*self._head, [], usage)) if self._usage.last else None
+        return encode(Completion(*self._header, [], usage)) if self._usage.final_chunk else None
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """One text for each choice."""
         choices = [
             CompletionChoice(
                 index,
                 output.text,
                 self._logprobs.completion(index, output.logprobs) if self._logprobs else None,
-                _word(output.finish),
+                _finish_reason(output.finish),
                 output.stop_reason,
             )
             for index, output in enumerate(outputs)
         ]
-        return encode(Completion(*self._head, choices, usage))
+        return encode(Completion(*self._header, choices, usage))
 
 
-def _word(finish: FinishReason | None) -> FinishWord:
-    """OpenAI's word; other reasons never get here, they end the whole call."""
+def _finish_reason(finish: FinishReason | None) -> FinishReasonName:
+    """OpenAI's name of the reason; other reasons end the whole request before they get here."""
     if finish not in (FinishReason.STOP, FinishReason.LENGTH):
         raise AssertionError(f"a choice ended with {finish}")
     return cast(Literal["stop", "length"], finish.value)

@@ -1,4 +1,4 @@
-"""One HTTP request in the engine: its prompts' streams as one, its token counts and its times."""
+"""A generation request under way: its prompts' streams merged, its token counts and its times."""
 
 import asyncio
 import time
@@ -16,24 +16,23 @@ from shoal.serve.responses import PromptTokensDetails, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What is asked of the engine: choices of every prompt.
-
-    arrival_ns: when the head of the HTTP request had been read, on the monotonic clock. slo: goals that go
-    before the service's.
-    """
+class GenerationRequest:
+    """What one HTTP request asks of the engine: ``sampling.n`` choices of every prompt."""
 
     id: str
     service: str
     prompts: Sequence[Sequence[int]]
+    """Token ids of each prompt."""
     sampling: SamplingParams
     arrival_ns: int
+    """When the headers of the HTTP request had been read, on the monotonic clock."""
     slo: SLO = NO_GOALS
+    """Latency goals of the request; they override those of the service."""
 
 
 @dataclass(slots=True)
-class _Choice:
-    """Progress of one output."""
+class _ChoiceProgress:
+    """How far one choice is."""
 
     output_tokens: int = 0
     first_token_ns: int = 0
@@ -42,94 +41,108 @@ class _Choice:
 
 @dataclass(slots=True)
 class Generation:
-    """A call under way; choice ``c`` of prompt ``p`` has the index ``p * n + c``."""
+    """A generation request in the engine. Choice ``c`` of prompt ``p`` has the index ``p * n + c``."""
 
-    call: Call
+    request: GenerationRequest
     streams: Sequence[DeltaStream]
+    """One stream for each prompt, with all of its choices."""
     metrics: ServerMetrics
-    _choices: list[_Choice] = field(init=False)
-    _cached: dict[int, int] = field(init=False, default_factory=dict)
+    _choices: list[_ChoiceProgress] = field(init=False)
+    _cached_tokens: dict[int, int] = field(init=False, default_factory=dict)
+    """Prompt tokens found in the prefix cache, by the prompt's number."""
 
     def __post_init__(self) -> None:
-        """Expect every choice."""
-        self._choices = [_Choice() for _ in range(len(self.streams) * self.call.sampling.n)]
+        """Create the progress of every choice."""
+        self._choices = [_ChoiceProgress() for _ in range(len(self.streams) * self.request.sampling.n)]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """(index, delta) of all choices as they come; raises what ends the call early."""
-        n = self.call.sampling.n
+        """(index, delta) of all choices in order of arrival; raises the error that ends the request early."""
+        n = self.request.sampling.n
         if len(self.streams) == 1:
             async for delta in self.streams[0]:
-                self._count(delta.choice, delta)
+                self._add(delta.choice, delta)
                 yield delta.choice, delta
             return
         async with aclosing(_merge(self.streams)) as merged:
             async for prompt, delta in merged:
                 index = prompt * n + delta.choice
-                self._count(index, delta)
+                self._add(index, delta)
                 yield index, delta
 
-    def _count(self, index: int, delta: Delta) -> None:
+    def _add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         if delta.tokens and not choice.output_tokens:
             choice.first_token_ns = time.monotonic_ns()
         choice.output_tokens += len(delta.tokens)
-        prompt = index // self.call.sampling.n
-        self._cached[prompt] = max(self._cached.get(prompt, 0), delta.cached_tokens)
+        prompt = index // self.request.sampling.n
+        self._cached_tokens[prompt] = max(self._cached_tokens.get(prompt, 0), delta.cached_tokens)
         if delta.finish is None:
             return
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationFailed(f"the engine ended the request: {delta.error or delta.finish.value}")
         choice.finish = delta.finish
-        self.metrics.answered(delta.finish, self._record(index, choice), self.call.slo)
+        self.metrics.count_finished(delta.finish, self._record(index, choice), self.request.slo)
 
-    def _record(self, index: int, choice: _Choice) -> RequestRecord:
+    def _record(self, index: int, choice: _ChoiceProgress) -> RequestRecord:
         now_ns = time.monotonic_ns()
         return RequestRecord(
-            request_id=f"{self.call.id}-{index}",
-            service=self.call.service,
-            arrival_ns=self.call.arrival_ns,
+            request_id=f"{self.request.id}-{index}",
+            service=self.request.service,
+            arrival_ns=self.request.arrival_ns,
             first_token_ns=choice.first_token_ns or now_ns,
             finish_ns=now_ns,
-            prompt_tokens=len(self.call.prompts[index // self.call.sampling.n]),
+            prompt_tokens=len(self.request.prompts[index // self.request.sampling.n]),
             output_tokens=choice.output_tokens,
         )
 
     def count_unfinished(self, reason: FinishReason) -> None:
-        """Count the choices that did not come to their end."""
+        """Count the choices that have not finished."""
         for choice in self._choices:
             if choice.finish is None:
-                self.metrics.ended(self.call.service, reason, self.call.slo)
+                self.metrics.count_unfinished(self.request.service, reason, self.request.slo)
 
     def choice_usage(self, index: int) -> Usage:
-        """Tokens of one choice so far, with those of its prompt."""
-        number = index // self.call.sampling.n
-        prompt, output = len(self.call.prompts[number]), self._choices[index].output_tokens
-        return Usage(prompt, output, prompt + output, PromptTokensDetails(self._cached.get(number, 0)))
+        """Token counts of one choice so far, with its prompt."""
+        prompt_number = index // self.request.sampling.n
+        prompt_tokens = len(self.request.prompts[prompt_number])
+        return _usage(
+            prompt_tokens, self._choices[index].output_tokens, self._cached_tokens.get(prompt_number, 0)
+        )
 
     def usage(self) -> Usage:
-        """Tokens so far."""
-        prompt = sum(map(len, self.call.prompts))
-        output = sum(choice.output_tokens for choice in self._choices)
-        return Usage(prompt, output, prompt + output, PromptTokensDetails(sum(self._cached.values())))
+        """Token counts of all choices so far."""
+        prompt_tokens = sum(map(len, self.request.prompts))
+        output_tokens = sum(choice.output_tokens for choice in self._choices)
+        return _usage(prompt_tokens, output_tokens, sum(self._cached_tokens.values()))
+
+
+def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens, output_tokens, prompt_tokens + output_tokens, PromptTokensDetails(cached_tokens)
+    )
 
 
 @asynccontextmanager
-async def generating(backend: Backend, call: Call, metrics: ServerMetrics) -> AsyncIterator[Generation]:
-    """Submit ``call``; on leaving, whatever of it is unfinished is cancelled in the engine.
+async def submit_request(
+    backend: Backend, request: GenerationRequest, metrics: ServerMetrics
+) -> AsyncIterator[Generation]:
+    """Submit ``request``; on exit, its unfinished choices are cancelled in the engine.
 
-    Raises what ``Backend.submit`` raises; then nothing of the call stays behind.
+    Raises what ``Backend.submit`` raises; prompts that were already submitted are cancelled then.
     """
     async with AsyncExitStack() as stack:
         streams: list[DeltaStream] = []
-        for prompt in call.prompts:
+        for prompt in request.prompts:
             try:
-                stream = await backend.submit(call.service, prompt, call.sampling, call.slo, call.arrival_ns)
+                stream = await backend.submit(
+                    request.service, prompt, request.sampling, request.slo, request.arrival_ns
+                )
             except (QueueFull, EngineDied) as error:
-                metrics.refused(call.service, error, len(call.prompts) * call.sampling.n)
+                metrics.count_refused(request.service, error, len(request.prompts) * request.sampling.n)
                 raise
             streams.append(stream)
             stack.push_async_callback(stream.aclose)
-        generation = Generation(call, streams, metrics)
+        generation = Generation(request, streams, metrics)
         try:
             yield generation
         except Exception:
@@ -141,24 +154,24 @@ async def generating(backend: Backend, call: Call, metrics: ServerMetrics) -> As
 
 
 async def _merge(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """(stream's number, delta) in the order in which they come; the first error ends all."""
-    # Streams join what waits in them; nothing should wait here.
-    arrived: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
+    """(stream's number, delta) in order of arrival; the first error ends all streams."""
+    # Unread deltas wait in their streams, which join them; so this queue holds only one.
+    queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
 
     async def pump(number: int, stream: DeltaStream) -> None:
         try:
             async for delta in stream:
-                await arrived.put((number, delta))
+                await queue.put((number, delta))
         except Exception as error:
-            await arrived.put((number, error))
+            await queue.put((number, error))
         else:
-            await arrived.put((number, None))
+            await queue.put((number, None))
 
     pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
     try:
         unfinished = len(pumps)
         while unfinished:
-            number, item = await arrived.get()
+            number, item = await queue.get()
             if item is None:
                 unfinished -= 1
             elif isinstance(item, BaseException):

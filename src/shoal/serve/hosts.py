@@ -1,4 +1,4 @@
-"""For whom a request must be meant, so that no web page can have its own name point at this server."""
+"""Checks the Host header, so that no web page can reach this server through a name of its own."""
 
 from collections.abc import Collection
 from ipaddress import ip_address
@@ -9,14 +9,14 @@ from shoal.serve.errors import HostNotAllowed, error_response, shorten
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = "*"
-_LONGEST_NAME = 80
+_MAX_NAME_CHARACTERS = 80
 
 
 def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) -> frozenset[str] | None:
-    """Names that ``Host`` may have; None: any.
+    """Names that are allowed in the Host header; None: any.
 
-    configured: what the user chose. bound: what the user listens on, and address: its address; by default
-    only loopback addresses are choosy, since others are reached under names that nobody knows here.
+    configured: the names that the user chose. bound: the host to listen on. address: its address. By default
+    only a loopback address limits the names, because other addresses may have names that are not known here.
     """
     if configured is None:
         if not ip_address(address).is_loopback:
@@ -26,31 +26,31 @@ def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) 
 
 
 class AllowedHosts:
-    """Turns away requests that are meant for others; those without ``Host`` pass, no browser sends them."""
+    """Rejects requests for other hosts; those without a Host header pass, because no browser sends them."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or turn it away."""
+        """Pass a request on, or reject it."""
         for name, value in scope.get("headers", ()):
             if name == b"host" and _name(value.decode("latin-1")) not in self._hosts:
-                await self._refuse(value.decode("latin-1"))(scope, receive, send)
+                await self._rejection(value.decode("latin-1"))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refuse(self, host: str) -> ASGIApp:
+    def _rejection(self, host: str) -> ASGIApp:
         return error_response(
             HostNotAllowed(
-                f"requests for the host {shorten(host, _LONGEST_NAME)!r} are not answered here; possible: "
-                f"{', '.join(sorted(self._hosts))} (server.allowed_hosts)"
+                f"requests for the host {shorten(host, _MAX_NAME_CHARACTERS)!r} are not answered here; "
+                f"possible: {', '.join(sorted(self._hosts))} (server.allowed_hosts)"
             )
         )
 
 
 def _name(host: str) -> str:
-    """A host without its port and without brackets."""
+    """The host without port and brackets."""
     host = host.strip().lower()
     name, _, port = host.rpartition(":")
     if port.isdigit() and (":" not in name or name.endswith("]")):

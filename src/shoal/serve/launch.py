@@ -1,4 +1,4 @@
-"""From options to a running server: models, tokenizers, engine process, HTTP."""
+"""Starts a server from its options: models, tokenizers, engine process, HTTP."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,32 +21,31 @@ def run_server(
     engine: EngineOptions,
     options: ServerOptions,
     *,
-    fetching: Progress | None = None,
-    loading: Callable[[str], None] | None = None,
-    ready: Callable[[str, EngineInfo], None] | None = None,
+    on_download: Progress | None = None,
+    on_load: Callable[[str], None] | None = None,
+    on_ready: Callable[[str, EngineInfo], None] | None = None,
 ) -> None:
-    """Fetch what is missing, start the engine and serve until SIGTERM or SIGINT; main thread only.
+    """Download missing models, start the engine and serve until SIGTERM or SIGINT; main thread only.
 
-    Ends too when the engine does, with EngineDied.
-
-    fetching and loading are told how the start goes, ready gets the base URL and what the
-    engine tells about itself. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if
-    the start fails; an address in use and a model that cannot be are noticed before anything is fetched.
+    on_download, on_load: called with the progress of the start. on_ready: called with the base URL and the
+    facts of the engine. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if the start
+    fails, and EngineDied if the engine ends. An address in use and a model that cannot exist are found before
+    any download.
     """
     check_open_files()
     check_address(options)
     for service in engine.services:
         check_model(service.model)
-    folders = {service.name: resolve_model(service.model, fetching) for service in engine.services}
+    folders = {service.name: resolve_model(service.model, on_download) for service in engine.services}
     engine = replace(engine, services=with_sampling_defaults(engine.services, folders))
     tokenizers = {
         service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
         for service in engine.services
     }
     for tokenizer in tokenizers.values():
-        tokenizer.least_tokens("")  # reads all of the vocabulary once; requests should not wait for that
-    # Not uvloop's: children that it starts would be open to the Ctrl-C of a terminal.
-    asyncio.run(_run(engine, options, folders, tokenizers, loading, ready))
+        tokenizer.least_tokens("")  # reads the vocabulary once, so that no request waits for it
+    # Not uvloop: Ctrl-C in a terminal would reach the child processes that it starts.
+    asyncio.run(_run(engine, options, folders, tokenizers, on_load, on_ready))
 
 
 async def _run(
@@ -54,17 +53,17 @@ async def _run(
     options: ServerOptions,
     folders: Mapping[str, Path],
     tokenizers: Mapping[str, Tokenizer],
-    loading: Callable[[str], None] | None,
-    ready: Callable[[str, EngineInfo], None] | None,
+    on_load: Callable[[str], None] | None,
+    on_ready: Callable[[str, EngineInfo], None] | None,
 ) -> None:
     stop = StopSignal()
     workers = WorkerProcesses()
     with stop.on_signals():
         warming = asyncio.create_task(workers.start())
-        starting = asyncio.create_task(EngineHandle.start(engine, folders, tokenizers, loading))
-        asked = asyncio.create_task(stop.drain.wait())
-        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        starting = asyncio.create_task(EngineHandle.start(engine, folders, tokenizers, on_load))
+        stop_requested = asyncio.create_task(stop.drain.wait())
+        await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
+        stop_requested.cancel()
         if not starting.done():
             starting.cancel()
             await asyncio.wait((starting,))
@@ -74,18 +73,18 @@ async def _run(
         if starting.cancelled():
             return
         handle = starting.result()
-        dying = asyncio.create_task(handle.wait_died())
-        dying.add_done_callback(lambda _: stop.ask())
+        engine_death = asyncio.create_task(handle.wait_died())
+        engine_death.add_done_callback(lambda _: stop.ask())
         try:
             await warming
-            tell = None if ready is None else partial(_tell, ready, handle.info)
-            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, tell, workers)
-            if dying.done():
-                raise EngineDied(f"{dying.result()}, so the server ended too")
+            notify = None if on_ready is None else partial(_notify_ready, on_ready, handle.info)
+            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, notify, workers)
+            if engine_death.done():
+                raise EngineDied(f"{engine_death.result()}, so the server ended too")
         finally:
-            dying.cancel()
+            engine_death.cancel()
             await handle.close()
 
 
-def _tell(ready: Callable[[str, EngineInfo], None], info: EngineInfo, url: str) -> None:
-    ready(url, info)
+def _notify_ready(on_ready: Callable[[str, EngineInfo], None], info: EngineInfo, url: str) -> None:
+    on_ready(url, info)

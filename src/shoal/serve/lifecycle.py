@@ -1,4 +1,4 @@
-"""From serving through draining to the end."""
+"""The states of a server: it serves, drains and ends."""
 
 import asyncio
 import signal
@@ -13,10 +13,10 @@ _DRAINING = "the server is shutting down and takes no new requests"
 
 
 class Lifecycle:
-    """Whether requests are taken, and how many are under way.
+    """Whether the server takes requests, and how many are running.
 
-    It only goes forward: serving, then draining (new requests are turned away), then ``expired``
-    (what is still under way has to end now).
+    It only goes forward: serving, then draining (new requests are rejected), then ``expired`` (running
+    requests must end now).
     """
 
     def __init__(self) -> None:
@@ -27,26 +27,26 @@ class Lifecycle:
         self._idle.set()
 
     def drain(self) -> None:
-        """Turn new requests away from now on."""
+        """Reject new requests from now on."""
         self.draining = True
 
     def expire(self) -> None:
-        """End what is under way."""
+        """End all running requests."""
         self.draining = True
         self.expired.set()
 
     @property
     def active(self) -> int:
-        """Requests under way."""
+        """Number of running requests."""
         return self._active
 
     async def wait_idle(self) -> None:
-        """Return when no request is under way."""
+        """Wait until no request is running."""
         await self._idle.wait()
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as under way; raises ShuttingDown while draining."""
+        """Count a request as running inside the block; raises ShuttingDown while draining."""
         if self.draining:
             raise ShuttingDown(_DRAINING)
         self._active += 1
@@ -60,14 +60,14 @@ class Lifecycle:
 
 
 class LifecycleMiddleware:
-    """Counts requests that make the engine work (POST) for ``lifecycle``, to the end of their streams."""
+    """Counts generation requests (POST) until their streams end, and rejects them while draining."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or turn it away."""
+        """Pass a request on, or reject it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -80,23 +80,23 @@ class LifecycleMiddleware:
             except asyncio.CancelledError:
                 if not self._lifecycle.expired.is_set():
                     raise
-                # The server ends and has closed the connection: nothing is wrong with this request.
+                # The server ends and has closed the connection; the request itself did not fail.
 
 
 class StopSignal:
-    """Asked once, the server drains; asked again, it stops at once."""
+    """Tells the server to stop: asked once it drains, asked again it stops at once."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.abort = asyncio.Event()
 
     def ask(self) -> None:
-        """Ask once more."""
+        """Ask the server to drain, or the second time to stop at once."""
         (self.abort if self.drain.is_set() else self.drain).set()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as asking; only in the main thread, inside its event loop."""
+        """Call ``ask`` on SIGTERM and SIGINT; only in the main thread, inside its event loop."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:

@@ -12,21 +12,21 @@ _IMPOSSIBLE = -9999.0
 
 
 class LogprobFormatter:
-    """Writes the log-probabilities of one answer. top: how many of the likeliest tokens were asked for."""
+    """Formats the log-probabilities of one response, with the ``num_top`` likeliest tokens."""
 
-    def __init__(self, tokenizer: TextCodec, top: int) -> None:
-        self._top = top
+    def __init__(self, tokenizer: TextCodec, num_top: int) -> None:
+        self._num_top = num_top
         self._bytes = functools.cache(tokenizer.token_bytes)
         self._offsets: dict[int, int] = {}
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """A message's tokens; a token that is part of a character shows U+FFFD, its bytes are exact."""
+        """Tokens of a message; a part of a character is shown as U+FFFD, but its bytes are exact."""
         return ChatLogprobs([self._chat_token(entry) for entry in entries])
 
     def _chat_token(self, entry: TokenLogprobs) -> ChatTokenLogprob:
         top = [
             TopLogprob(self._show(token), _finite(logprob), list(self._bytes(token)))
-            for token, logprob in entry.top[: self._top]
+            for token, logprob in entry.top[: self._num_top]
         ]
         return ChatTokenLogprob(
             self._show(entry.token), _finite(entry.logprob), list(self._bytes(entry.token)), top
@@ -36,23 +36,23 @@ class LogprobFormatter:
         return self._bytes(token).decode("utf-8", "replace")
 
     def completion(self, index: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """The next tokens of choice ``index``; one that is part of a character shows as ``bytes:\\xNN``."""
+        """The next tokens of choice ``index``; a part of a character is shown as ``bytes:\\xNN``."""
         tokens = [self._escape(entry.token) for entry in entries]
         offsets = []
         for entry in entries:
             offset = self._offsets.get(index, 0)
             offsets.append(offset)
             self._offsets[index] = offset + len(self._bytes(entry.token).decode("utf-8", "ignore"))
-        # Whatever its rank, the token itself is among them, as OpenAI and vLLM have it.
+        # The sampled token is always among them, as in OpenAI and vLLM.
         top = [
             {
                 self._escape(token): _finite(logprob)
-                for token, logprob in (*entry.top[: self._top], (entry.token, entry.logprob))
+                for token, logprob in (*entry.top[: self._num_top], (entry.token, entry.logprob))
             }
             for entry in entries
         ]
         return CompletionLogprobs(
-            tokens, [_finite(entry.logprob) for entry in entries], top if self._top else None, offsets
+            tokens, [_finite(entry.logprob) for entry in entries], top if self._num_top else None, offsets
         )
 
     def _escape(self, token: int) -> str:
@@ -64,5 +64,5 @@ class LogprobFormatter:
 
 
 def _finite(logprob: float) -> float:
-    # Written so that a NaN becomes a number, too.
+    # Compared in this order so that NaN becomes a number, too.
     return logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE

@@ -1,4 +1,4 @@
-"""What is written to the server's log, and how often."""
+"""Filters for the server's log."""
 
 import copy
 import logging
@@ -7,19 +7,21 @@ from typing import Any
 
 from uvicorn.config import LOGGING_CONFIG
 
-_AGAIN_S = 60
+_INTERVAL_S = 60
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 class OncePerMinute(logging.Filter):
-    """Lets each kind of warning through once a minute; the next one tells how many there were meanwhile.
+    """Passes each kind of warning once a minute; the next one tells how many were left out.
 
-    Clients can bring about as many as they like. Errors always pass.
+    Clients could cause any number of warnings. Errors always pass.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}  # by template: when it passed, how often since
+        self._seen: dict[
+            str, tuple[float, int]
+        ] = {}  # by template: when it passed, how many were left out since
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether ``record`` is written."""
@@ -27,18 +29,18 @@ class OncePerMinute(logging.Filter):
             return True
         kind = str(record.msg)
         now_s = time.monotonic()
-        passed_s, missed = self._seen.get(kind, (-_AGAIN_S, 0))
-        if now_s - passed_s < _AGAIN_S:
-            self._seen[kind] = passed_s, missed + 1
+        passed_s, num_skipped = self._seen.get(kind, (-_INTERVAL_S, 0))
+        if now_s - passed_s < _INTERVAL_S:
+            self._seen[kind] = passed_s, num_skipped + 1
             return False
         self._seen[kind] = now_s, 0
-        if missed:
-            record.msg, record.args = f"{record.getMessage()} (and {missed} more times)", ()
+        if num_skipped:
+            record.msg, record.args = f"{record.getMessage()} (and {num_skipped} more times)", ()
         return True
 
 
 class EscapeControls(logging.Filter):
-    """Writes control characters, with which a client could steer a terminal, as ``\\x1b``."""
+    """Escapes control characters, as ``\\x1b``: a client could use them to control a terminal."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always true."""

@@ -1,4 +1,4 @@
-"""What /metrics shows: latencies that this server measured, and the counters of its engine."""
+"""The /metrics page: latencies that the server measured, and the counters of its engine."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -28,11 +28,11 @@ _TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
 _OUTCOMES = {True: "met", False: "missed"}
-_TURNED_AWAY = {QueueFull: "queue_full", EngineDied: "engine_died"}
+_REFUSAL_REASONS = {QueueFull: "queue_full", EngineDied: "engine_died"}
 
 
 class ServerMetrics:
-    """The server's own registry; one choice of an answer counts as one request."""
+    """Metrics that the server collects itself; each choice of a response counts as a request."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = {service.name: service for service in services}
@@ -55,7 +55,7 @@ class ServerMetrics:
         )
         self._refused = Counter(
             "shoal_requests_refused",
-            "Requests that were turned away, by reason: queue_full or engine_died.",
+            "Requests that were refused, by reason: queue_full or engine_died.",
             ("service", "reason"),
             registry=self.registry,
         )
@@ -66,13 +66,13 @@ class ServerMetrics:
             registry=self.registry,
         )
         for service in services:
-            self._begin(service)
+            self._create_samples(service)
 
-    def _begin(self, service: Service) -> None:
-        """Show the metrics of a service before its first request; nobody can tell a rate from a first 1."""
+    def _create_samples(self, service: Service) -> None:
+        """Start a service's metrics at 0: a counter that first appears with a 1 has no rate."""
         for histogram in (self._ttft, self._tpot, self._e2e):
             histogram.labels(service.name)
-        for reason in _TURNED_AWAY.values():
+        for reason in _REFUSAL_REASONS.values():
             self._refused.labels(service.name, reason)
         if service.execution_s is not None:
             self._normalised.labels(service.name)
@@ -83,8 +83,8 @@ class ServerMetrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"shoal_request_{name}", text, ("service",), buckets=buckets, registry=self.registry)
 
-    def answered(self, reason: FinishReason, record: RequestRecord, own: SLO) -> None:
-        """Count a request that was answered in full; ``own``: goals that it brought itself."""
+    def count_finished(self, reason: FinishReason, record: RequestRecord, slo: SLO) -> None:
+        """Count a request that finished, with its latencies; ``slo``: the request's own goals."""
         service = self._services[record.service]
         self._finished.labels(service.name, reason.value).inc()
         self._ttft.labels(service.name).observe(record.ttft_s)
@@ -93,31 +93,31 @@ class ServerMetrics:
             self._tpot.labels(service.name).observe(record.tpot_s)
         if service.execution_s is not None:
             self._normalised.labels(service.name).observe(normalised_latency(record, service.execution_s))
-        outcome = met(record, resolve_slo(own, service.slo, service.execution_s))
+        outcome = met(record, resolve_slo(slo, service.slo, service.execution_s))
         if outcome is not None:
             self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
 
-    def refused(self, name: str, error: QueueFull | EngineDied, requests: int) -> None:
-        """Count requests that were turned away with ``error``, although nothing was wrong with them."""
-        self._refused.labels(name, _TURNED_AWAY[type(error)]).inc(requests)
+    def count_refused(self, service: str, error: QueueFull | EngineDied, requests: int) -> None:
+        """Count valid requests that were refused with ``error``."""
+        self._refused.labels(service, _REFUSAL_REASONS[type(error)]).inc(requests)
 
-    def ended(self, name: str, reason: FinishReason, own: SLO) -> None:
-        """Count a request that was cancelled or failed; one that failed has missed its goals, if any."""
+    def count_unfinished(self, name: str, reason: FinishReason, slo: SLO) -> None:
+        """Count a request that was cancelled or failed; a failed one missed its goals, if it had any."""
         service = self._services[name]
         self._finished.labels(name, reason.value).inc()
-        goals = resolve_slo(own, service.slo, service.execution_s)
+        goals = resolve_slo(slo, service.slo, service.execution_s)
         if reason is FinishReason.ERROR and has_goal(goals):
             self._goals.labels(name, _OUTCOMES[False]).inc()
 
     def render(self, stats: EngineStats | None, age_s: float = 0.0) -> bytes:
-        """The Prometheus text; ``stats``, ``age_s`` seconds old, is None when the engine is gone."""
+        """The Prometheus text. ``stats`` are ``age_s`` seconds old, and None if the engine has ended."""
         engine = CollectorRegistry()
         engine.register(_EngineCollector(stats, age_s))
         return generate_latest(self.registry) + generate_latest(engine)
 
 
 class _EngineCollector(Collector):
-    """One snapshot of the engine's counters as metric families."""
+    """A snapshot of the engine's counters as metric families."""
 
     def __init__(self, stats: EngineStats | None, age_s: float) -> None:
         self._stats = stats
@@ -147,9 +147,9 @@ _GAUGES = {
     "requests_swapped": ("swapped", "Waiting requests whose KV is saved in host memory."),
 }
 _COUNTERS = {
-    "evictions": "Running requests that lost their blocks in the KV pool.",
-    "recomputed_tokens": "Tokens computed again after evictions.",
-    "swapped_tokens": "Tokens whose KV was saved in host memory at evictions.",
+    "evictions": "Running requests that were preempted and lost their blocks in the KV pool.",
+    "recomputed_tokens": "Tokens computed again after preemptions.",
+    "swapped_tokens": "Tokens whose KV was saved in host memory at preemptions.",
     "compacted_blocks": "KV blocks moved so that merged blocks became free.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
@@ -161,40 +161,44 @@ _STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 def _service_metrics(stats: EngineStats) -> Iterator[Metric]:
     for name, (field, text) in _GAUGES.items():
         gauge = GaugeMetricFamily(f"shoal_{name}", text, labels=["service"])
-        for service, counted in stats.services.items():
-            gauge.add_metric([service], getattr(counted, field))
+        for service, service_stats in stats.services.items():
+            gauge.add_metric([service], getattr(service_stats, field))
         yield gauge
     for name, text in _COUNTERS.items():
         counter = CounterMetricFamily(f"shoal_{name}", text, labels=["service"])
-        for service, counted in stats.services.items():
-            counter.add_metric([service], getattr(counted, name))
+        for service, service_stats in stats.services.items():
+            counter.add_metric([service], getattr(service_stats, name))
         yield counter
 
 
 _Sample = tuple[tuple[str, ...], float | None]
-"""Values of the labels after ``service``, and the value; None where there are no data."""
+"""Label values after ``service``, and the value; None if there is no data."""
 
 
 def _observed_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """What the engine's policies see of each service; a sample without data is left out."""
-    for name, text, labels, read in _OBSERVED:
+    """The statistics that the engine's policies use; samples without data are left out."""
+    for name, text, labels, read_samples in _OBSERVED:
         gauge = GaugeMetricFamily(f"shoal_{name}", text, labels=["service", *labels])
-        for service, observed in _seen(stats).items():
-            for values, value in read(observed):
+        for service, observed in _observed_services(stats).items():
+            for values, value in read_samples(observed):
                 if value is not None:
                     gauge.add_metric([service, *values], value)
         yield gauge
     corrections = CounterMetricFamily(
         "shoal_length_corrections", "Requests that outgrew their predicted length.", labels=["service"]
     )
-    for service, observed in _seen(stats).items():
+    for service, observed in _observed_services(stats).items():
         if observed.corrections is not None:
             corrections.add_metric([service], observed.corrections)
     yield corrections
 
 
-def _seen(stats: EngineStats) -> Mapping[str, Observed]:
-    return {name: one.observed for name, one in stats.services.items() if one.observed is not None}
+def _observed_services(stats: EngineStats) -> Mapping[str, Observed]:
+    return {
+        name: service_stats.observed
+        for name, service_stats in stats.services.items()
+        if service_stats.observed is not None
+    }
 
 
 def _arrivals(observed: Observed) -> Iterator[_Sample]:
@@ -245,7 +249,7 @@ _OBSERVED: Sequence[tuple[str, str, Sequence[str], Callable[[Observed], Iterator
     ("request_tokens", "Tokens of the requests that finished last.", ("kind", "stat"), _tokens),
     ("mean_latency_seconds", "Mean latency of requests that finished of late.", ("kind",), _latency),
     ("slo_attainment", "Share of requests with goals that met them, of late.", (), _attainment),
-    ("length_prediction_accuracy", "Share of output lengths foreseen, of late.", (), _accuracy),
+    ("length_prediction_accuracy", "Share of output lengths predicted correctly, of late.", (), _accuracy),
     ("length_prediction_majority", "Share of the commonest output length, of late.", (), _majority),
 )
 
@@ -264,9 +268,9 @@ def _kv_metrics(stats: EngineStats) -> Iterator[Metric]:
     blocks = GaugeMetricFamily(
         "shoal_kv_blocks", "KV blocks of a service, by use.", labels=["service", "use"]
     )
-    for service, counted in stats.services.items():
+    for service, service_stats in stats.services.items():
         for name in ("live", "cached", "free"):
-            blocks.add_metric([service, name], getattr(counted, f"{name}_blocks"))
+            blocks.add_metric([service, name], getattr(service_stats, f"{name}_blocks"))
     yield blocks
 
 

@@ -1,8 +1,8 @@
-"""Fields of OpenAI and vLLM that a body may have, but only where they change nothing.
+"""Fields of OpenAI and vLLM that are accepted, but have no effect.
 
-Those that never change an answer are ignored. The others would, and are not implemented: they are declared
-with only their neutral values, so the OpenAPI document says what is possible, and described as not
-supported, so that anything else is refused with these words.
+Fields that never change a response are ignored. The others are not implemented and accept only their neutral
+values. The types say so in the OpenAPI document. Their descriptions begin with "Not supported", and other
+values are rejected with this text.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,8 +14,8 @@ MAX_FIELDS = 128
 TOO_MANY_FIELDS = "too_many_fields"
 
 
-class Strict(BaseModel):
-    """Takes only what it declares, of exactly the declared types."""
+class StrictModel(BaseModel):
+    """Accepts only the declared fields, with exactly the declared types."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
@@ -24,20 +24,20 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, sent: Any) -> Any:
-        # Each unknown field would become an error of its own, and only one is ever told.
+        # Each unknown field would make an error of its own, and only one error is reported.
         if isinstance(sent, dict) and len(sent) > MAX_FIELDS:
             raise PydanticCustomError(TOO_MANY_FIELDS, f"{len(sent)} fields, at most {MAX_FIELDS} are read")
         return sent
 
     @classmethod
     def unsupported(cls) -> frozenset[str]:
-        """Names of the fields that have only neutral values."""
+        """Names of the fields that accept only neutral values."""
         fields = cls.model_fields.items()
         return frozenset(name for name, field in fields if (field.description or "").startswith("Not supp"))
 
 
 def _must_be_false(value: bool) -> bool:
-    # Literal[False] would take a 0 as well.
+    # Literal[False] would accept 0 as well.
     if value:
         raise PydanticCustomError("must_be_false", "Must be false")
     return value
@@ -57,14 +57,14 @@ Zero = Annotated[int, Field(ge=0, le=0)]
 Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
 
 
-class TextFormat(Strict):
+class TextFormat(StrictModel):
     """Plain text, the only format."""
 
     type: Literal["text"]
 
 
-class NeutralFields(Strict):
-    """Of both generating endpoints."""
+class NeutralFields(StrictModel):
+    """Fields of both generation endpoints."""
 
     user: str | None = None
     """Ignored."""
@@ -127,14 +127,14 @@ class NeutralFields(Strict):
 
 
 class NeutralCompletionFields(NeutralFields):
-    """Of completions."""
+    """Fields of completions."""
 
     suffix: Literal[""] | None = None
     """Not supported."""
 
 
 class NeutralChatFields(NeutralFields):
-    """Of chats."""
+    """Fields of chats."""
 
     metadata: Ignored | None = None
     """Ignored."""
@@ -151,7 +151,7 @@ class NeutralChatFields(NeutralFields):
     parallel_tool_calls: bool | None = None
     """Ignored."""
     prediction: Ignored | None = None
-    """Ignored: it may speed up an answer, but does not change it."""
+    """Ignored: it may speed up a response, but does not change it."""
 
     add_special_tokens: NotTrue | None = None
     """The chat template already has them."""
@@ -186,8 +186,8 @@ class NeutralChatFields(NeutralFields):
     """Not supported."""
 
 
-class NeutralMessageFields(Strict):
-    """Of messages: what OpenAI and vLLM return with them may be sent back empty."""
+class NeutralMessageFields(StrictModel):
+    """Fields of messages; those that OpenAI and vLLM return may be sent back if they are empty."""
 
     name: str | None = None
     """Ignored."""

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's routes with the types of this room."""
+"""The OpenAPI document: FastAPI's routes with the types of this package."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,29 +33,36 @@ _ERRORS = {
 }
 
 
-def returns(kind: type[msgspec.Struct], description: str) -> dict[int | str, dict[str, Any]]:
-    """A 200 with a body of ``kind``."""
+def returns(body_type: type[msgspec.Struct], description: str) -> dict[int | str, dict[str, Any]]:
+    """A 200 with a body of type ``body_type``."""
     return {
-        200: {"description": description, "content": {"application/json": {"schema": _ref(kind.__name__)}}}
+        200: {
+            "description": description,
+            "content": {"application/json": {"schema": _ref(body_type.__name__)}},
+        }
     }
 
 
 def fails(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Errors that a route answers with."""
-    answers: dict[int | str, dict[str, Any]] = {}
+    """The errors of a route."""
+    errors: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        answers[status] = {
+        errors[status] = {
             "description": _ERRORS[status],
             "content": {"application/json": {"schema": _ref("ErrorResponse")}},
         }
         if status == 429:
-            answers[status]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
-    return answers
+            errors[status]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
+    return errors
 
 
-def streams(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The content of a 200 that is a stream of server-sent events, each holding a ``kind``."""
-    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(kind.__name__)}
+def streams(chunk_type: type[msgspec.Struct]) -> dict[str, Any]:
+    """The content of a 200 that is a stream of server-sent events, each with a ``chunk_type``."""
+    chunk = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _ref(chunk_type.__name__),
+    }
     data = {"anyOf": [{"const": "[DONE]"}, chunk]}
     event = {
         "type": "object",
@@ -78,18 +85,18 @@ def _ref(name: str) -> dict[str, str]:
 
 
 def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]) -> dict[str, Any]:
-    """The document of ``app``; a ``model`` is one of ``services``, that of a chat has a chat template."""
-    built: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    for path in built["paths"].values():
+    """The document of ``app``. The values of ``model`` are ``services``, and ``chat_services`` for chats."""
+    schema: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
     _, bodies = models_json_schema(
         [(ChatBody, "validation"), (CompletionBody, "validation")],
         ref_template="#/components/schemas/{model}",
     )
-    _, answers = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
-    schemas = {**bodies["$defs"], **answers}
+    _, response_schemas = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
+    schemas = {**bodies["$defs"], **response_schemas}
     for body, names in ((CompletionBody, services), (ChatBody, chat_services or services)):
         schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
-    built["components"] = {"schemas": schemas}
-    return built
+    schema["components"] = {"schemas": schemas}
+    return schema

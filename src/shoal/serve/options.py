@@ -1,4 +1,4 @@
-"""What a user can choose about the HTTP server."""
+"""Options of the HTTP server."""
 
 from dataclasses import dataclass
 
@@ -7,37 +7,37 @@ from shoal.core import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Options of the HTTP server.
-
-    host, port: address to listen on; port 0 takes a free one.
-    drain_s: after the first SIGTERM or SIGINT, how long requests in progress may go on, in seconds.
-    max_body_bytes: largest request body that is read; a larger one gets a 413. None: 64 bytes for each
-    token of the longest context, and at least 1 MiB.
-    access_log: print a line for each request.
-    allowed_hosts: names, with any port, that ``Host`` may have; "*" allows all. None: on a loopback address
-    its own names, else all.
-    max_connections: open connections; further ones get a 503. None: as many as the process may open files,
-    and at most 4096.
-    read_timeout_s: how long a client may take for the headers of a request, and then for its body; every KiB
-    of the body wins a second.
-    write_timeout_s: how long a client may take nothing of what is written; every KiB wins a second.
-    keep_alive_s: how long a connection is kept open after an answer.
-    """
+    """Options of the HTTP server."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8000
+    """Port to listen on; 0 takes a free one."""
     drain_s: float = 30.0
+    """Time that running requests have after the first SIGTERM or SIGINT."""
     max_body_bytes: int | None = None
+    """Largest request body; a larger one gets a 413. None: 64 bytes for each token of the longest context,
+    and at least 1 MiB."""
     access_log: bool = False
+    """Print a line for each request."""
     allowed_hosts: tuple[str, ...] | None = None
+    """Names that the Host header may have, with any port; "*" allows all. None: on a loopback address its own
+    names, else all."""
     max_connections: int | None = None
+    """Most open connections; further ones get a 503. None: as many as the process may open files, and at most
+    4096."""
     read_timeout_s: float = 20.0
+    """Time that a client has for the headers of a request, and then for its body. Every KiB of the body adds
+    a second, up to this time."""
     write_timeout_s: float = 30.0
-    # Longer than clients keep idle connections, so that these close them and not we under their hands.
+    """Time that a client has to read what was written. Every KiB that it reads adds a second, up to this
+    time."""
+    # Longer than clients keep idle connections, so that the clients close them first.
     keep_alive_s: float = 75.0
+    """Time that a connection is kept open after a response."""
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning; raises ConfigError."""
+        """Check the values; raises ConfigError."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server port must be in [0, 65535], got {self.port}")
         if not self.drain_s >= 0:

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked body, and from what pydantic reports to one clear sentence."""
+"""Parses request bodies, and turns the errors of pydantic into a clear sentence."""
 
 import asyncio
 import difflib
@@ -17,55 +17,55 @@ from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
 from shoal.serve.neutral import TOO_MANY_FIELDS, UNSUPPORTED
 from shoal.serve.workers import Workers
 
-# A body that is too large is read to the end and thrown away, so that the client gets to read the
-# answer; but not if it is larger than the limit by this factor.
-_PATIENCE = 8
+# A body that is too large is read to its end and discarded, so that the client can read the error; but not if
+# it is larger than the limit by this factor.
+_MAX_DISCARD_FACTOR = 8
 
-# Names of fields are repeated in errors up to so many characters.
-_LONGEST_NAME = 80
-# Larger bodies are parsed in another process: it takes longer than streams should wait. Those of ordinary
-# size need not wait there for the largest.
+# Errors quote names of fields up to this many characters.
+_MAX_NAME_CHARACTERS = 80
+# Larger bodies are parsed in another process, because streams should not wait so long. Large ones have a
+# queue of their own, so that others need not wait for them.
 _SMALL_BYTES = 16 * 2**10
 _LARGE_BYTES = 256 * 2**10
-# No type that is JSON needs more.
-_LONGEST_CONTENT_TYPE = 256
+# Enough for every content type of JSON.
+_MAX_CONTENT_TYPE_CHARACTERS = 256
 
 Body = TypeVar("Body", bound=GenerationBody)
 
 
 async def parse_body(
     request: Request,
-    kind: type[Body],
+    body_type: type[Body],
     max_bytes: int,
     info: EngineInfo,
     workers: Workers,
-    turns: asyncio.Lock,
+    parse_lock: asyncio.Lock,
 ) -> Body:
     """The body of ``request``; raises InvalidRequest, BodyTooLarge or WrongContentType.
 
-    turns: shared by all requests; bodies that are parsed here take them.
+    parse_lock: shared by all requests; held while a body is parsed in this process.
     """
     _check_content_type(request.headers.get("content-type"))
     raw = await _read(request, max_bytes)
     if len(raw) > _SMALL_BYTES:
-        line = "bodies" if len(raw) <= _LARGE_BYTES else "large bodies"
-        return await workers.run(line, f"a body of {len(raw)} bytes", read_body, raw, kind, info)
-    async with turns:
-        # Between two of the many bodies that may come at once, others get on with theirs.
+        queue = "bodies" if len(raw) <= _LARGE_BYTES else "large bodies"
+        return await workers.run(queue, f"a body of {len(raw)} bytes", read_body, raw, body_type, info)
+    async with parse_lock:
+        # Many bodies may arrive at once: other tasks run between two of them.
         await asyncio.sleep(0)
-        return read_body(raw, kind, info)
+        return read_body(raw, body_type, info)
 
 
-def read_body(raw: bytes, kind: type[Body], info: EngineInfo) -> Body:
-    """What ``raw`` says; raises InvalidRequest for the first thing that is wrong with it.
+def read_body(raw: bytes, body_type: type[Body], info: EngineInfo) -> Body:
+    """Parse ``raw``; raises InvalidRequest for its first error.
 
-    Lists of token ids that are too long for the service are refused here too, so that they need not be
-    carried on.
+    Lists of token ids that are too long for the service are rejected here already, so that a worker process
+    need not send them back.
     """
     try:
-        body = kind.model_validate_json(raw)
+        body = body_type.model_validate_json(raw)
     except ValidationError as error:
-        raise _explain(error, raw, kind) from None
+        raise _explain(error, raw, body_type) from None
     limits = info.services.get(body.model)
     if limits is not None:
         for tokens in body.token_prompts():
@@ -75,9 +75,9 @@ def read_body(raw: bytes, kind: type[Body], info: EngineInfo) -> Body:
 
 def _check_content_type(header: str | None) -> None:
     if header is None:
-        # Web pages of others can send what has no type, but not JSON.
+        # Web pages of other sites can send a body without a type, but not JSON.
         raise WrongContentType("the request has no Content-Type; send Content-Type: application/json")
-    if len(header) > _LONGEST_CONTENT_TYPE:
+    if len(header) > _MAX_CONTENT_TYPE_CHARACTERS:
         raise WrongContentType("the Content-Type is too long; send Content-Type: application/json")
     media, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [
@@ -98,7 +98,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
         size += len(piece)
         if size <= max_bytes:
             body += piece
-        elif size > max_bytes * _PATIENCE:
+        elif size > max_bytes * _MAX_DISCARD_FACTOR:
             break
         else:
             body.clear()
@@ -107,8 +107,8 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _explain(error: ValidationError, raw: bytes, kind: type[BaseModel]) -> InvalidRequest:
-    """One sentence about the first field that is wrong."""
+def _explain(error: ValidationError, raw: bytes, body_type: type[BaseModel]) -> InvalidRequest:
+    """A sentence about the first field that is wrong."""
     details = error.errors(include_url=False, include_input=False, include_context=True)
     if details[0]["type"] == "json_invalid":
         return InvalidRequest(
@@ -118,7 +118,7 @@ def _explain(error: ValidationError, raw: bytes, kind: type[BaseModel]) -> Inval
         if details[0]["type"] == TOO_MANY_FIELDS:
             return InvalidRequest(f"the body has {details[0]['msg']}")
         return InvalidRequest("the body must be a JSON object")
-    # Several branches of a union may complain about one field: the deepest knows best.
+    # Several branches of a union may report an error for a field; the deepest path says most.
     sent = from_json(raw)
     paths = [_path(sent, detail["loc"]) for detail in details]
     field = paths[0][0]
@@ -126,11 +126,11 @@ def _explain(error: ValidationError, raw: bytes, kind: type[BaseModel]) -> Inval
         (index for index, path in enumerate(paths) if path[0] == field),
         key=lambda index: (len(paths[index]), -index),
     )
-    return _say(paths[deepest], details[deepest], kind)
+    return _describe(paths[deepest], details[deepest], body_type)
 
 
 def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
-    """``location`` without the names that pydantic gives the branches of unions."""
+    """``location`` without the names that pydantic adds for branches of unions."""
     path: list[int | str] = []
     for step in location:
         if isinstance(sent, dict) and isinstance(step, str):
@@ -142,8 +142,8 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
     return path
 
 
-def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> InvalidRequest:
-    path = [shorten(step, _LONGEST_NAME) if isinstance(step, str) else step for step in path]
+def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[BaseModel]) -> InvalidRequest:
+    path = [shorten(step, _MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
     names = [step for step in path if isinstance(step, str)]
     for depth, step in enumerate(path):
         if step in FORMS and detail["type"] != "missing":
@@ -151,7 +151,7 @@ def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> 
             return InvalidRequest(f"{where} {FORMS[str(step)]}", param=where)
     where = ".".join(map(str, path))
     if detail["type"] == "extra_forbidden":
-        return InvalidRequest(f"unknown field {where!r}{_hint(names, kind)}", param=where)
+        return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"{where} is missing", param=where)
     if names[-1] in UNSUPPORTED or names[0] in UNSUPPORTED:
@@ -160,8 +160,8 @@ def _say(path: list[int | str], detail: ErrorDetails, kind: type[BaseModel]) -> 
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
 
 
-def _hint(names: list[str], kind: type[BaseModel]) -> str:
-    inner: type[BaseModel] | None = kind
+def _hint(names: list[str], body_type: type[BaseModel]) -> str:
+    inner: type[BaseModel] | None = body_type
     for name in names[:-1]:
         inner = inner and _model_of(inner.model_fields[name].annotation)
     if inner is None:
@@ -169,10 +169,11 @@ def _hint(names: list[str], kind: type[BaseModel]) -> str:
     near = difflib.get_close_matches(names[-1], inner.model_fields, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return "" if inner is kind else f"; possible here: {', '.join(inner.model_fields)}"
+    return "" if inner is body_type else f"; possible here: {', '.join(inner.model_fields)}"
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model among the branches of a field's type, if there is one."""
-    models = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    """The model among the branches of a field's type, if any."""
+    branches = get_args(annotation)
+    models = [branch for branch in branches if isinstance(branch, type) and issubclass(branch, BaseModel)]
     return models[0] if models else None

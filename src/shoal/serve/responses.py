@@ -1,7 +1,7 @@
-"""What the server answers, in OpenAI's shapes; one type serves encoding and the OpenAPI document.
+"""Response bodies in OpenAI's shapes; each type serves both encoding and the OpenAPI document.
 
-Structs of msgspec, because a stream encodes one of them for every few tokens. ``stop_reason`` is
-vLLM's addition: the stop string or token id that ended the output.
+They are msgspec structs because a stream encodes one every few tokens. ``stop_reason`` is vLLM's addition:
+the stop string or token id that ended the output.
 """
 
 from typing import Literal
@@ -11,21 +11,23 @@ from msgspec import UNSET, Struct, UnsetType
 
 from shoal.core import SamplingDefaults
 
-FinishWord = Literal["stop", "length"]
+FinishReasonName = Literal["stop", "length"]
 encode = msgspec.json.Encoder().encode
 
 
 class ErrorBody(Struct):
-    """What went wrong; ``param`` names the field of the request, ``code`` is for programs."""
+    """What went wrong."""
 
     message: str
     type: str
     param: str | None
+    """The field of the request that is wrong."""
     code: str | None
+    """The kind of error, for programs."""
 
 
 class ErrorResponse(Struct):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorBody
 
@@ -37,7 +39,7 @@ class PromptTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens of one answer; a prompt counts once, however many choices it has."""
+    """Token counts of one response; a prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -46,26 +48,28 @@ class Usage(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Parallel lists, one entry for each output token; offsets count characters."""
+    """Log-probabilities of a text: parallel lists with an entry for each output token."""
 
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
+    """Where each token begins in the text, in characters."""
 
 
 class CompletionChoice(Struct):
-    """One output, or in a stream a piece of one (``finish_reason`` is null until the last)."""
+    """One output, or a piece of one in a stream."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishWord | None
+    finish_reason: FinishReasonName | None
+    """Null until the last piece."""
     stop_reason: int | str | None = None
 
 
 class Completion(Struct):
-    """Answer of /v1/completions, and a chunk of its stream."""
+    """Response of /v1/completions, and a chunk of its stream."""
 
     id: str
     created: int
@@ -76,19 +80,21 @@ class Completion(Struct):
 
 
 class TopLogprob(Struct):
-    """A token that was likely at a position. bytes: its UTF-8, which may be part of a character."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
     bytes: list[int]
+    """The token in UTF-8; it may be a part of a character."""
 
 
 class ChatTokenLogprob(Struct):
-    """The token that was sampled, and the likeliest ones there."""
+    """The sampled token, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
     bytes: list[int]
+    """The token in UTF-8; it may be a part of a character."""
     top_logprobs: list[TopLogprob]
 
 
@@ -108,17 +114,17 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One message."""
+    """One output as a message."""
 
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishWord
+    finish_reason: FinishReasonName
     stop_reason: int | str | None = None
 
 
 class ChatCompletion(Struct):
-    """Answer of /v1/chat/completions."""
+    """Response of /v1/chat/completions."""
 
     id: str
     created: int
@@ -141,7 +147,7 @@ class ChatChunkChoice(Struct):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishWord | None = None
+    finish_reason: FinishReasonName | None = None
     stop_reason: int | str | UnsetType | None = UNSET
 
 
@@ -157,34 +163,32 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
-    """A service, as OpenAI lists models.
-
-    max_model_len: prompt and output together, in tokens. sampling_defaults: what a request takes where it
-    leaves a field out.
-    """
+    """A service, as OpenAI lists models."""
 
     id: str
     created: int
     max_model_len: int
+    """Most tokens of prompt and output together."""
     sampling_defaults: SamplingDefaults
+    """Sampling parameters of requests that leave them out."""
     object: Literal["model"] = "model"
     owned_by: str = "shoal"
 
 
 class ModelList(Struct):
-    """Answer of /v1/models."""
+    """Response of /v1/models."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
 class Health(Struct):
-    """Answer of /health when requests are taken."""
+    """Response of /health while the server takes requests."""
 
     status: Literal["ok"] = "ok"
 
 
 class Version(Struct):
-    """Answer of /version."""
+    """Response of /version."""
 
     version: str

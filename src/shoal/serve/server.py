@@ -1,4 +1,4 @@
-"""Listens, serves and drains."""
+"""Runs the HTTP server, and drains it at the end."""
 
 import asyncio
 import errno
@@ -24,8 +24,8 @@ from shoal.serve.options import ServerOptions
 from shoal.serve.workers import Workers
 
 _log = logging.getLogger(__name__)
-# Once told to end, requests do within moments; a client that does not read is cut off after this.
-_LAST_WORDS_S = 2
+# Requests end quickly when the drain time is over; after this time their connections are closed.
+_ABORT_DELAY_S = 2
 _STARTUP_POLL_S = 0.01
 
 
@@ -43,32 +43,32 @@ async def serve_until_stopped(
     services: Sequence[Service],
     options: ServerOptions,
     stop: StopSignal,
-    ready: Callable[[str], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
     workers: Workers | None = None,
 ) -> None:
-    """Serve HTTP until ``stop`` is asked for, then drain.
+    """Serve HTTP until ``stop`` is asked, then drain.
 
-    Draining turns new requests away with a 503 and lets those under way go on for
-    ``options.drain_s``, or until ``stop`` is asked for again; what remains ends with an error. ready
-    is called with the base URL when requests are taken. workers: as ``create_app`` has it. Raises ConfigError
-    if the address is taken, or if there may be no connections.
+    While draining, new requests get a 503. Running requests continue for ``options.drain_s``, or until
+    ``stop`` is asked again, and then end with an error. on_ready: called with the base URL when the server
+    takes requests. workers: see ``create_app``. Raises ConfigError if the address is in use, or if the
+    process can open no connections.
     """
     limit = connection_limit(options.max_connections)
-    listening = _listen(options)
-    host, port = listening.getsockname()[:2]
+    listen_socket = _listen(options)
+    host, port = listen_socket.getsockname()[:2]
     lifecycle = Lifecycle()
     app: ASGIApp = create_app(backend, tokenizers, services, options, lifecycle, workers)
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
     server = _Server(_uvicorn_config(app if hosts is None else AllowedHosts(app, hosts), options))
-    # Without sockets: accepting is left to the listener.
+    # Without sockets: the listener accepts the connections.
     serving = asyncio.create_task(server.serve(sockets=[]))
     while not (server.started or serving.done()):
         await asyncio.sleep(_STARTUP_POLL_S)
-    listener = _listener(listening, server, limit, options)
+    listener = _create_listener(listen_socket, server, limit, options)
     try:
-        if ready is not None:
-            ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await _first(serving, stop.drain.wait())
+        if on_ready is not None:
+            on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await _wait_first(serving, stop.drain.wait())
         lifecycle.drain()
         if lifecycle.active and backend.alive:
             _log.warning(
@@ -77,14 +77,14 @@ async def serve_until_stopped(
                 options.drain_s,
                 lifecycle.active,
             )
-        await _first(serving, lifecycle.wait_idle(), stop.abort.wait(), timeout_s=options.drain_s)
+        await _wait_first(serving, lifecycle.wait_idle(), stop.abort.wait(), timeout_s=options.drain_s)
     finally:
         lifecycle.expire()
         await listener.stop_accepting()
         server.should_exit = True
-        cutting_off = asyncio.get_running_loop().call_later(_LAST_WORDS_S, listener.abort)
+        abort_timer = asyncio.get_running_loop().call_later(_ABORT_DELAY_S, listener.abort)
         await serving
-        cutting_off.cancel()
+        abort_timer.cancel()
         await listener.aclose()
 
 
@@ -97,20 +97,20 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         log_config=log_config(),
         log_level="info" if options.access_log else "warning",
         access_log=options.access_log,
-        # Anybody could write another's address into the log.
+        # Any client could write a forged address into the log.
         proxy_headers=False,
-        # After connections have been cut off.
-        timeout_graceful_shutdown=_LAST_WORDS_S + 1,
+        # After the connections were closed.
+        timeout_graceful_shutdown=_ABORT_DELAY_S + 1,
     )
 
 
-def _listener(
-    listening: socket.socket, server: uvicorn.Server, limit: int, options: ServerOptions
+def _create_listener(
+    listen_socket: socket.socket, server: uvicorn.Server, limit: int, options: ServerOptions
 ) -> Listener:
     waiting: dict[Connection, None] = {}
     state = server.server_state
     return Listener(
-        listening,
+        listen_socket,
         partial(Connection, options, waiting, config=server.config, server_state=state, app_state={}),
         cast(set[Connection], state.connections),
         waiting,
@@ -120,7 +120,7 @@ def _listener(
 
 
 def check_address(options: ServerOptions) -> None:
-    """Raise ConfigError if the address cannot be listened on, or not with so many connections."""
+    """Raise ConfigError if the server cannot listen on its address, or open its connections."""
     connection_limit(options.max_connections)
     _listen(options).close()
 
@@ -136,10 +136,10 @@ def _listen(options: ServerOptions) -> socket.socket:
         raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from None
 
 
-async def _first(
+async def _wait_first(
     serving: "asyncio.Task[None]", *events: Coroutine[object, object, object], timeout_s: float | None = None
 ) -> None:
-    """Wait until one of ``events`` happens, ``serving`` ends or the time is over."""
+    """Wait until one of ``events`` is done, ``serving`` ends or the time is over."""
     waits = [asyncio.create_task(event) for event in events]
     try:
         await asyncio.wait((serving, *waits), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

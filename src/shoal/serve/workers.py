@@ -1,8 +1,8 @@
-"""Work on what clients send, in processes of its own: whatever it needs, the server goes on.
+"""Worker processes for work on client input that could take long, so that streams go on.
 
-A large body that is parsed, or a model's chat template that is carried out, would hold up every
-stream if it ran in the server's own process, in a thread too. The processes are those of
-``anyio.to_process``; they are made when needed, kept, and end with the server.
+Parsing a large body or rendering a chat template would delay every stream if it ran in the server's own
+process, even in a thread. The processes are those of ``anyio.to_process``: started when needed, reused, and
+ended with the server.
 """
 
 import gc
@@ -27,69 +27,71 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class WorkLimits:
-    """What one piece of work may take."""
+    """Limits of one task."""
 
     cpu_s: float = 2.0
-    """Processor time; a busy machine does not make work fail."""
+    """CPU time, so that tasks do not fail on a busy machine."""
     memory_bytes: int = 128 * 2**20
-    """Beyond what its process has at its start."""
+    """Memory beyond what the process has at its start."""
 
 
 class Workers(Protocol):
-    """Carries out work on what clients send."""
+    """Runs tasks on client input."""
 
-    async def run(self, line: str, what: str, function: Callable[..., Result], *arguments: object) -> Result:
-        """``function(*arguments)``, after what was asked for earlier in the same ``line``.
+    async def run(self, queue: str, task: str, function: Callable[..., Result], *arguments: object) -> Result:
+        """``function(*arguments)``, after the earlier tasks in ``queue``.
 
-        what: names the work in the InvalidRequest that is raised where it goes beyond the limits.
-        Errors of the function are raised as they are.
+        task: describes the task in the InvalidRequest that is raised if it exceeds the limits. Errors of the
+        function are raised as they are.
         """
 
 
 class WorkerProcesses:
-    """Work in other processes, one at a time for each line; functions and arguments must be picklable."""
+    """Runs tasks in other processes, one at a time in each queue; they must be picklable."""
 
     def __init__(self, limits: WorkLimits | None = None) -> None:
         self._limits = limits or WorkLimits()
-        self._lines: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(1))
+        self._queues: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(1))
 
     async def start(self) -> None:
-        """Have a process at hand; without this the first piece of work waits a second for it."""
+        """Start a process; otherwise the first task would wait a second for it."""
         with interrupts_held_back():
             await self.run("", "starting a process", bool)
 
-    async def run(self, line: str, what: str, function: Callable[..., Result], *arguments: object) -> Result:
-        """As ``Workers`` has it."""
+    async def run(self, queue: str, task: str, function: Callable[..., Result], *arguments: object) -> Result:
+        """As in ``Workers``."""
         limits = self._limits
         try:
             return await to_process.run_sync(
-                _limited, limits, function, arguments, cancellable=True, limiter=self._lines[line]
+                _run_limited, limits, function, arguments, cancellable=True, limiter=self._queues[queue]
             )
         except BrokenWorkerProcess:
-            most = f"{limits.cpu_s:g} seconds of CPU or {limits.memory_bytes / 2**20:g} MiB of memory"
-            raise InvalidRequest(f"{what} takes more than {most}; send less") from None
+            allowed = f"{limits.cpu_s:g} seconds of CPU or {limits.memory_bytes / 2**20:g} MiB of memory"
+            raise InvalidRequest(f"{task} takes more than {allowed}; send less") from None
         except RecursionError:
-            raise InvalidRequest(f"{what} goes too deep; send less that is nested") from None
+            raise InvalidRequest(f"{task} goes too deep; send less that is nested") from None
 
 
-def _limited(limits: WorkLimits, function: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
-    _prepare(limits.memory_bytes)
-    # Nothing catches this alarm, so it ends the process wherever it is, and with nobody to wait for it.
+def _run_limited(
+    limits: WorkLimits, function: Callable[..., Result], arguments: tuple[object, ...]
+) -> Result:
+    _prepare_process(limits.memory_bytes)
+    # Nothing catches this signal, so it ends the process whatever it is doing.
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
-    gc.disable()  # whose time grows with the square of what is parsed; most work leaves no cycles
+    gc.disable()  # its time grows with the square of the parsed size; most tasks leave no cycles
     try:
         return function(*arguments)
     except MemoryError:
-        os._exit(1)  # what is left of the memory may not do for the next piece of work
+        os._exit(1)  # the remaining memory may not be enough for the next task
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         gc.enable()
 
 
 @cache
-def _prepare(memory_bytes: int) -> None:
-    """Once in each process: bound its memory; Ctrl-C in a terminal reaches it too, but is the server's."""
+def _prepare_process(memory_bytes: int) -> None:
+    """Once in each process: limit its memory, and ignore Ctrl-C, which the server handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit = psutil.Process().memory_info().vms + memory_bytes
-    with suppress(ValueError, OSError):  # not every system can
+    with suppress(ValueError, OSError):  # not on every system
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from shoal.cli.app import app, run
 from shoal.cli.chat import converse
 from shoal.cli.demo_server import free_port
-from shoal.cli.progress import Waiting
+from shoal.cli.progress import ProgressDisplay
 from shoal.cli.serve import curl_example, print_summary
 from shoal.core import InvalidRequest
 from shoal.engine import EngineInfo, ServiceInfo
 from shoal.models import Tokenizer
 
 
-class FakeTalk:
-    """Answers with the number of messages it was shown; ``fail`` is raised once instead."""
+class FakeChatClient:
+    """Replies with the number of messages it got; ``fail`` is raised once instead."""
 
     name = "fake"
 
@@ -33,14 +33,14 @@ class FakeTalk:
         if self.fail is not None:
             fail, self.fail = self.fail, None
             raise fail
-        yield "answer "
+        yield "reply "
         yield str(len(messages))
 
     async def close(self):
         self.closed = True
 
 
-def talk_with(talk, *lines, start=()):
+def chat_with(client, *lines, start=()):
     script = iter(lines)
 
     def read_line():
@@ -50,29 +50,29 @@ def talk_with(talk, *lines, start=()):
             raise EOFError from None
 
     with asyncio.Runner() as runner:
-        converse(runner, talk, list(start), {}, read_line)
-    return talk.seen
+        converse(runner, client, list(start), {}, read_line)
+    return client.seen
 
 
 def test_a_conversation_keeps_its_history(capsys):
-    seen = talk_with(FakeTalk(), "one", "  ", "two", start=[{"role": "system", "content": "s"}])
+    seen = chat_with(FakeChatClient(), "one", "  ", "two", start=[{"role": "system", "content": "s"}])
     assert [message["role"] for message in seen[1]] == ["system", "user", "assistant", "user"]
-    assert seen[1][2]["content"] == "answer 2"
-    assert capsys.readouterr().out == "answer 2\nanswer 4\n"
+    assert seen[1][2]["content"] == "reply 2"
+    assert capsys.readouterr().out == "reply 2\nreply 4\n"
 
 
 def test_reset_forgets_all_but_the_system_prompt():
-    seen = talk_with(FakeTalk(), "one", "/reset", "two", start=[{"role": "system", "content": "s"}])
+    seen = chat_with(FakeChatClient(), "one", "/reset", "two", start=[{"role": "system", "content": "s"}])
     assert [message["content"] for message in seen[1]] == ["s", "two"]
 
 
 @pytest.mark.parametrize("word", ["/exit", "/quit"])
 def test_exit_ends_it(word):
-    assert len(talk_with(FakeTalk(), "one", word, "two")) == 1
+    assert len(chat_with(FakeChatClient(), "one", word, "two")) == 1
 
 
-def test_a_refused_message_is_forgotten_and_the_talk_goes_on(capsys):
-    seen = talk_with(FakeTalk(InvalidRequest("too long")), "one", "two", "/help")
+def test_a_refused_message_is_forgotten_and_the_chat_goes_on(capsys):
+    seen = chat_with(FakeChatClient(InvalidRequest("too long")), "one", "two", "/help")
     assert [message["content"] for message in seen[1]] == ["two"]
     captured = capsys.readouterr()
     assert "too long" in captured.err
@@ -80,14 +80,14 @@ def test_a_refused_message_is_forgotten_and_the_talk_goes_on(capsys):
 
 
 def test_ctrl_c_keeps_what_was_said():
-    class Interrupted(FakeTalk):
+    class Interrupted(FakeChatClient):
         async def reply(self, messages, sampling):
             self.seen.append([dict(message) for message in messages])
             yield "half"
             if len(self.seen) == 1:
                 raise KeyboardInterrupt
 
-    seen = talk_with(Interrupted(), "one", "two")
+    seen = chat_with(Interrupted(), "one", "two")
     assert [message["content"] for message in seen[1]] == ["one", "half", "two"]
 
 
@@ -110,7 +110,7 @@ def test_chat_with_a_running_server():
 
 
 def test_chat_names_the_service_of_a_server():
-    api = FakeApi(refuse={"complete": (400, "too long for complete")})
+    api = FakeApi(reject={"complete": (400, "too long for complete")})
     with fake_server(api) as url:
         result = CliRunner().invoke(app, ["chat", "complete", "--url", url], input="hi\n")
     assert result.exit_code == 0
@@ -119,7 +119,7 @@ def test_chat_names_the_service_of_a_server():
 
 def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", lambda _: "hi")
-    api = FakeApi(refuse={"complete": (400, "this model cannot chat")}, code="no_chat_template")
+    api = FakeApi(reject={"complete": (400, "this model cannot chat")}, code="no_chat_template")
     with fake_server(api) as url:
         assert run(["chat", "complete", "--url", url]) == 2
     assert "error: this model cannot chat" in capsys.readouterr().err
@@ -127,9 +127,9 @@ def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
 
 def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path, monkeypatch, capsys):
     tokenizer = Tokenizer(tokenizers.Tokenizer(WordLevel({"a": 0})), special_tokens={}, eos_token_ids=())
-    monkeypatch.setattr("shoal.cli.talk.resolve_model", lambda *_: tmp_path)
-    monkeypatch.setattr("shoal.cli.talk.Tokenizer.from_folder", lambda *_: tokenizer)
-    monkeypatch.setattr("shoal.cli.talk.EngineHandle.start", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("shoal.cli.chat_client.resolve_model", lambda *_: tmp_path)
+    monkeypatch.setattr("shoal.cli.chat_client.Tokenizer.from_folder", lambda *_: tokenizer)
+    monkeypatch.setattr("shoal.cli.chat_client.EngineHandle.start", lambda *_: pytest.fail("it was loaded"))
     assert run(["chat", "smollm2"]) == 2
     assert "this model has no chat template" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_a_server_that_is_not_there(capsys):
 
 
 @pytest.mark.parametrize(
-    "api", [FakeApi(break_off="the engine died"), FakeApi(refuse={"chat": (503, "gone")})]
+    "api", [FakeApi(break_off="the engine died"), FakeApi(reject={"chat": (503, "gone")})]
 )
 def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", lambda _: "hi")
@@ -181,9 +181,9 @@ def test_the_summary_is_what_the_engine_says():
 
 def test_what_is_waited_for_may_look_like_markup():
     console = Console(force_terminal=True, width=120, file=io.StringIO())
-    with Waiting(console) as waiting:
-        waiting.say("loading x[/red]/tiny")
-        waiting._bar.refresh()
+    with ProgressDisplay(console) as progress:
+        progress.message("loading x[/red]/tiny")
+        progress._bar.refresh()
     assert "x[/red]/tiny" in console.file.getvalue()
 
 

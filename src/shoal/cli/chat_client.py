@@ -1,4 +1,4 @@
-"""Two ways to have a conversation answered: by a server, or by an engine of our own."""
+"""Clients that reply to a conversation: from a running server, or from an engine in a child process."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,32 +14,32 @@ from shoal.models import Progress, Tokenizer, resolve_model
 Message = dict[str, str]
 
 
-class Talk(Protocol):
-    """Answers conversations."""
+class ChatClient(Protocol):
+    """Replies to conversations."""
 
     @property
     def name(self) -> str:
-        """Who answers, for people."""
+        """The name of the service, to be shown."""
 
     def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The answer in pieces; ``sampling``: the parameters that were asked for, by name.
+        """The reply in pieces; ``sampling``: the parameters that the user gave, by name.
 
-        Raises InvalidRequest or QueueFull for this answer, EngineDied for good.
+        Raises InvalidRequest or QueueFull if this request is rejected, EngineDied if the engine is gone.
         """
 
     async def close(self) -> None:
-        """Release what was opened."""
+        """Close the connection or the engine."""
 
 
-class ServerTalk:
-    """A running server, over HTTP."""
+class ServerChatClient:
+    """Chats with a running server over HTTP."""
 
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
         self._client = client
         self._model = model
 
     @classmethod
-    async def open(cls, url: str, model: str | None) -> "ServerTalk":
+    async def open(cls, url: str, model: str | None) -> "ServerChatClient":
         """Connect to the server at ``url``; without ``model``, to its first service."""
         base = url.rstrip("/").removesuffix("/v1")
         try:
@@ -68,7 +68,7 @@ class ServerTalk:
         return self._model
 
     async def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The answer in pieces."""
+        """The reply in pieces."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
@@ -79,7 +79,7 @@ class ServerTalk:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     await response.aread()
-                    raise _refusal(response)
+                    raise _rejection(response)
                 async for chunk in stream_chunks(response):
                     if piece := chunk_text(chunk):
                         yield piece
@@ -91,8 +91,8 @@ class ServerTalk:
         await self._client.aclose()
 
 
-class EngineTalk:
-    """An engine of our own."""
+class EngineChatClient:
+    """Chats with an engine that it starts."""
 
     def __init__(self, handle: EngineHandle, service: Service, tokenizer: Tokenizer) -> None:
         self._handle = handle
@@ -101,15 +101,15 @@ class EngineTalk:
 
     @classmethod
     async def open(
-        cls, options: EngineOptions, fetching: Progress, loading: Callable[[str], None]
-    ) -> "EngineTalk":
-        """Start an engine for the only service of ``options``; InvalidRequest if its model cannot chat."""
+        cls, options: EngineOptions, on_download: Progress, on_load: Callable[[str], None]
+    ) -> "EngineChatClient":
+        """Start an engine for the only service of ``options``; InvalidRequest if it has no chat template."""
         [service] = options.services
-        folder = resolve_model(service.model, fetching)
+        folder = resolve_model(service.model, on_download)
         [service] = with_sampling_defaults([service], {service.name: folder})
         tokenizer = Tokenizer.from_folder(folder, service.chat_template)
         _ = tokenizer.chat_template  # before the weights are loaded: raises where there is none
-        handle = await EngineHandle.start(options, {service.name: folder}, {service.name: tokenizer}, loading)
+        handle = await EngineHandle.start(options, {service.name: folder}, {service.name: tokenizer}, on_load)
         return cls(handle, service, tokenizer)
 
     @property
@@ -118,10 +118,10 @@ class EngineTalk:
         return self._service.name
 
     async def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The answer in pieces."""
+        """The reply in pieces."""
         prompt = self._tokenizer.apply_chat_template(messages)
-        wanted = self._service.sampling.params(sampling)
-        stream = await self._handle.submit(self._service.name, prompt, wanted)
+        params = self._service.sampling.params(sampling)
+        stream = await self._handle.submit(self._service.name, prompt, params)
         async with stream:
             async for delta in stream:
                 if delta.text:
@@ -132,7 +132,7 @@ class EngineTalk:
         await self._handle.close()
 
 
-def _refusal(response: httpx.Response) -> Exception:
+def _rejection(response: httpx.Response) -> Exception:
     message = error_message(response)
     if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
         return QueueFull(message, float(response.headers.get("Retry-After", 1)))

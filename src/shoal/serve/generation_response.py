@@ -1,4 +1,4 @@
-"""The response that runs a call in the engine: whole or streamed, ended early when nobody listens."""
+"""The HTTP response that runs a generation request: full or streamed, cancelled when the client leaves."""
 
 import asyncio
 import logging
@@ -12,30 +12,30 @@ from shoal.core import ShoalError
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown, error_payload, error_response
 from shoal.serve.formats import Format, Output
-from shoal.serve.generation import Call, Generation, generating
+from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Proxies would otherwise hold back what is meant to be seen at once.
+    # Without this, proxies may buffer the stream.
     (b"x-accel-buffering", b"no"),
 ]
-_CUT_OFF = "the server shut down before the answer was complete"
+_CUT_OFF = "the server shut down before the response was complete"
 _log = logging.getLogger(__name__)
 
 
-class Answer(Response):
-    """Runs ``call`` and writes what comes of it; a client that disconnects cancels it.
+class GenerationResponse(Response):
+    """Runs a generation request and sends its output. A client that disconnects cancels the request.
 
-    The status of a stream is sent with its first event, so an error before that is still an HTTP
-    error; a later one is the stream's last event.
+    The status of a stream is sent with its first event. So an error before that is an HTTP error, and a later
+    error is the last event of the stream.
     """
 
     def __init__(
         self,
-        call: Call,
+        request: GenerationRequest,
         format: Format,
         stream: bool,
         backend: Backend,
@@ -43,42 +43,43 @@ class Answer(Response):
         lifecycle: Lifecycle,
     ) -> None:
         super().__init__()
-        self._call = call
+        self._request = request
         self._format = format
-        self._streamed = stream
+        self._stream = stream
         self._backend = backend
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run until done, until the client is gone or until the server may wait no longer."""
-        work = asyncio.create_task(self._run(send))
-        gone = asyncio.create_task(_disconnected(receive))
+        """Run until the output is complete, the client disconnects or the drain time is over."""
+        generating = asyncio.create_task(self._run(send))
+        disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
+        tasks = (generating, disconnected, expired)
         try:
-            await asyncio.wait((work, gone, expired), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            over = work.done()
-            for task in (work, gone, expired):
+            ended = generating.done()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(work, gone, expired, return_exceptions=True)
-        error = work.exception() if over else ShuttingDown(_CUT_OFF)
-        listening = over or not gone.done() or gone.cancelled()
-        if error is not None and listening:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        error = generating.exception() if ended else ShuttingDown(_CUT_OFF)
+        connected = ended or not disconnected.done() or disconnected.cancelled()
+        if error is not None and connected:
             await self._fail(error, scope, receive, send)
 
     async def _run(self, send: Send) -> None:
-        async with generating(self._backend, self._call, self._metrics) as generation:
-            await (self._send_stream if self._streamed else self._send_whole)(generation, send)
+        async with submit_request(self._backend, self._request, self._metrics) as generation:
+            await (self._send_stream if self._stream else self._send_full)(generation, send)
 
-    async def _send_whole(self, generation: Generation, send: Send) -> None:
-        outputs = [Output() for _ in range(len(self._call.prompts) * self._call.sampling.n)]
+    async def _send_full(self, generation: Generation, send: Send) -> None:
+        outputs = [Output() for _ in range(len(self._request.prompts) * self._request.sampling.n)]
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 outputs[index].add(delta)
-        # An answer may have megabytes of log-probabilities.
-        body = await to_thread.run_sync(self._format.whole, outputs, generation.usage())
+        # A response may have megabytes of log-probabilities.
+        body = await to_thread.run_sync(self._format.full, outputs, generation.usage())
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._start(send, headers)
         await send({"type": "http.response.body", "body": body})
@@ -93,7 +94,7 @@ class Answer(Response):
                 if not self._started:
                     await self._start(send, _EVENT_STREAM)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-        usage = self._format.last_chunk(generation.usage())
+        usage = self._format.usage_chunk(generation.usage())
         end = (_event(usage) if usage is not None else b"") + _event(b"[DONE]")
         await send({"type": "http.response.body", "body": end})
 
@@ -106,7 +107,7 @@ class Answer(Response):
             if not isinstance(error, ShoalError):
                 raise error
             await error_response(error)(scope, receive, send)
-        elif self._streamed:
+        elif self._stream:
             await send({"type": "http.response.body", "body": _event(error_payload(error))})
         else:
             raise error
@@ -116,6 +117,6 @@ def _event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
