@@ -31,7 +31,7 @@ class Preset:
 
 def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptions:
     """Options that spell out where published systems differ from the defaults."""
-    options = {"victim": "newest", "eviction": "recompute", "preempt": False, **others}
+    options = {"victim": "newest", "preemption_mode": "recompute", "preempt_for_waiting": False, **others}
     return SchedulerOptions(order=order, admission=admission, **options)
 
 
