@@ -8,6 +8,12 @@ from replay_executor import ReplayExecutor
 from shoal.core import StepPlan, StepResult
 from shoal.schedule import Scheduler
 
+_COLUMNS = (
+    *("num_prompt_tokens", "num_generated", "num_tokens_with_in_flight", "num_scheduled", "num_computed"),
+    *("num_published", "num_blocks", "in_flight", "prefilling", "ending", "predicted_tokens"),
+    *("service_time_ns", "last_scheduled_ns", "first_token_ns", "last_token_ns", "largest_gap_ns"),
+)
+
 
 class Bookkeeping:
     """Follows every request that runs, and compares the scheduler's rows with what it knows itself."""
@@ -48,15 +54,17 @@ class Bookkeeping:
             batch = state.running
             assert batch.seq_id.tolist() == [request.seq_id for request in batch.requests]
             assert sorted(set(batch.seq_id.tolist())) == batch.seq_id.tolist()
+            columns = {name: getattr(batch, name).tolist() for name in _COLUMNS}
             for row, request in enumerate(batch.requests):
                 told = tokens.get(request.request.id, ())
                 expected = self._row(request.seq_id, request.request.id, told)
-                assert {column: getattr(batch, column)[row] for column in expected} == expected
+                assert {name: columns[name][row] for name in expected} == expected
                 assert request.service == name
                 assert request.block_ids == self._executor.sequences[request.seq_id].table
-                assert batch.ending[row] == (request.ending is not None)
-                assert batch.num_published[row] <= batch.num_computed[row] // self._executor.pool.block_size
-                assert batch.predicted_tokens[row] > batch.num_generated[row]
+                assert columns["ending"][row] == (request.ending is not None)
+                full_blocks = columns["num_computed"][row] // self._executor.pool.block_size
+                assert columns["num_published"][row] <= full_blocks
+                assert columns["predicted_tokens"][row] > columns["num_generated"][row]
             for request in state.waiting:
                 assert request.seq_id == -1
                 assert not request.block_ids
