@@ -41,7 +41,7 @@ class ScheduledBatch:
 
     def prefills(self, batch: RunningBatch) -> bool:
         """Whether part of a prompt is computed; its last token alone looks like a decode."""
-        return bool(self.chunks) or bool(batch.prefilling[self.decodes].any())
+        return bool(self.chunks) or bool(np.count_nonzero(batch.prefilling[self.decodes]))
 
     def decoding_rows(self, batch: RunningBatch) -> Rows:
         """``decodes``, as a slice where they are all."""
@@ -63,11 +63,11 @@ def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) ->
         wanted = decodes if rows is None else _by_key(rows, keys, decoding)
         decodes = np.sort(wanted[:budget])
     full = batch.num_scheduled == batch.num_blocks * block_size
-    growth = [(row, 1) for row in decodes[full[decodes]].tolist()] if full.any() else []
+    growth = [(row, 1) for row in decodes[full[decodes]].tolist()] if np.count_nonzero(full) else []
     chunks: list[tuple[int, int]] = []
     budget -= len(decodes)
     prompts = able & (missing > 1)
-    if prompts.any():
+    if np.count_nonzero(prompts):
         wanted = prompts.nonzero()[0] if rows is None else _by_key(rows, keys, prompts)
         chunks, further, budget = _cut(batch, wanted.tolist(), budget, block_size)
         growth += further
@@ -85,7 +85,7 @@ def _taking_part(batch: RunningBatch, turn: Turn) -> tuple[IntArray, FloatArray 
     """Rows of a turn that still run, and their keys."""
     assert turn.seq_ids is not None
     rows, run = batch.rows_of(turn.seq_ids)
-    if run.all():
+    if np.count_nonzero(run) == len(run):
         return rows, turn.keys
     return rows[run], None if turn.keys is None else turn.keys[run]
 

@@ -122,7 +122,7 @@ class Planner:
             sampled=columns[2],
             iterations=steps,
             left=tuple(store.left),
-            grown=growth.by_sequence(),
+            grown=growth.grown,
             zero=self._pool.take_dirty(),
         )
         store.left.clear()

@@ -1,7 +1,7 @@
 """The requests of one service as columns of numbers; of those that run, the only record of their progress."""
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Self
 
 import numpy as np
@@ -46,7 +46,7 @@ _DERIVED = ("num_tokens_with_in_flight", "num_blocks")
 _SET_HERE = ("prefilling", "ending")
 _COLUMNS = _FIXED + _PROGRESS + _DERIVED + _SET_HERE
 _GOALS = ("ttft_s", "tpot_s", "e2e_s")
-_FIRST_PROGRESS = len(_FIXED)
+_FIRST_PROGRESS, _END_PROGRESS = len(_FIXED), len(_FIXED) + len(_PROGRESS)
 _read = attrgetter(
     *("request.arrival_ns" if name == "arrival_ns" else name for name in _FIXED + _PROGRESS + _DERIVED)
 )
@@ -201,13 +201,14 @@ class RunningBatch(RequestTable):
     def remove(self, request: RequestState) -> None:
         """A request runs no longer: its progress is written to it. Rows behind it move up."""
         row = self.row_of(request)
-        progress = self._table[_FIRST_PROGRESS : _FIRST_PROGRESS + len(_PROGRESS), row].tolist()
+        progress = self._table[_FIRST_PROGRESS:_END_PROGRESS, row].tolist()
         for name, value in zip(_PROGRESS, progress, strict=True):
             setattr(request, name, value)
         del self.requests[row]
         left = len(self.requests)
-        for table in (self._table, self._goals):
-            table[:, row:left] = table[:, row + 1 : left + 1]
+        if row < left:
+            self._table[:, row:left] = self._table[:, row + 1 : left + 1]
+            self._goals[:, row:left] = self._goals[:, row + 1 : left + 1]
         self.num_removals += 1
         self._bind()
 
@@ -227,37 +228,34 @@ class RunningBatch(RequestTable):
         self.num_scheduled[rows] += iterations
         self.in_flight[rows] += 1
 
-    def advance(self, rows: Rows, tokens: int | IntArray) -> None:
-        """A plan of these has ended, in which each computed so many tokens."""
-        self.num_computed[rows] += tokens
+    def advance(self, rows: Rows, tokens: int | IntArray, duration_ns: int, now_ns: int) -> None:
+        """A plan of these ended now, in which each computed so many tokens."""
         self.in_flight[rows] -= 1
+        self.num_computed[rows] += tokens
+        self.service_time_ns[rows] += duration_ns
+        self.last_scheduled_ns[rows] = now_ns
 
     def withdraw(self, rows: Rows, tokens: int | IntArray) -> None:
         """So many tokens of a plan that ended were not made."""
         self.num_tokens_with_in_flight[rows] -= tokens
         self.num_scheduled[rows] -= tokens
 
-    def spend(self, rows: Rows, duration_ns: int, now_ns: int) -> None:
-        """These took part in steps that took so long together and ended now."""
-        self.service_time_ns[rows] += duration_ns
-        self.last_scheduled_ns[rows] = now_ns
-
     def receive(self, rows: Rows, tokens: int | IntArray, ends_ns: Sequence[int]) -> None:
-        """Each of these got so many output tokens, the first and the last of them at the given times.
+        """Each of these got so many output tokens.
 
         ends_ns: when the iterations ended that made them.
         """
-        first_ns, last_ns = ends_ns[0], ends_ns[-1]
-        self.num_generated[rows] += tokens
+        first_ns = ends_ns[0]
         gaps_ns = first_ns - self.last_token_ns[rows]
-        new = self.first_token_ns[rows] == 0
-        if new.any():
+        new = self.num_generated[rows] == 0
+        if np.count_nonzero(new):
             self.first_token_ns[rows] = np.where(new, first_ns, self.first_token_ns[rows])
             gaps_ns[new] = 0
         if len(ends_ns) > 1:
-            np.maximum(gaps_ns, int(np.diff(ends_ns).max()), out=gaps_ns)
+            np.maximum(gaps_ns, max(map(sub, ends_ns[1:], ends_ns)), out=gaps_ns)
+        self.num_generated[rows] += tokens
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
-        self.last_token_ns[rows] = last_ns
+        self.last_token_ns[rows] = ends_ns[-1]
 
     def grow(self, row: int, blocks: Sequence[int]) -> None:
         """A request's block table gets further blocks."""

@@ -419,7 +419,8 @@ class Scheduler:
         check_result(plan, result)
         step = self._in_flight.popleft()
         self._epoch += 1
-        self._pool.free(plan.service, step.pinned_blocks)
+        if step.pinned_blocks:
+            self._pool.free(plan.service, step.pinned_blocks)
         self._store.free_swapped(plan.service, step.swapped_blocks)
         missing = plan.iterations - len(result.durations_ns)
         if missing:

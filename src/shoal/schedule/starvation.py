@@ -68,7 +68,8 @@ class StarvationGuard:
     def nobody_before_ns(self, state: ServiceState) -> int:
         """A time before which nobody of a service starves, if all who run take part in every step."""
         waits = state.waiting.first_due()
-        due_ns = int(state.running.last_scheduled_ns.min()) + self._threshold_ns
+        last_ns = state.running.last_scheduled_ns
+        due_ns = int(last_ns[last_ns.argmin()]) + self._threshold_ns
         if waits is not None:
             due_ns = min(due_ns, self.due_ns(waits))
         return max(due_ns, self._next_ns(state))
