@@ -99,11 +99,12 @@ class OutputProcessor:
         """``count`` tokens for each, of which only the time is known: nearly nobody has anything to be told."""
         rows, requests = part.rows, part.requests
         receivers = requests
-        ending = batch.ending[rows]
-        if columns is None and not np.count_nonzero(ending):
+        ending = np.count_nonzero(batch.is_ending)
+        if columns is None and not ending:
             batch.receive(rows, count, ends_ns)
         else:
-            receiving = (ending == 0 if columns is None else (columns >= 0) & (ending == 0)).nonzero()[0]
+            receives = batch.is_ending[rows] == 0 if columns is None else (columns >= 0) & (batch.is_ending[rows] == 0)
+            receiving = receives.nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
         self._store.count_output(requests[0].service, count * len(receivers))
@@ -111,14 +112,16 @@ class OutputProcessor:
             if request.token_ids:
                 request.token_ids += [ANONYMOUS_TOKEN] * count
         generated = batch.num_generated[rows]
-        done = batch.num_prompt_tokens[rows] + generated >= batch.num_final_tokens[rows]
+        limits = batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
+        told = generated >= np.minimum(limits, batch.predicted_tokens[rows])
+        if ending:
+            told |= batch.is_ending[rows] != 0
         outputs = []
-        told = (done | (generated >= batch.predicted_tokens[rows]) | (ending != 0)).nonzero()[0]
-        for at in told.tolist():
+        for at in told.nonzero()[0].tolist():
             request = requests[at]
-            if ending[at]:
+            if request.ending is not None:
                 outputs.append(_Output(request, finish=request.ending))
-            elif done[at]:
+            elif generated[at] >= limits[at]:
                 reason, _ = _judge(request, ANONYMOUS_TOKEN, int(generated[at]))
                 outputs.append(_Output(request, (ANONYMOUS_TOKEN,), finish=reason))
             else:
