@@ -10,7 +10,7 @@ from shoal.schedule import Scheduler
 
 _COLUMNS = (
     *("num_prompt_tokens", "num_generated", "num_tokens_with_in_flight", "num_scheduled", "num_computed"),
-    *("num_published", "num_blocks", "in_flight", "prefilling", "ending", "predicted_tokens"),
+    *("num_published", "num_blocks", "in_flight", "prefilling", "is_ending", "predicted_tokens"),
     *("service_time_ns", "last_scheduled_ns", "first_token_ns", "last_token_ns", "largest_gap_ns"),
 )
 
@@ -61,8 +61,9 @@ class Bookkeeping:
                 assert {name: columns[name][row] for name in expected} == expected
                 assert request.service == name
                 assert request.block_ids == self._executor.sequences[request.seq_id].table
-                assert columns["ending"][row] == (request.ending is not None)
-                full_blocks = columns["num_computed"][row] // self._executor.pool.block_size
+                assert columns["is_ending"][row] == (request.ending is not None)
+                # A last block that is a copy of one found counts as offered before its last token is computed.
+                full_blocks = (columns["num_computed"][row] + 1) // self._executor.pool.block_size
                 assert columns["num_published"][row] <= full_blocks
                 assert columns["predicted_tokens"][row] > columns["num_generated"][row]
             for request in state.waiting:

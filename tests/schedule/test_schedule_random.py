@@ -112,7 +112,17 @@ def workloads(draw, services=("a", "b", "c")):
     }
 
 
-def serve(work, admission, order="fcfs", victim="newest", most_iterations=1, **options):
+def serve(
+    work,
+    admission,
+    order="fcfs",
+    victim="newest",
+    *,
+    vocabulary=200,
+    most_iterations=1,
+    stops_early=True,
+    **options,
+):
     blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
         make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
@@ -141,8 +151,8 @@ def serve(work, admission, order="fcfs", victim="newest", most_iterations=1, **o
     done = run(
         scheduler,
         before_step=before_step,
-        vocabulary=200,
-        stops=STOPS,
+        vocabulary=vocabulary,
+        stops=STOPS if stops_early else (),
         most_iterations=most_iterations,
     )
     return scheduler, done
@@ -220,9 +230,7 @@ def test_nobody_is_preempted_inside_a_slice(work, tokens, policy, preemption):
 
     def before_step(step, done):
         if done.plans:
-            at_admission.update(
-                {joined.seq_id: len(joined.tokens) for joined in done.plans[-1].joined}
-            )
+            at_admission.update({joined.seq_id: len(joined.tokens) for joined in done.plans[-1].joined})
 
     store = scheduler._store
     preempt = store.preempt

@@ -103,7 +103,11 @@ class OutputProcessor:
         if columns is None and not ending:
             batch.receive(rows, count, ends_ns)
         else:
-            receives = batch.is_ending[rows] == 0 if columns is None else (columns >= 0) & (batch.is_ending[rows] == 0)
+            receives = (
+                batch.is_ending[rows] == 0
+                if columns is None
+                else (columns >= 0) & (batch.is_ending[rows] == 0)
+            )
             receiving = receives.nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
@@ -265,7 +269,9 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         raise ValueError(
             f"plan {plan.number} has {plan.iterations} iterations, got tokens of {len(result.tokens)}"
         )
-    if not 1 <= len(result.durations_ns) <= len(result.tokens):
-        raise ValueError(
-            f"plan {plan.number} has {len(result.tokens)} tokens of a row, got {len(result.durations_ns)} times"
-        )
+    most, times = len(result.tokens), len(result.durations_ns)
+    if not (times == most or (result.counts is not None and 1 <= times <= most)):
+        raise ValueError(f"plan {plan.number} has {most} tokens of a row, got {times} times")
+    counts = result.counts
+    if counts is not None and (len(counts) != wanted or not all(1 <= count <= most for count in counts)):
+        raise ValueError(f"plan {plan.number} has 1 to {most} tokens of {wanted} rows, got counts {counts}")
