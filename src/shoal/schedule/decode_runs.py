@@ -5,9 +5,10 @@ another until something ends: nothing but counts change. Such steps are made as 
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -39,37 +40,39 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks handed out to the steps of a run, in the order in which the steps would have got them."""
+    """Blocks handed out to a run, in the order in which its steps would have got them."""
 
-    step: IntArray
-    """For which step each block is, from 0."""
-    seq_id: IntArray
-    """For which sequence."""
-    block: IntArray
-    """Its number."""
+    grown: Sequence[tuple[int, tuple[int, ...]]]
+    """(sequence, its blocks), as a plan has it."""
+    first_steps: Sequence[int]
+    """For which step each of these gets its first block, from 0; the others a block's tokens later each."""
+    block_size: int
+    """Tokens in a block."""
     live_before: int
     """Live blocks of the service before."""
-    grown: tuple[tuple[int, tuple[int, ...]], ...]
-    """(sequence, its blocks), as a plan has it."""
 
-    def live_blocks(self, steps: int) -> IntArray:
+    def live_blocks(self, steps: int) -> list[int]:
         """Live blocks of the service during each of so many steps."""
-        return np.bincount(self.step, minlength=steps).cumsum() + self.live_before
+        taken = [0] * steps
+        for first in self.first_steps:
+            for step in range(first, steps, self.block_size):
+                taken[step] += 1
+        return list(accumulate(taken, initial=self.live_before))[1:]
 
     def single_steps(self, plan: StepPlan) -> Iterator[StepPlan]:
         """The plans that would have been made one after another, in place of one with many iterations."""
-        grown = defaultdict(list)
-        for step, seq_id, block in zip(
-            self.step.tolist(), self.seq_id.tolist(), self.block.tolist(), strict=True
-        ):
-            grown[step].append((seq_id, (block,)))
+        by_step = defaultdict(list)
+        for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
+            for place, block in enumerate(blocks):
+                by_step[first + place * self.block_size].append((seq_id, (block,)))
         for step in range(plan.iterations):
             yield replace(
                 plan,
                 number=plan.number + step,
                 iterations=1,
                 left=plan.left if step == 0 else (),
-                grown=tuple(grown[step]),
+                zero=plan.zero if step == 0 else (),
+                grown=tuple(by_step[step]),
             )
 
 
@@ -137,42 +140,38 @@ class DecodeRuns:
         return np.maximum(0, -((spare - steps) // self._pool.block_size))
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
-        """Extend the tables as so many steps would, one after another."""
+        """Extend the tables as so many steps would, one after another, each in the order of its rows."""
         batch, size = state.running, self._pool.block_size
         live = self._pool.live_blocks(state.service)
-        needs = self._needs(batch, steps)
-        growing = needs.nonzero()[0]
-        counts = needs[growing]
-        rows = growing.repeat(counts)
-        ends = counts.cumsum()
-        spare = (batch.num_blocks * size - batch.num_scheduled)[growing]
-        # The step that needs a row's first block, then one block's tokens later each.
-        when = (spare - (ends - counts) * size).repeat(counts) + np.arange(len(rows)) * size
-        order = np.arange(len(rows)).reshape(-1, steps).T.ravel() if size == 1 else np.lexsort((rows, when))
-        blocks = np.empty(len(rows), dtype=np.int64)
-        if len(rows):
-            blocks[order] = self._allocate(state.service, when[order])
-        grown, start, by_row = [], 0, blocks.tolist()
-        for row, end in zip(growing.tolist(), ends.tolist(), strict=True):
-            request = batch.requests[row]
-            request.block_ids += by_row[start:end]
-            grown.append((request.seq_id, tuple(by_row[start:end])))
-            start = end
-        batch.num_blocks += needs
-        return Growth(when[order], batch.seq_id[rows[order]], blocks[order], live, tuple(grown))
+        spare = batch.num_blocks * size - batch.num_scheduled
+        growing = (spare < steps).nonzero()[0]
+        firsts, rows = spare[growing].tolist(), growing.tolist()
+        if size == 1:
+            blocks = self._allocate(state.service, [len(rows)] * steps)
+            shares = [blocks[place :: len(rows)] for place in range(len(rows))]
+        else:
+            turns = sorted(
+                [(step, place) for place, first in enumerate(firsts) for step in range(first, steps, size)]
+            )
+            blocks = self._allocate(state.service, list(Counter([step for step, _ in turns]).values()))
+            shares = [[] for _ in rows]
+            for (_, place), block in zip(turns, blocks, strict=True):
+                shares[place].append(block)
+        for row, share in zip(rows, shares, strict=True):
+            batch.grow(row, share)
+        grown = [(batch.requests[row].seq_id, tuple(share)) for row, share in zip(rows, shares, strict=True)]
+        return Growth(grown, firsts, size, live)
 
-    def _allocate(self, service: str, when: IntArray) -> list[int]:
-        """Blocks as the steps in ``when`` (rising) would get them, each its own at once."""
+    def _allocate(self, service: str, counts: Sequence[int]) -> list[int]:
+        """So many blocks for one step after another, each its own at once."""
         pool = self._pool
         layout = pool.layout
         in_order = layout.kind == "merged" and layout.services[service].blocks_per_merged == 1
         if in_order and not pool.prefix_caching:
-            blocks = pool.allocate(service, len(when))
-            assert blocks is not None
-            return blocks
+            # All at once, the pool gives the same.
+            counts = [sum(counts)]
         taken: list[int] = []
-        _, counts = np.unique(when, return_counts=True)
-        for count in counts.tolist():
+        for count in counts:
             blocks = pool.allocate(service, count)
             assert blocks is not None
             taken += blocks

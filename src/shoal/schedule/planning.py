@@ -125,7 +125,7 @@ class Planner:
             sampled=columns[2],
             iterations=steps,
             left=tuple(store.left),
-            grown=growth.grown,
+            grown=tuple(growth.grown),
             zero=self._pool.take_dirty(),
         )
         store.left.clear()

@@ -150,8 +150,11 @@ class Replica:
             for step in growth.single_steps(plan):
                 self._on_plan(step)
         view = self.spec.layout.services[run.service]
-        used = -(-growth.live_blocks(len(ends_ns)) // view.blocks_per_merged) * view.units_per_block
-        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used.tolist())
+        per_merged, units = view.blocks_per_merged, view.units_per_block
+        used = growth.live_blocks(len(ends_ns))
+        if per_merged > 1 or units > 1:
+            used = [-(-blocks // per_merged) * units for blocks in used]
+        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used)
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
         decodes = plan.new_tokens.count(1)
