@@ -256,7 +256,9 @@ class RunningBatch(RequestTable):
         gaps_ns = first_ns - self.last_token_ns[rows]
         new = self.num_generated[rows] == 0
         if np.count_nonzero(new):
-            self.first_token_ns[rows] = np.where(new, first_ns, self.first_token_ns[rows])
+            first_token_ns = self.first_token_ns[rows]
+            first_token_ns[new] = first_ns
+            self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
         if len(ends_ns) > 1:
             np.maximum(gaps_ns, max(map(sub, ends_ns[1:], ends_ns)), out=gaps_ns)
