@@ -8,7 +8,7 @@ from shoal.core import ConfigError, derive_seed, uniform
 from shoal.forecast import LengthHistory, derive_seeds, uniforms
 from shoal.forecast.lengths import FinishedLengths, LengthDistribution, kaplan_meier
 
-NOBODY = np.zeros(0, dtype=np.int64)
+NO_RUNNING = np.zeros(0, dtype=np.int64)
 
 
 def history_of(lengths, *, maximum=10_000, cold_start="kaplan-meier", window=None):
@@ -40,26 +40,26 @@ def test_lengths_are_counted_as_by_hand(finished):
 
 
 def test_a_prediction_is_a_past_length_beyond_what_is_generated():
-    distribution = history_of([3, 5, 5, 9, 20]).distribution(NOBODY)
+    distribution = history_of([3, 5, 5, 9, 20]).distribution(NO_RUNNING)
     generated = np.array([0, 4, 5, 9])
     drawn = distribution.draw(seeds_of(4), generated, np.full(4, 1_000), 500)
     assert [set(column.tolist()) for column in drawn.T] == [{3, 5, 9, 20}, {5, 9, 20}, {9, 20}, {20}]
 
 
 def test_without_a_longer_past_length_a_request_is_predicted_to_reach_its_own_maximum():
-    distribution = history_of([3, 5, 9]).distribution(NOBODY)
+    distribution = history_of([3, 5, 9]).distribution(NO_RUNNING)
     drawn = distribution.draw(seeds_of(2), np.array([9, 50]), np.array([77, 88]), 3)
     assert drawn.tolist() == [[77, 88]] * 3
 
 
 def test_predictions_are_capped_at_max_new_tokens():
-    distribution = history_of([3, 500]).distribution(NOBODY)
+    distribution = history_of([3, 500]).distribution(NO_RUNNING)
     assert set(distribution.draw(seeds_of(1), np.array([0]), np.array([40]), 200).flat) == {3, 40}
 
 
 def test_conditional_draws_follow_the_truncated_sample():
     lengths = np.random.default_rng(1).geometric(0.01, 1000)
-    distribution = history_of(lengths).distribution(NOBODY)
+    distribution = history_of(lengths).distribution(NO_RUNNING)
     for generated in (0, 60, 200):
         drawn = distribution.draw(seeds_of(1), np.array([generated]), np.array([10**6]), 4_000)[:, 0]
         beyond = lengths[lengths > generated]
@@ -68,7 +68,7 @@ def test_conditional_draws_follow_the_truncated_sample():
 
 
 def test_a_draw_depends_on_request_progress_and_sample_only():
-    distribution = history_of(range(1, 400)).distribution(NOBODY)
+    distribution = history_of(range(1, 400)).distribution(NO_RUNNING)
     seeds, caps = seeds_of(6), np.full(6, 1_000)
     generated = np.arange(6) * 10
     drawn = distribution.draw(seeds, generated, caps, 10)
@@ -80,7 +80,7 @@ def test_a_draw_depends_on_request_progress_and_sample_only():
 
 def test_only_the_window_counts():
     history = history_of([100] * 5 + [7] * 10, window=10)
-    drawn = history.distribution(NOBODY).draw(seeds_of(1), np.array([0]), np.array([1_000]), 100)
+    drawn = history.distribution(NO_RUNNING).draw(seeds_of(1), np.array([0]), np.array([1_000]), 100)
     assert set(drawn.flat) == {7}
 
 
@@ -89,7 +89,7 @@ def test_the_window_holds_the_last_lengths(lengths, window):
     history = LengthHistory(99, window)
     for length in lengths:
         history.record(length)
-    distribution = history.distribution(NOBODY)
+    distribution = history.distribution(NO_RUNNING)
     recent = lengths[-window:]
     for tokens in range(31):
         below = distribution.cumulative[distribution.lengths <= tokens]
@@ -100,12 +100,12 @@ def test_the_window_holds_the_last_lengths(lengths, window):
 def test_a_window_that_starts_full_predicts_the_maximum_at_first():
     history = LengthHistory(500, window=4, cold_start="max")
     caps, start = np.array([10_000]), np.array([0])
-    assert history.distribution(NOBODY).mean_beyond(start, caps).tolist() == [500]
+    assert history.distribution(NO_RUNNING).mean_beyond(start, caps).tolist() == [500]
     history.record(100)
-    assert history.distribution(NOBODY).mean_beyond(start, caps).tolist() == [400]
+    assert history.distribution(NO_RUNNING).mean_beyond(start, caps).tolist() == [400]
     for _ in range(3):
         history.record(100)
-    assert history.distribution(NOBODY).mean_beyond(start, caps).tolist() == [100]
+    assert history.distribution(NO_RUNNING).mean_beyond(start, caps).tolist() == [100]
 
 
 def test_kaplan_meier_of_the_leukaemia_patients():

@@ -49,12 +49,12 @@ class Accuracy:
 
     @property
     def hit_rate(self) -> float:
-        """Share of requests whose bucket was predicted; 0 before the first."""
+        """Share of requests whose bucket was predicted; 0 without any."""
         return self.hits / max(1, self.samples)
 
     @property
     def majority_share(self) -> float:
-        """Share of requests in the most frequent bucket; 0 before the first."""
+        """Share of requests in the most frequent bucket; 0 without any."""
         return self.majority / max(1, self.samples)
 
 
@@ -177,7 +177,7 @@ def _matrix(rows: Sequence[tuple[Columns, Values]]) -> Any:
 
 
 def _columns_of(request: Request) -> Columns:
-    """Columns of the request's features, ascending and distinct; of a synthetic prompt only the length counts."""
+    """Columns of the request's features, ascending and distinct; a synthetic prompt has only its length."""
     prompt, limit = request.prompt, request.sampling.max_tokens
     # Two bins in every doubling of the prompt's length, one in every doubling of max_tokens.
     hashes = [derive_seeds(_LENGTH, np.array([int(2 * np.log2(max(1, len(prompt))))]))]

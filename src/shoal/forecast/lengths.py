@@ -116,8 +116,6 @@ class LengthHistory:
             raise ConfigError(
                 f"cold_start {cold_start!r} is not known; possible are {', '.join(COLD_STARTS)}"
             )
-        self.maximum = maximum
-        """Longest output that the service allows."""
         self.window = window
         """How many lengths are remembered."""
         filled = cold_start == "max"

@@ -75,7 +75,7 @@ class Demand:
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
     def total(self, tokens: IntArray) -> int:
-        """Merged blocks if each request has so many ``tokens`` [n], not less than now, and none has finished."""
+        """Merged blocks if each request has so many ``tokens`` [n], at least as many as now."""
         blocks = int((-(-tokens // self.block_size)).sum())
         if self.shared is not None:
             blocks -= self.shared.surplus
@@ -141,7 +141,7 @@ class Timeline:
 
 
 def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: IntArray) -> IntArray:
-    """Blocks held after so many ``steps`` [..., draws, 1] by requests that finish then or later [..., draws]."""
+    """Blocks held after ``steps`` [..., draws, 1] by the requests that finish then or later [..., draws]."""
     shared, size = demand.shared, demand.block_size
     present = remaining >= steps
     blocks = blocks_in((tokens + (size - 1)) + steps, size)

@@ -1,4 +1,4 @@
-"""Blocks held by the first, the first two, ... of many requests that all grow by the same number of tokens."""
+"""Blocks held by the first, the first two, ... of many requests that grow by equally many tokens."""
 
 from functools import lru_cache
 
@@ -67,8 +67,8 @@ def _numbers(rows: int, columns: int) -> IntArray:
 def _fields(size: int, bits: int) -> tuple[IntArray, IntArray]:
     """What a request adds to each word, by its filled slots [1 + words, size]; the shift of each rest [size].
 
-    Fields have ``bits`` bits; the first row is for whole blocks. Without a rest there is no further block: its
-    shift leaves nothing of a word.
+    Fields have ``bits`` bits; the first row is for whole blocks. Without a rest there is no further block:
+    its shift leaves nothing of a word.
     """
     per_word = 63 // bits
     rests = np.arange(size)
