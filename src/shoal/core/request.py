@@ -43,8 +43,8 @@ class Request:
     seed: int = 0
     """Keys every draw of this request; different for the choices of one call."""
     true_output_tokens: int | None = None
-    """The output length, if it is known beforehand (workloads). Only simulation and policies called ``oracle``
-    read it."""
+    """The output length, if it is known beforehand (workloads). Only simulation and policies called
+    ``oracle`` read it."""
     slo: SLO = NO_GOALS
     """Goals of this request; those left None are its service's."""
 

@@ -111,7 +111,8 @@ class Timeline:
 
     def most_blocks(self) -> IntArray:
         """The most blocks held at once [draws]."""
-        return self.held.max(axis=1, initial=0)
+        most: IntArray = self.held.max(axis=1, initial=0)
+        return most
 
     def plus(self, tokens: IntArray, remaining: IntArray) -> tuple["Timeline", IntArray]:
         """The timeline with candidates added at the end, which share no blocks, and the peaks on the way.
