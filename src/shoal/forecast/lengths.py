@@ -194,12 +194,12 @@ def _inserted(ascending: IntArray, value: int) -> IntArray:
 def _replaced(ascending: IntArray, dropped: int, value: int) -> IntArray:
     """A sorted copy with ``value`` in place of one ``dropped``."""
     first, at = int(ascending.searchsorted(dropped)), int(ascending.searchsorted(value))
-    other = ascending.copy()
+    replaced = ascending.copy()
     if first < at:
-        other[first : at - 1], other[at - 1] = ascending[first + 1 : at], value
+        replaced[first : at - 1], replaced[at - 1] = ascending[first + 1 : at], value
     else:
-        other[at + 1 : first + 1], other[at] = ascending[at:first], value
-    return other
+        replaced[at + 1 : first + 1], replaced[at] = ascending[at:first], value
+    return replaced
 
 
 @dataclass(frozen=True, slots=True)
