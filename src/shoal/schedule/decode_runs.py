@@ -49,17 +49,12 @@ class Growth:
     """Its number."""
     live_before: int
     """Live blocks of the service before."""
+    grown: tuple[tuple[int, tuple[int, ...]], ...]
+    """(sequence, its blocks), as a plan has it."""
 
     def live_blocks(self, steps: int) -> IntArray:
         """Live blocks of the service during each of so many steps."""
         return np.bincount(self.step, minlength=steps).cumsum() + self.live_before
-
-    def by_sequence(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """(sequence, its blocks), as a plan has it."""
-        grown = defaultdict(list)
-        for seq_id, block in zip(self.seq_id.tolist(), self.block.tolist(), strict=True):
-            grown[seq_id].append(block)
-        return tuple([(seq_id, tuple(blocks)) for seq_id, blocks in grown.items()])
 
     def single_steps(self, plan: StepPlan) -> Iterator[StepPlan]:
         """The plans that would have been made one after another, in place of one with many iterations."""
@@ -104,7 +99,7 @@ class DecodeRuns:
         batch = state.running
         if state.waiting and not options.order.steady:
             return None
-        if not len(batch) or len(batch) > options.max_batched_tokens or batch.prefilling.any():
+        if not len(batch) or len(batch) > options.max_batched_tokens or np.count_nonzero(batch.prefilling):
             return None
         most = min(most, self._before_admission(state, step), _steps_left(batch))
         if most <= 0:
@@ -113,7 +108,7 @@ class DecodeRuns:
         if until_ns <= now_ns:
             return None
         steps = self._within_memory(state, most)
-        context = int(batch.num_tokens_with_in_flight.sum())
+        context = sum(batch.num_tokens_with_in_flight.tolist())
         return DecodeRun(state.service, len(batch), steps, context, until_ns) if steps else None
 
     def _before_admission(self, state: ServiceState, step: int) -> int:
@@ -146,25 +141,25 @@ class DecodeRuns:
         batch, size = state.running, self._pool.block_size
         live = self._pool.live_blocks(state.service)
         needs = self._needs(batch, steps)
-        total = int(needs.sum())
-        rows = np.arange(len(batch)).repeat(needs)
-        ends = needs.cumsum()
-        nth = np.arange(total) - (ends - needs).repeat(needs)
-        when = np.maximum(batch.num_blocks * size - batch.num_scheduled, 0)[rows] + nth * size
-        if size == 1:
-            order = np.arange(total).reshape(len(batch), steps).T.ravel()
-        else:
-            order = np.lexsort((rows, when))
-        blocks = np.empty(total, dtype=np.int64)
-        if total:
+        growing = needs.nonzero()[0]
+        counts = needs[growing]
+        rows = growing.repeat(counts)
+        ends = counts.cumsum()
+        spare = (batch.num_blocks * size - batch.num_scheduled)[growing]
+        # The step that needs a row's first block, then one block's tokens later each.
+        when = (spare - (ends - counts) * size).repeat(counts) + np.arange(len(rows)) * size
+        order = np.arange(len(rows)).reshape(-1, steps).T.ravel() if size == 1 else np.lexsort((rows, when))
+        blocks = np.empty(len(rows), dtype=np.int64)
+        if len(rows):
             blocks[order] = self._allocate(state.service, when[order])
-        start, by_row = 0, blocks.tolist()
-        for row, end in enumerate(ends.tolist()):
-            if end > start:
-                batch.requests[row].block_ids += by_row[start:end]
-                start = end
+        grown, start, by_row = [], 0, blocks.tolist()
+        for row, end in zip(growing.tolist(), ends.tolist(), strict=True):
+            request = batch.requests[row]
+            request.block_ids += by_row[start:end]
+            grown.append((request.seq_id, tuple(by_row[start:end])))
+            start = end
         batch.num_blocks += needs
-        return Growth(when[order], batch.seq_id[rows[order]], blocks[order], live)
+        return Growth(when[order], batch.seq_id[rows[order]], blocks[order], live, tuple(grown))
 
     def _allocate(self, service: str, when: IntArray) -> list[int]:
         """Blocks as the steps in ``when`` (rising) would get them, each its own at once."""
@@ -186,11 +181,11 @@ class DecodeRuns:
 
 def _steps_left(batch: RunningBatch) -> int:
     """Steps that all can take before more has to be done for one than to count; the last may end some."""
-    tokens = batch.num_tokens_with_in_flight
-    if (tokens - batch.num_scheduled != 1).any() or batch.ending.any():
-        return 0
     end = np.minimum(batch.num_final_tokens, batch.slice_end)
     # A step that makes a request outgrow what is predicted of its length is not one of them.
     outgrown = batch.num_prompt_tokens + batch.predicted_tokens
-    milestone = np.where(outgrown >= batch.num_final_tokens, end, np.minimum(end, outgrown - 1))
-    return int((milestone - tokens).min())
+    bounded = outgrown < batch.num_final_tokens
+    if np.count_nonzero(bounded):
+        end = np.where(bounded, np.minimum(end, outgrown - 1), end)
+    left = end - batch.num_tokens_with_in_flight
+    return int(left[left.argmin()])

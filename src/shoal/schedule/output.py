@@ -63,20 +63,21 @@ class OutputProcessor:
         part = self._still_running(step, batch)
         if not part.requests:
             return []
-        batch.spend(part.rows, result.duration_ns, now_ns)
-        ends_ns = [now_ns - result.duration_ns + done for done in accumulate(result.durations_ns)]
+        duration_ns = result.duration_ns
+        ends_ns = [now_ns - duration_ns + done for done in accumulate(result.durations_ns)]
         columns = _columns(step, part)
         if result.tokens and result.tokens[0] and result.tokens[0][0] == ANONYMOUS_TOKEN:
             outputs, made = self._take_anonymous(batch, part, columns, len(result.tokens), ends_ns)
         else:
             outputs, made = self._take(batch, part, columns, result, ends_ns)
         if plan.iterations > 1:
-            batch.advance(part.rows, made)
-            batch.withdraw(part.rows, plan.iterations - made)
-        elif plan.new_tokens.count(1) == len(plan.new_tokens):
-            batch.advance(part.rows, 1)
+            batch.advance(part.rows, made, duration_ns, now_ns)
+            if made is not plan.iterations:
+                batch.withdraw(part.rows, plan.iterations - made)
         else:
-            batch.advance(part.rows, np.array(plan.new_tokens)[part.places])
+            alike = plan.new_tokens.count(1) == len(plan.new_tokens)
+            computed = 1 if alike else np.array(plan.new_tokens)[part.places]
+            batch.advance(part.rows, computed, duration_ns, now_ns)
         self._publish(batch, part)
         return self._tell(batch, outputs, now_ns)
 
@@ -98,11 +99,12 @@ class OutputProcessor:
         """``count`` tokens for each, of which only the time is known: nearly nobody has anything to be told."""
         rows, requests = part.rows, part.requests
         receivers = requests
-        ending = batch.ending[rows] != 0
-        if columns is None and not ending.any():
+        ending = np.count_nonzero(batch.is_ending)
+        if columns is None and not ending:
             batch.receive(rows, count, ends_ns)
         else:
-            receiving = (~ending if columns is None else (columns >= 0) & ~ending).nonzero()[0]
+            receives = batch.is_ending[rows] == 0 if columns is None else (columns >= 0) & (batch.is_ending[rows] == 0)
+            receiving = receives.nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
         self._store.count_output(requests[0].service, count * len(receivers))
@@ -110,13 +112,16 @@ class OutputProcessor:
             if request.token_ids:
                 request.token_ids += [ANONYMOUS_TOKEN] * count
         generated = batch.num_generated[rows]
-        done = batch.num_prompt_tokens[rows] + generated >= batch.num_final_tokens[rows]
+        limits = batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
+        told = generated >= np.minimum(limits, batch.predicted_tokens[rows])
+        if ending:
+            told |= batch.is_ending[rows] != 0
         outputs = []
-        for at in (ending | done | (generated >= batch.predicted_tokens[rows])).nonzero()[0].tolist():
+        for at in told.nonzero()[0].tolist():
             request = requests[at]
-            if ending[at]:
+            if request.ending is not None:
                 outputs.append(_Output(request, finish=request.ending))
-            elif done[at]:
+            elif generated[at] >= limits[at]:
                 reason, _ = _judge(request, ANONYMOUS_TOKEN, int(generated[at]))
                 outputs.append(_Output(request, (ANONYMOUS_TOKEN,), finish=reason))
             else:
@@ -175,7 +180,7 @@ class OutputProcessor:
         if not self._pool.prefix_caching:
             return
         full = batch.num_computed >= (batch.num_published + 1) * self._pool.block_size
-        if full.any():
+        if np.count_nonzero(full):
             rows = np.arange(len(batch))[part.rows]
             for row in rows[full[rows]].tolist():
                 if batch.requests[row].ending is None:
@@ -183,10 +188,10 @@ class OutputProcessor:
 
     def _tell(self, batch: RunningBatch, outputs: Sequence[_Output], now_ns: int) -> list[TokenEvent]:
         """The events, of which those that end a request take it out of the batch."""
-        outgrown = {
-            batch.requests[row].number
-            for row in (batch.num_generated >= batch.predicted_tokens).nonzero()[0].tolist()
-        }
+        if not outputs:
+            return []
+        rows = (batch.num_generated >= batch.predicted_tokens).nonzero()[0].tolist()
+        outgrown = {batch.requests[row].number for row in rows}
         events = []
         for request, ids, logprobs, finish, stop_token, error in outputs:
             if finish is not None:
