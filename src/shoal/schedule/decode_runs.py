@@ -34,7 +34,13 @@ class DecodeRun:
     context: int
     """Positions that the first step attends, over all rows; each further step attends one more per row."""
     until_ns: int
-    """Every step must begin before this time."""
+    """Every step must begin before this time, or the first of its plan."""
+    max_iterations: int
+    """Most steps of a plan, as they would be planned one plan after another."""
+
+    def planned(self, steps: int) -> int:
+        """Steps in all that are planned until so many are made: those of whole plans."""
+        return min(-(-steps // self.max_iterations) * self.max_iterations, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +56,30 @@ class Growth:
     live_before: int
     """Live blocks of the service before."""
 
-    def live_blocks(self, steps: int) -> IntArray:
-        """Live blocks of the service during each of so many steps."""
-        return np.bincount(self.step, minlength=steps).cumsum() + self.live_before
+    def live_blocks(self, steps: int, max_iterations: int) -> IntArray:
+        """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
+        plans = np.bincount(self.step // max_iterations, minlength=-(-steps // max_iterations))
+        live: IntArray = plans.cumsum().repeat(max_iterations)[:steps] + self.live_before
+        return live
 
-    def by_sequence(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """(sequence, its blocks), as a plan has it."""
+    def by_sequence(self, first: int = 0, end: int = sys.maxsize) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(sequence, its blocks) for the steps from ``first`` to before ``end``, as a plan has it."""
         grown = defaultdict(list)
-        for seq_id, block in zip(self.seq_id.tolist(), self.block.tolist(), strict=True):
+        steps = slice(*self.step.searchsorted((first, end)).tolist())
+        for seq_id, block in zip(self.seq_id[steps].tolist(), self.block[steps].tolist(), strict=True):
             grown[seq_id].append(block)
         return tuple([(seq_id, tuple(blocks)) for seq_id, blocks in grown.items()])
 
-    def single_steps(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """The plans that would have been made one after another, in place of one with many iterations."""
-        grown = defaultdict(list)
-        for step, seq_id, block in zip(
-            self.step.tolist(), self.seq_id.tolist(), self.block.tolist(), strict=True
-        ):
-            grown[step].append((seq_id, (block,)))
-        for step in range(plan.iterations):
+    def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
+        """The plans that would have been made one after another, in place of one for the whole run."""
+        for first in range(0, plan.iterations, max_iterations):
+            end = min(first + max_iterations, plan.iterations)
             yield replace(
                 plan,
-                number=plan.number + step,
-                iterations=1,
-                left=plan.left if step == 0 else (),
-                grown=tuple(grown[step]),
+                number=plan.number + first,
+                iterations=end - first,
+                left=plan.left if first == 0 else (),
+                grown=self.by_sequence(first, end),
             )
 
 
@@ -95,8 +100,12 @@ class DecodeRuns:
         self._rejected = (request, step, self._store.num_ended)
 
     def foresee(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
-        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one."""
+        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
+
+        A run ends where one of its plans does; ``most`` is rounded up to whole plans.
+        """
         store, options = self._store, self._options
+        max_iterations = options.max_iterations
         states = [state for state in store.services.values() if len(state.running) or state.waiting]
         if len(states) != 1 or store.swap_out_copies or store.moved:
             return None
@@ -106,6 +115,7 @@ class DecodeRuns:
             return None
         if not len(batch) or len(batch) > options.max_batched_tokens or batch.prefilling.any():
             return None
+        most = -(-most // max_iterations) * max_iterations
         most = min(most, self._before_admission(state, step), _steps_left(batch))
         if most <= 0:
             return None
@@ -114,7 +124,9 @@ class DecodeRuns:
             return None
         steps = self._within_memory(state, most)
         context = int(batch.num_tokens_with_in_flight.sum())
-        return DecodeRun(state.service, len(batch), steps, context, until_ns) if steps else None
+        if not steps:
+            return None
+        return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
     def _before_admission(self, state: ServiceState, step: int) -> int:
         """Steps in which nobody who waits can be admitted, as long as those running only decode."""
@@ -128,13 +140,22 @@ class DecodeRuns:
         return -step % admission.admit_every
 
     def _within_memory(self, state: ServiceState, steps: int) -> int:
-        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are."""
-        pool = self._pool
-        if pool.can_allocate(state.service, len(state.running) * (steps // pool.block_size + 1)):
+        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are.
+
+        Single steps may evict cached prefixes. Plans of several must not, and are cut as each of them would be
+        by itself.
+        """
+        pool, longest = self._pool, self._options.max_iterations
+        evict = longest == 1
+        at_most = len(state.running) * (steps // pool.block_size + 1)
+        if pool.can_allocate(state.service, at_most, evict=evict):
             return steps
-        while steps and not pool.can_allocate(state.service, int(self._needs(state.running, steps).sum())):
-            steps //= 2
-        return steps
+        while steps:
+            blocks = int(self._needs(state.running, steps).sum())
+            if pool.can_allocate(state.service, blocks, evict=evict):
+                break
+            steps = longest if longest < steps < 2 * longest else steps // 2
+        return steps - steps % longest if steps > longest else steps
 
     def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
         """Blocks that each needs for so many steps."""
@@ -151,7 +172,7 @@ class DecodeRuns:
         ends = needs.cumsum()
         nth = np.arange(total) - (ends - needs).repeat(needs)
         when = np.maximum(batch.num_blocks * size - batch.num_scheduled, 0)[rows] + nth * size
-        if size == 1:
+        if size == 1 and total == len(batch) * steps:
             order = np.arange(total).reshape(len(batch), steps).T.ravel()
         else:
             order = np.lexsort((rows, when))

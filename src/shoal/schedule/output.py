@@ -148,7 +148,9 @@ class OutputProcessor:
                 continue
             ids = sampled[column] if result.counts is None else sampled[column][: result.counts[column]]
             if NO_TOKEN in ids:
-                outputs.append(_Output(request, finish=FinishReason.ERROR, error=_NOT_FINITE))
+                ids = ids[: ids.index(NO_TOKEN)]
+                logprobs = _logprobs(result, column, len(ids)) if ids else None
+                outputs.append(_Output(request, ids, logprobs, FinishReason.ERROR, error=_NOT_FINITE))
                 request.ending = FinishReason.ERROR  # so that nobody else finds its KV
                 continue
             finish = stop_token = None
