@@ -164,7 +164,7 @@ class SimulatedExecutor:
         times = self.models[plan.service].times
         if plan.iterations == 1:
             return [duration(times.step_time(rows))]
-        return decode_durations(times, rows.decodes, rows.context, plan.iterations)
+        return decode_durations(times, rows.decodes, rows.decode_context, plan.iterations)
 
     def _rows(self, plan: StepPlan) -> StepRows:
         """What the plan computes; remembers how far every sequence has come."""
