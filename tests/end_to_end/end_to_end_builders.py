@@ -158,19 +158,22 @@ def _check_books(engine: Engine) -> None:
     for pool in _pools(engine):
         pool.check_integrity()
     if not engine._in_flight:
-        groups = engine._scheduler._groups
+        services = engine._scheduler._services
         engine._pool.check_integrity(
-            {name: [one.blocks for one in group.running] for name, group in groups.items()}
+            {
+                name: [request.block_ids for request in state.running.requests]
+                for name, state in services.items()
+            }
         )
 
 
 def _pools(engine: Engine) -> list[BlockPool]:
-    host = engine._scheduler._ledger._host
+    host = engine._scheduler._store._host
     return [engine._pool] if host is None else [engine._pool, host]
 
 
 OVERCOMMIT = {"admission": Conservative(overcommit=20.0)}
-"""Admits far more than fits, so that a small pool must evict."""
+"""Admits far more than fits, so that a small pool must preempt."""
 
 
 @cache

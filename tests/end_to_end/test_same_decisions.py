@@ -83,7 +83,7 @@ class Recorder:
         self.ends_ns = max(self.starts.popleft(), self.ends_ns) + taken_ns
         self.arrivals_before(self.ends_ns)
         self.now_ns = self.ends_ns
-        return replace(result, duration_ns=taken_ns)
+        return replace(result, durations_ns=[taken_ns])
 
     def close(self) -> None:
         self.executor.close()
@@ -138,7 +138,7 @@ def real(folders: dict[str, Path], options: EngineOptions, requests: Sequence[Re
 
 def simulated(engine: Engine, times_ns: Sequence[int], requests: Sequence[Request]) -> list[str]:
     times = Recorded(deque(times_ns))
-    scheduler, host = engine._scheduler, engine._scheduler._ledger._host
+    scheduler, host = engine._scheduler, engine._scheduler._store._host
     spec = EngineSpec(
         services={
             name: ServiceSpec(
