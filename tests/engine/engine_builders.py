@@ -12,6 +12,7 @@ from shoal.engine.build import describe_service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
+from shoal.execute.protocol import Interrupted, never
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -98,8 +99,9 @@ class FakeExecutor:
         self.most_in_flight = 0
         self.closed = False
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         self.plans.append(plan)
+        self.interrupted = interrupted
         self.most_in_flight = max(self.most_in_flight, len(self.plans))
 
     def collect(self) -> StepResult:
@@ -117,10 +119,15 @@ class FakeExecutor:
             self.sequences[joined.seq_id] = _Sequence(joined)
         for number, blocks in plan.grown:
             self.sequences[number].blocks += blocks
-        for number, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
-            self._compute(plan.service, self.sequences[number], count)
-        tokens = [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
-        return StepResult.of_step(tokens, 1)
+        rows = [self.sequences[number] for number in plan.seq_ids]
+        tokens: list[list[int]] = []
+        while not tokens or (
+            len(tokens) < plan.iterations and EOS not in tokens[-1] and not self.interrupted()
+        ):
+            for row, count in zip(rows, plan.new_tokens, strict=True):
+                self._compute(plan.service, row, count)
+            tokens.append([self._sample(plan.service, rows[index]) for index in plan.sampled])
+        return StepResult(tokens, [1] * len(tokens))
 
     def close(self) -> None:
         self.closed = True

@@ -67,9 +67,7 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
 def test_several_engines_and_clients_that_wait(
     clients: int | None, engines: int, loaded: bool, seed: int
 ) -> None:
-    specs = [
-        make_spec(120, admission=Aggressive(watermark=1.0), max_iterations=4) for _ in range(engines)
-    ]
+    specs = [make_spec(120, admission=Aggressive(watermark=1.0), max_iterations=4) for _ in range(engines)]
     requests = make_workload(60, rate=60.0, seed=seed)
     records = []
     for skip_ahead in (True, False):
@@ -83,7 +81,12 @@ def test_several_engines_and_clients_that_wait(
 def test_one_request_alone_is_decoded_in_plans_of_several_iterations(skip_ahead: bool) -> None:
     spec = make_spec(max_iterations=4)
     record, log = run([spec], [make_request(0, prompt=5, output=12)], skip_ahead=skip_ahead)
-    assert [line.split(" | ")[0] for line in log] == ["0: 0 a: 0+5*", "0: 1 a: 0+1*", "0: 5 a: 0+1*", "0: 9 a: 0+1*"]
+    assert [line.split(" | ")[0] for line in log] == [
+        "0: 0 a: 0+5*",
+        "0: 1 a: 0+1*",
+        "0: 5 a: 0+1*",
+        "0: 9 a: 0+1*",
+    ]
     assert ["iterations" in line for line in log] == [False, True, True, True]
     assert record.engines[0].steps == record.engines[0].decode_steps + 1 == 12
     assert [(span.steps, span.decodes) for span in record.spans] == [(1, 0), (11, 1)]

@@ -39,8 +39,8 @@ class Engine:
         self._depth = depth
         self._clock = clock
         self.interrupted: Interrupted = never
-        """Whether something waits to be submitted or cancelled: what is decoded under one decision then ends early.
-        Set by an owner who can tell; asked between two decode steps, so it is to be quick."""
+        """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
+        Set by an owner who can tell; asked between two steps, so it is to be quick."""
         self._in_flight: deque[StepPlan] = deque()
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None

@@ -6,7 +6,7 @@ from typing import Protocol
 from shoal.core import StepPlan, StepResult
 
 Interrupted = Callable[[], bool]
-"""Whether something waits that a scheduler should look at: an arrival or a cancellation. Does not wait itself."""
+"""Whether an arrival or a cancellation waits for the scheduler to be told; answers at once."""
 
 
 def never() -> bool:
@@ -18,10 +18,10 @@ class Executor(Protocol):
     """Runs plans in the order in which they are submitted."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
-        """Start a plan, or queue it behind those in flight; returns without waiting for it, unless it runs here.
+        """Start a plan, or queue it behind those in flight; not to wait for it, unless this thread computes it.
 
-        interrupted: asked between the iterations of a plan of several, which ends there if something waits. It
-        also ends with an iteration that gives a sequence its last token, or none.
+        interrupted: asked between the iterations of a plan; where it says so, no more of them are made. The
+        last is also one in which a sequence gets its last token, or none.
         """
 
     def collect(self) -> StepResult:

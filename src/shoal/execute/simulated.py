@@ -182,7 +182,9 @@ class SimulatedExecutor:
 
     def _copying_ns(self, plan: StepPlan) -> int:
         """Time for KV on its way to the host and back; moves inside the device count as nothing."""
-        copies = [copy for copy in (*plan.swap_out_copies, *plan.copies) if copy.source_host or copy.target_host]
+        copies = [
+            copy for copy in (*plan.swap_out_copies, *plan.copies) if copy.source_host or copy.target_host
+        ]
         return round(sum(self.models[copy.service].copy_s for copy in copies) * 1e9)
 
 

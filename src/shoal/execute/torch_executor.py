@@ -120,9 +120,10 @@ class TorchExecutor:
         return StepResult(tokens, durations_ns, None, _complete(logprobs, len(plan.sampled)), timings)
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
-        """Whether one of the rows, all of which got a token, has come to its end before the plan's."""
+        """Whether one of the rows, all of which were to get a token, has come to its end."""
         eos = self._models[plan.service].eos_token_ids
-        return any(token == NO_TOKEN or row.ends_with(token, eos) for row, token in zip(rows, tokens, strict=True))
+        pairs = zip(rows, tokens, strict=True)
+        return any(token == NO_TOKEN or row.ends_with(token, eos) for row, token in pairs)
 
     def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""

@@ -142,8 +142,8 @@ class DecodeRuns:
     def _within_memory(self, state: ServiceState, steps: int) -> int:
         """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are.
 
-        Single steps may evict cached prefixes. Plans of several must not, and are cut as each of them would be
-        by itself.
+        Single steps may evict cached prefixes. Plans of several must not, and are cut as each of them would
+        be by itself.
         """
         pool, longest = self._pool, self._options.max_iterations
         evict = longest == 1
