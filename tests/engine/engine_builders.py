@@ -106,9 +106,6 @@ class FakeExecutor:
 
     def collect(self) -> StepResult:
         plan = self.plans.popleft()
-        self.steps += 1
-        if self.step_s:
-            time.sleep(self.step_s)
         for copy in plan.copies:
             self._own(copy.service, copy.target)
             self.memory[copy.service, copy.target] = dict(self.memory[copy.service, copy.source])
@@ -119,15 +116,18 @@ class FakeExecutor:
             self.sequences[joined.seq_id] = _Sequence(joined)
         for number, blocks in plan.grown:
             self.sequences[number].blocks += blocks
-        rows = [self.sequences[number] for number in plan.seq_ids]
-        tokens: list[list[int]] = []
-        while not tokens or (
-            len(tokens) < plan.iterations and EOS not in tokens[-1] and not self.interrupted()
-        ):
-            for row, count in zip(rows, plan.new_tokens, strict=True):
-                self._compute(plan.service, row, count)
-            tokens.append([self._sample(plan.service, rows[index]) for index in plan.sampled])
+        tokens = [self._iterate(plan)]
+        while len(tokens) < plan.iterations and EOS not in tokens[-1] and not self.interrupted():
+            tokens.append(self._iterate(plan))
         return StepResult(tokens, [1] * len(tokens))
+
+    def _iterate(self, plan: StepPlan) -> list[int]:
+        self.steps += 1
+        if self.step_s:
+            time.sleep(self.step_s)
+        for number, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
+            self._compute(plan.service, self.sequences[number], count)
+        return [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
 
     def close(self) -> None:
         self.closed = True
