@@ -155,7 +155,9 @@ def test_a_plan_without_rows_is_taken():
     engine.submit(make_request(max_tokens=2))
     run_all(engine)
     assert executor.sequences
-    plan = StepPlan(number=9, service="a", seq_ids=(), new_tokens=(), sampled=(), left=tuple(executor.sequences))
+    plan = StepPlan(
+        number=9, service="a", seq_ids=(), new_tokens=(), sampled=(), left=tuple(executor.sequences)
+    )
     scheduler._in_flight.append(InFlightStep(plan, [], slice(0), 0, [], []))
     executor.submit(plan)
     result = executor.collect()
@@ -189,7 +191,9 @@ def test_streams_are_the_same(max_iterations):
     async def main():
         async with started(scheduler={"max_iterations": max_iterations}) as handle:
             for end in range(3, 12):
-                deltas = await read(await handle.submit("a", PROMPT, greedy(max_tokens=40, stop=(text[2:end],))))
+                deltas = await read(
+                    await handle.submit("a", PROMPT, greedy(max_tokens=40, stop=(text[2:end],)))
+                )
                 assert "".join(delta.text for delta in deltas) == text[:2]
                 assert sum(len(delta.tokens) for delta in deltas) == end
                 assert deltas[-1].finish is FinishReason.STOP
