@@ -34,7 +34,7 @@ def watch_plans(engine) -> list[StepPlan]:
 def test_numbers_without_meaning_are_refused():
     with pytest.raises(ConfigError, match="max_iterations must be at least 1"):
         SchedulerOptions(max_iterations=0)
-    with pytest.raises(ConfigError, match="max_iterations 4 needs depth 1.*set depth to 1"):
+    with pytest.raises(ConfigError, match=r"max_iterations 4 needs depth 1.*set depth to 1"):
         SchedulerOptions(max_iterations=4, depth=2)
 
 

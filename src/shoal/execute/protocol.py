@@ -18,7 +18,7 @@ class Executor(Protocol):
     """Runs plans in the order in which they are submitted."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
-        """Start a plan, or queue it behind those in flight; not to wait for it, unless this thread computes it.
+        """Start a plan, or queue it behind those in flight; waits for it only if this thread computes it.
 
         interrupted: asked between the iterations of a plan; where it says so, no more of them are made. The
         last is also one in which a sequence gets its last token, or none.
