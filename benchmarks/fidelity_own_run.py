@@ -266,7 +266,9 @@ def simulate(
         },
         layout=layout,
         scheduler=options.scheduler,
-        host=layout.resized(SWAP_POOLS * setting.kv_bytes) if options.scheduler.preemption_mode == "swap" else None,
+        host=layout.resized(SWAP_POOLS * setting.kv_bytes)
+        if options.scheduler.preemption_mode == "swap"
+        else None,
     )
     unread = [replace(one, prompt=SyntheticPrompt(len(one.prompt))) for one in requests]
     simulation = Simulation([spec], OpenLoop(unread), watch=Watch(skip_ahead=not isinstance(times, Paced)))

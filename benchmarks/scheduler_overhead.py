@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--services", type=int, default=1)
-    parser.add_argument("--preempt", action="store_true", help="let waiting requests evict running ones")
+    parser.add_argument("--preempt", action="store_true", help="let waiting requests preempt running ones")
     parser.add_argument("--orders", default="", help="only orders whose name contains this")
     parser.add_argument("--admissions", default="", help="only admissions whose name contains this")
     arguments = parser.parse_args()

@@ -82,9 +82,9 @@ def test_the_presets_described_are_those_there_are() -> None:
         for cells in [[cell.strip("`") for cell in line.split(" | ")]]
     }
     assert rows.keys() == PRESETS.keys()
-    for name, (order, admission, victim, eviction, preempts, layout) in rows.items():
-        written = {"order": order, "admission": admission, "victim": victim, "eviction": eviction}
-        flags = flag_settings({**written, "preempt": preempts == "yes"}, models=["m"])
+    for name, (order, admission, victim, mode, preempts, layout) in rows.items():
+        written = {"order": order, "admission": admission, "victim": victim, "preemption-mode": mode}
+        flags = flag_settings({**written, "preempt-for-waiting": preempts == "yes"}, models=["m"])
         assert load_config(ServerOptions, flags=flags).scheduler == PRESETS[name].scheduler, name
         assert layout == PRESETS[name].layout, name
 

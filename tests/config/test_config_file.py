@@ -14,8 +14,8 @@ scheduler:
   order: fcfs-strict
   admission: {policy: past-future, reserved: 7%}
   victim: fewest-tokens
-  eviction: swap
-  preempt: true
+  preemption_mode: swap
+  preempt_for_waiting: true
   lengths: learned
   starvation: 2500ms
   max_running: 64
@@ -179,7 +179,18 @@ def test_a_service_is_named_after_its_model(tmp_path, model, name):
         ),
         ("scheduler: {order: doubling-budget:variant=triple}", "variant must be one of join, literal, batch"),
         ("scheduler: {victim: oldest}", "scheduler.victim: expected one of newest, "),
-        ("scheduler: {eviction: forget}", "scheduler.preemption_mode: expected one of recompute, swap, got"),
+        (
+            "scheduler: {preemption_mode: forget}",
+            "scheduler.preemption_mode: expected one of recompute, swap, got",
+        ),
+        (
+            "scheduler: {eviction: swap}",
+            "shoal.yaml, line 2: scheduler.eviction: is now called scheduler.preemption_mode",
+        ),
+        (
+            "scheduler: {preempt: true}",
+            "shoal.yaml, line 2: scheduler.preempt: is now called scheduler.preempt_for_waiting",
+        ),
         ("scheduler: {lengths: oracle}", "scheduler.lengths: expected one of "),
         (
             "scheduler: {starvation: 0}",

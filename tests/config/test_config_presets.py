@@ -31,16 +31,17 @@ def test_no_two_presets_are_the_same():
 
 
 def test_keys_go_over_the_preset_one_by_one(tmp_path):
-    text = f"{YAML}scheduler: {{preset: fastserve, order: fcfs, preempt: false, max_running: 3}}"
+    text = f"{YAML}scheduler: {{preset: fastserve, order: fcfs, preempt_for_waiting: false, max_running: 3}}"
     expected = dataclasses.replace(PRESETS["fastserve"].scheduler, order=Fcfs(), preempt_for_waiting=False, max_running=3)
     assert from_yaml(tmp_path, text).scheduler == expected
-    flags = {"preset": "fastserve", "order": "fcfs", "preempt": False, "max_running": "3"}
+    flags = {"preset": "fastserve", "order": "fcfs", "preempt_for_waiting": False, "max_running": "3"}
     assert from_flags("smollm2", **flags).scheduler == expected
 
 
 def test_a_key_written_as_its_default_still_goes_over_the_preset(tmp_path):
-    config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: vllm, eviction: swap}}")
-    assert config.scheduler.preemption_mode == SchedulerOptions().eviction != PRESETS["vllm"].scheduler.preemption_mode
+    config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: vllm, preemption_mode: swap}}")
+    assert PRESETS["vllm"].scheduler.preemption_mode == "recompute"
+    assert config.scheduler.preemption_mode == SchedulerOptions().preemption_mode == "swap"
 
 
 def test_a_policy_written_beside_a_preset_takes_nothing_from_it(tmp_path):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from shoal.config import PRESETS
 from shoal.core import FinishReason, Request, SamplingParams, Service, StepPlan, StepResult, TokenLogprobs
 from shoal.engine import Engine, EngineOptions, build_engine
-from shoal.execute.protocol import Executor
+from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.kvcache import BlockPool, KVCacheOptions
 from shoal.schedule import Conservative
 
@@ -41,12 +41,14 @@ class Paced:
         self._step_ns = step_ns
         self.now_ns = 0
 
-    def submit(self, plan: StepPlan) -> None:
-        self._executor.submit(plan)
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        self._executor.submit(plan, interrupted)
 
     def collect(self) -> StepResult:
-        self.now_ns += self._step_ns
-        return dataclasses.replace(self._executor.collect(), durations_ns=[self._step_ns])
+        result = self._executor.collect()
+        durations_ns = [self._step_ns] * len(result.durations_ns)
+        self.now_ns += sum(durations_ns)
+        return dataclasses.replace(result, durations_ns=durations_ns)
 
     def close(self) -> None:
         self._executor.close()
@@ -158,19 +160,22 @@ def _check_books(engine: Engine) -> None:
     for pool in _pools(engine):
         pool.check_integrity()
     if not engine._in_flight:
-        groups = engine._scheduler._groups
+        services = engine._scheduler._services
         engine._pool.check_integrity(
-            {name: [one.blocks for one in group.running] for name, group in groups.items()}
+            {
+                name: [request.block_ids for request in state.running.requests]
+                for name, state in services.items()
+            }
         )
 
 
 def _pools(engine: Engine) -> list[BlockPool]:
-    host = engine._scheduler._ledger._host
+    host = engine._scheduler._store._host
     return [engine._pool] if host is None else [engine._pool, host]
 
 
 OVERCOMMIT = {"admission": Conservative(overcommit=20.0)}
-"""Admits far more than fits, so that a small pool must evict."""
+"""Admits far more than fits, so that a small pool must preempt."""
 
 
 @cache

@@ -164,7 +164,7 @@ class HandScheduler:
             plan = StepPlan(
                 number=0,
                 service=service,
-                sequences=tuple(numbers[i] for i in rows),
+                seq_ids=tuple(numbers[i] for i in rows),
                 new_tokens=tuple(new),
                 sampled=tuple(sampled),
                 joined=joined,
@@ -174,7 +174,7 @@ class HandScheduler:
             result = self.executor.collect()
             for at, i in enumerate(rows):
                 computed[i] += new[at]
-            for at, token in zip(sampled, result.tokens, strict=True):
+            for at, token in zip(sampled, result.tokens[0], strict=True):
                 outputs[rows[at]].append(token)
         for table in tables:
             self.pool.free(service, table)

@@ -123,7 +123,7 @@ class Stepper:
         plan = StepPlan(
             number=0,
             service=one.service,
-            sequences=(one.number,),
+            seq_ids=(one.number,),
             new_tokens=(new,),
             sampled=(0,),
             joined=joined,
@@ -133,7 +133,7 @@ class Stepper:
         self.executor.submit(plan)
         result = self.executor.collect()
         one.computed += new
-        one.tokens.append(result.tokens[0])
+        one.tokens.append(result.tokens[0][0])
         return plan
 
     def run(self, one: Running, until: int) -> None:
@@ -173,12 +173,12 @@ def test_swapped_out_overwritten_by_another_dtype_and_back(
     stepper = Stepper(models, kind, 24 << 10, depth=depth)
     a = started(stepper, "a", stepper.take("a", table_length()), 5)
     first_blocks = a.blocks
-    saved, vacate = stepper.swap_out(a)
+    saved, copies_out = stepper.swap_out(a)
 
     everything = stepper.take("b", stepper.pool.max_blocks("b"))
     b = Running("b", make_prompt(PROMPT, seed=3))
     joined = stepper.join(b, everything[-table_length() :])
-    plan = stepper.step(b, (joined,), left=(a.number,), vacate=vacate)
+    plan = stepper.step(b, (joined,), left=(a.number,), swap_out_copies=copies_out)
     assert plan.zero
     stepper.run(b, OUTPUT)
     assert b.output == expected["b"]
@@ -207,7 +207,7 @@ def test_block_numbers_given_up_may_be_handed_out_again_in_the_same_plan(
     stepper = Stepper(models, kind, 40 << 10)
     a = started(stepper, "a", stepper.take("a", table_length()), 6)
     units = stepper.pool.unit_ids("a", a.blocks).tolist() if kind == "split" else []
-    saved, vacate = stepper.swap_out(a)
+    saved, copies_out = stepper.swap_out(a)
     stepper.take("b", 2)
     again = stepper.take("a", table_length())
     assert set(again) & set(a.blocks)
@@ -215,12 +215,12 @@ def test_block_numbers_given_up_may_be_handed_out_again_in_the_same_plan(
         assert stepper.pool.unit_ids("a", a.blocks).tolist() != units
     other = Running("a", make_prompt(PROMPT, seed=1))
     joined = stepper.join(other, again)
-    stepper.step(other, (joined,), left=(a.number,), vacate=vacate)
+    stepper.step(other, (joined,), left=(a.number,), swap_out_copies=copies_out)
     stepper.run(other, OUTPUT)
     assert other.output == expected["a"]
 
     # One out and the other back in, through the same plan.
-    saved_other, vacate = stepper.swap_out(other)
+    saved_other, copies_out = stepper.swap_out(other)
     assert not set(saved_other) & set(saved)
     blocks = stepper.take("a", table_length())
     copies = tuple(
@@ -228,7 +228,7 @@ def test_block_numbers_given_up_may_be_handed_out_again_in_the_same_plan(
         for source, target in zip(saved, blocks, strict=False)
     )
     joined = stepper.join(a, blocks)
-    stepper.step(a, (joined,), left=(other.number,), vacate=vacate, copies=copies)
+    stepper.step(a, (joined,), left=(other.number,), swap_out_copies=copies_out, copies=copies)
     stepper.run(a, OUTPUT)
     assert a.output == expected["a"]
 
@@ -241,8 +241,8 @@ def compacted(moves: Sequence[Move], running: Sequence[Running]) -> dict[str, ob
         if renamed.keys() & set(one.blocks):
             one.blocks = [renamed.get(block, block) for block in one.blocks]
             moved.append((one.number, tuple(one.blocks)))
-    vacate = tuple(BlockCopy(move.service, move.source, move.target) for move in moves)
-    return {"vacate": vacate, "moved": tuple(moved)}
+    swap_out_copies = tuple(BlockCopy(move.service, move.source, move.target) for move in moves)
+    return {"swap_out_copies": swap_out_copies, "moved": tuple(moved)}
 
 
 def test_a_compaction_for_another_dtype_changes_no_token(

@@ -119,12 +119,12 @@ def test_more_draws_admit_less():
                 lengths="distribution-1",
                 longest=4096,
                 admission=PublishedPastFuture(
-                    past="distribution-1", samples=samples, reserved=0.0, admit_every=ADMIT_EVERY
+                    past="distribution-1", num_draws=draws, reserved=0.0, admit_every=ADMIT_EVERY
                 ),
                 requests=60,
             )
         )
-        for samples in (1, 12)
+        for draws in (1, 12)
     ]
     assert runs[0].future_required > runs[1].future_required
 

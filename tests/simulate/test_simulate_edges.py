@@ -134,7 +134,7 @@ def test_services_on_engines_of_their_own() -> None:
 
 
 def test_swapping_costs_time() -> None:
-    knobs = {"eviction": "swap", "admission": Conservative(overcommit=20.0)}
+    knobs = {"preemption_mode": "swap", "admission": Conservative(overcommit=20.0)}
     requests = [make_request(number, 20, 40) for number in range(8)]
     record, _ = run([make_spec(40, **knobs)], requests)
     slow = replace(make_spec(40, **knobs), host_bytes_per_s=1e4)

@@ -8,7 +8,7 @@ that read them; the command line's look belongs to ``cli``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shoal.config.flags import ENGINE_FLAGS, SERVER_FLAGS, Flag, flag_settings
+from shoal.config.flags import ENGINE_FLAGS, RENAMED_FLAGS, SERVER_FLAGS, Flag, flag_settings
 from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINE_FLAGS",
     "PRESETS",
+    "RENAMED_FLAGS",
     "SERVER_FLAGS",
     "Config",
     "Flag",

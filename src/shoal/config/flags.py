@@ -29,9 +29,7 @@ ENGINE_FLAGS = (
     Flag("block-size", "kv_cache.block_size", "TOKENS", "Tokens per KV block."),
     Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),
     Flag("prefix-caching", "kv_cache.prefix_caching", "", "Reuse the KV of shared prefixes.", switch=True),
-    Flag(
-        "swap", "kv_cache.swap", "SIZE", "Host memory for the KV of evicted requests, with --eviction swap."
-    ),
+    Flag("swap", "kv_cache.swap", "SIZE", "Host memory for preempted KV, with --preemption-mode swap."),
     Flag("preset", "scheduler.preset", "NAME", "A whole scheduler by name, e.g. shoal, vllm or seallm."),
     Flag("order", "scheduler.order", "NAME[:KEY=VALUE,..]", "Who runs first, e.g. fcfs or mlfq:levels=4."),
     Flag(
@@ -40,23 +38,35 @@ ENGINE_FLAGS = (
         "NAME[:KEY=VALUE,..]",
         "When a waiting request may start, e.g. past-future:reserved=5%.",
     ),
-    Flag("victim", "scheduler.victim", "NAME", "Who is evicted when the pool is full, e.g. newest."),
-    Flag("preemption-mode", "scheduler.preemption_mode", "NAME", "What becomes of preempted KV: recompute or swap."),
+    Flag("victim", "scheduler.victim", "NAME", "Who is preempted when the pool is full, e.g. newest."),
     Flag(
-        "preempt",
+        "preemption-mode",
+        "scheduler.preemption_mode",
+        "NAME",
+        "What becomes of preempted KV: recompute or swap.",
+    ),
+    Flag(
+        "preempt-for-waiting",
         "scheduler.preempt_for_waiting",
         "",
-        "Let waiting requests evict running ones that the order finds less urgent.",
+        "Let waiting requests preempt running ones that the order finds less urgent.",
         switch=True,
     ),
-    Flag("lengths", "scheduler.lengths", "NAME", "Belief about output lengths, e.g. history or learned."),
+    Flag("lengths", "scheduler.lengths", "NAME", "Predictor of output lengths, e.g. history or learned."),
     Flag("starvation", "scheduler.starvation", "TIME", "Wait after which a request goes first: 10s, never."),
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),
+    Flag("max-iterations", "scheduler.max_iterations", "N", "Most decode steps made under one decision."),
     Flag("threads", "threads", "N", "CPU threads of the engine."),
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )
+RENAMED_FLAGS = {
+    "--eviction": "--preemption-mode",
+    "--preempt": "--preempt-for-waiting",
+    "--no-preempt": "--no-preempt-for-waiting",
+}
+"""Flags of earlier versions, and what they are called now."""
 SERVER_FLAGS = (
     Flag("host", "server.host", "ADDRESS", "Address to listen on."),
     Flag("port", "server.port", "PORT", "Port to listen on."),

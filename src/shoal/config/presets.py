@@ -31,17 +31,24 @@ class Preset:
 
 def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptions:
     """Options that spell out where published systems differ from the defaults."""
-    options = {"victim": "newest", "preemption_mode": "recompute", "preempt_for_waiting": False, **others}
+    options = {
+        "victim": "newest",
+        "preemption_mode": "recompute",
+        "preempt_for_waiting": False,
+        **others,
+    }
     return SchedulerOptions(order=order, admission=admission, **options)
 
 
 def _seallm(variant: str) -> SchedulerOptions:
-    return _system(DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt_for_waiting=True)
+    return _system(
+        DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt_for_waiting=True
+    )
 
 
 PRESETS: Mapping[str, Preset] = {
     "shoal": Preset(SchedulerOptions(), "the default: the best combination that we found"),
-    "vllm": Preset(_system(Fcfs(), Aggressive()), "first come, first served; whoever fits now is let in"),
+    "vllm": Preset(_system(Fcfs(), Aggressive()), "first come, first served; whoever fits now is admitted"),
     "orca": Preset(
         _system(Fcfs(), Conservative()),
         "first come, first served; memory for the longest possible output is set aside",
@@ -56,7 +63,9 @@ PRESETS: Mapping[str, Preset] = {
         layout="split",
     ),
     "fastserve": Preset(
-        _system(Mlfq(), Aggressive(), victim="lowest-priority", preemption_mode="swap", preempt_for_waiting=True),
+        _system(
+            Mlfq(), Aggressive(), victim="lowest-priority", preemption_mode="swap", preempt_for_waiting=True
+        ),
         "skip-join multi-level feedback queue; KV of preempted requests is swapped to the host",
     ),
     "seallm": Preset(_seallm("literal"), "doubling budget as published: one service and one phase a step"),

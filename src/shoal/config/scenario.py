@@ -82,7 +82,7 @@ class ScenarioPool:
 
     memory_bytes: on each device. tokens, blocks: of KV. None of them: what ``utilisation`` of the device
     leaves beside the weights. layout: None takes the scheduler preset's. swap_bytes: host memory for the
-    KV of evicted requests; None takes four times the pool. swap_bytes_per_s: how fast that KV moves.
+    preempted KV; None takes four times the pool. swap_bytes_per_s: how fast that KV moves.
     """
 
     memory_bytes: int | None = None

@@ -97,5 +97,5 @@ def _pool(engine: EngineSpec, pools: Pools) -> str:
 
 def _swap(pools: Pools) -> str:
     if pools.host is None:
-        return "none, because the size of KV is not known: evicted requests are computed again"
+        return "none, because the size of KV is not known: preempted requests are computed again"
     return f"{pools.host.total_bytes / 2**30:.1f} GiB of host memory"

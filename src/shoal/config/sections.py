@@ -70,6 +70,8 @@ class Section:
     cls: type
     keys: tuple[Key, ...]
     label: str = "keys and values"
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Keys of earlier versions, and what they are called now."""
 
     def read(self, node: Node, path: str) -> Any:
         """An instance of the dataclass; raises ConfigError for the first thing that is wrong."""
@@ -88,6 +90,9 @@ class Section:
         by_name = {key.name: key for key in self.keys}
         prefix = f"{path}." if path else ""
         for name in table.entries:
+            if name in self.renamed:
+                place, new_name = table.key_places[name], self.renamed[name]
+                raise problem(place, prefix + name, f"is now called {prefix}{new_name}")
             if name not in by_name:
                 raise unknown_key(table.key_places[name], prefix + name, name, tuple(by_name))
         for key in self.keys:

@@ -24,6 +24,7 @@ S = TypeVar("S")
 # What needs output lengths that are known beforehand, which only workloads have.
 _OFFLINE = ("oracle",)
 _DEFAULT_PRESET = "shoal"
+_RENAMED = {"eviction": "preemption_mode", "preempt": "preempt_for_waiting"}
 _MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
 
 
@@ -134,9 +135,11 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
         (SchedulerOptions, "max_running"): integer(1),
         (SchedulerOptions, "max_batched_tokens"): integer(1),
         (SchedulerOptions, "depth"): integer(1, 2),
+        (SchedulerOptions, "max_iterations"): integer(1),
     }
     preset = Key("preset", "preset", Choice(tuple(PRESETS)), _DEFAULT_PRESET)
-    return SchedulerSection(SchedulerOptions, (preset, *section_of(SchedulerOptions, rules).keys))
+    keys = (preset, *section_of(SchedulerOptions, rules).keys)
+    return SchedulerSection(SchedulerOptions, keys, renamed=_RENAMED)
 
 
 def config_section(server: type[S], template_folder: Path = Path()) -> Section:

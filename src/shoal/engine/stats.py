@@ -93,8 +93,8 @@ class StepTotals:
     """Passing on events, with detokenising if that is done in the same process."""
 
     def add(self, result: StepResult, update_ns: int) -> None:
-        """Count one executed step."""
-        self.count += 1
+        """Count an executed plan: each of its iterations is a step."""
+        self.count += len(result.durations_ns)
         self.prepare_ns += result.timings.prepare_ns
         self.forward_ns += result.timings.forward_ns
         self.sample_ns += result.timings.sample_ns

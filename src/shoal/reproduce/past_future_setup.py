@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.core import Request, SamplingParams, SyntheticPrompt
 from shoal.forecast import FittedTimes, LatencyModel, LengthHistory
@@ -18,15 +17,12 @@ from shoal.schedule import (
     Scheduler,
     SchedulerOptions,
 )
-from shoal.schedule.belief import Belief, draws
-from shoal.schedule.crowd import Crowd
-from shoal.schedule.larger_crowd import LargerCrowd
+from shoal.schedule.memory_forecast import MemoryForecast
+from shoal.schedule.running_batch import IntArray, RequestTable
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch, token_layout
 from shoal.workload import LENGTHS
 
 PAPER = "Past-Future (Gong et al., 2025)"
-
-IntArray = npt.NDArray[np.int64]
 
 ADMIT_EVERY = 10
 """Steps from one look at the queue to the next."""
@@ -49,29 +45,35 @@ _TIMES = FittedTimes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedLimit(Conservative):
-    """Conservative, where what is set aside need not be the limit at which outputs really end.
-
-    assumed: output tokens set aside for each request, more once it has more.
-    """
+    """Conservative, where what is set aside need not be the limit at which outputs really end."""
 
     assumed: int
+    """Output tokens set aside for each request, more once it has more."""
 
-    def demand(self, crowds: Sequence[Crowd]) -> float:
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
         """The sum of prompts and assumed outputs."""
         return sum(
-            crowd.demand.total(np.maximum(crowd.members.prompts + self.assumed, crowd.demand.tokens))
-            for crowd in crowds
+            [forecast.merged(forecast.blocks_of(self._tokens(forecast.table))) for forecast in forecasts]
         )
+
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> IntArray:
+        """The same with candidates."""
+        own = running.with_each(self._tokens(running.table), self._tokens(candidates))
+        return own + int(self.demand(others))
+
+    def _tokens(self, table: RequestTable) -> IntArray:
+        """Tokens set aside for each request [n]."""
+        return np.maximum(table.num_prompt_tokens + self.assumed, table.num_tokens_with_in_flight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmPastFuture(PastFuture):
-    """Past-Future in a service that has answered requests before.
-
-    past: name of the distribution of lengths that fill its window; "" if it has just begun.
-    """
+    """Past-Future in a service that has answered requests before."""
 
     past: str = ""
+    """Name of the distribution of lengths that fill its window; "" if it has just begun."""
 
     def new_history(self, maximum: int) -> LengthHistory:
         """A window that is full of the past's lengths, if there was one."""
@@ -86,16 +88,17 @@ class WarmPastFuture(PastFuture):
 class PublishedPastFuture(WarmPastFuture):
     """Past-Future as its table seems to have been measured.
 
-    samples: M* is the largest of so many draws. A window without a past is full of the longest output.
+    A window without a past is full of the longest output.
     """
 
-    samples: int = PUBLISHED_DRAWS
+    num_draws: int = PUBLISHED_DRAWS
+    """M* is the largest of so many draws."""
     cold_start: str = "max"
     draws: str = "max"
 
-    def belief(self, crowds: Sequence[Crowd]) -> Belief:
+    def samples(self, requests: int) -> int:
         """As many draws as asked for."""
-        return draws(self.samples)
+        return self.num_draws
 
 
 def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions:
@@ -134,35 +137,40 @@ def synthetic_requests(lengths: str, count: int, seed: int, longest: int, servic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullQueue:
-    """One run of requests that all wait from the beginning.
-
-    lengths: name of a distribution. longest: output tokens at which answers end. victim: policy's name.
-    """
+    """One run of requests that all wait from the beginning."""
 
     lengths: str
+    """Name of a distribution."""
     longest: int
+    """Output tokens at which answers end."""
     admission: Admission
+    """The system's."""
     victim: str = "newest"
+    """The policy's name."""
     requests: int = REQUESTS
+    """How many."""
     seed: int = 0
+    """Keys their lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the paper's table has of a run: shares of the capacity, and counts for each request.
-
-    steps: those that decode. kv_in_use: mean over steps. future_required: mean, over the moments at which the
-    queue is looked at, of the memory that those let in will need at once (M* of their true lengths).
-    turned_away: how often for each request, at such a moment, the admission would have let in the first in
-    line, for whose known tokens there was no room.
-    """
+    """What the paper's table has of a run: shares of the capacity, and counts for each request."""
 
     steps: int
+    """Those that decode."""
     kv_in_use: float
+    """Mean over steps."""
     future_required: float
+    """Mean, over the moments at which the queue is looked at, of the memory that running requests will need at
+    once (M* of their true lengths)."""
     evictions: float
+    """How often each request was preempted."""
     recomputed_tokens: int
+    """Tokens computed again because of it."""
     turned_away: float
+    """How often for each request, at such a moment, the admission would have admitted the first in the queue,
+    for whose known tokens there was no room."""
 
     def metrics(self) -> dict[str, Value]:
         """Under the names that all of these experiments use."""
@@ -181,7 +189,8 @@ class _Onlooker:
 
     def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
         self.moments = self.peaks = self.turned_away = 0
-        self._group = scheduler.groups[_SERVICE]
+        self._service = scheduler.services[_SERVICE]
+        self._layout = token_layout(CAPACITY, 1, _SERVICE)
         self._admission = admission
         self._truth = Oracle()
         scheduler.on_steps = self.note
@@ -189,17 +198,22 @@ class _Onlooker:
     def note(self, first: int, steps: int) -> None:
         """Steps begin in which the same requests run, so that their peak stays the same."""
         moments = (first + steps - 1) // ADMIT_EVERY - (first - 1) // ADMIT_EVERY
-        if not moments or not self._group.waiting:
+        service = self._service
+        if not moments or not service.waiting:
             return
-        crowd = self._group.crowd()
+        forecast = MemoryForecast(
+            self._layout.services[_SERVICE],
+            self._layout.block_size,
+            service.running,
+            shared=None,
+            past=service.lengths,
+        )
         self.moments += moments
-        self.peaks += moments * int(self._truth.demand([crowd]))
-        # Only overcommitment would let in whom there is no room for.
+        self.peaks += moments * int(self._truth.demand([forecast]))
+        # Only overcommitment would admit a request that there is no room for.
         if isinstance(self._admission, Conservative) and self._admission.overcommit > 1:
-            joined = LargerCrowd(crowd, self._group.waiting[0], crowd.members.shared)
-            self.turned_away += moments * (
-                self._admission.demand([joined]) <= self._admission.limit(CAPACITY)
-            )
+            first = RequestTable(service.waiting[:1])
+            self.turned_away += moments * self._admission.how_many_fit(forecast, first, [], CAPACITY)
 
 
 def run_full_queue(run: FullQueue) -> Counts:

@@ -49,7 +49,7 @@ class _Variant:
 def _published(past: str, draws: int) -> _Variant:
     config: dict[str, Value] = {"policy": "past-future", "parameter": 0.03}
     config["history"] = "warm" if past else "cold"
-    admission = PublishedPastFuture(reserved=0.03, past=past, samples=draws, admit_every=ADMIT_EVERY)
+    admission = PublishedPastFuture(reserved=0.03, past=past, num_draws=draws, admit_every=ADMIT_EVERY)
     return _Variant({**config, "draws": f"max of {draws}", "victim": "newest"}, admission)
 
 
@@ -119,16 +119,16 @@ def run(effort: Effort) -> Result:
 
 
 def _means(counts: Sequence[Counts], best: Sequence[Counts]) -> dict[str, Value]:
-    over = [one.steps / oracle.steps - 1 for one, oracle in zip(counts, best, strict=True)]
+    over = [count.steps / oracle.steps - 1 for count, oracle in zip(counts, best, strict=True)]
     return {
-        "decoding_steps": fmean(one.steps for one in counts),
+        "decoding_steps": fmean(count.steps for count in counts),
         "steps_over_oracle": fmean(over),
         "most_steps_over_oracle": max(over),
-        "kv_in_use": fmean(one.kv_in_use for one in counts),
-        "future_required": fmean(one.future_required for one in counts),
-        "evictions_per_request": fmean(one.evictions for one in counts),
-        "most_evictions_per_request": max(one.evictions for one in counts),
-        "recomputed_tokens": fmean(one.recomputed_tokens for one in counts),
+        "kv_in_use": fmean(count.kv_in_use for count in counts),
+        "future_required": fmean(count.future_required for count in counts),
+        "evictions_per_request": fmean(count.evictions for count in counts),
+        "most_evictions_per_request": max(count.evictions for count in counts),
+        "recomputed_tokens": fmean(count.recomputed_tokens for count in counts),
     }
 
 
@@ -141,11 +141,11 @@ def _panel(rows: Sequence[Row]) -> Panel:
     series = [
         Series(
             label,
-            [float(one["evictions_per_request"] or 0)],
-            [float(one["steps_over_oracle"] or 0)],
+            [float(metrics["evictions_per_request"] or 0)],
+            [float(metrics["steps_over_oracle"] or 0)],
             colour=colour,
         )
-        for colour, (label, one) in enumerate([*points, ("paper", _PAPER)])
+        for colour, (label, metrics) in enumerate([*points, ("paper", _PAPER)])
     ]
     return Panel(
         title="distribution 1",

@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -35,7 +35,13 @@ class DecodeRun:
     context: int
     """Positions that the first step attends, over all rows; each further step attends one more per row."""
     until_ns: int
-    """Every step must begin before this time."""
+    """Every step must begin before this time, or the first of its plan."""
+    max_iterations: int
+    """Most steps of a plan, as they would be planned one plan after another."""
+
+    def planned(self, steps: int) -> int:
+        """Steps in all that are planned until so many are made: those of whole plans."""
+        return min(-(-steps // self.max_iterations) * self.max_iterations, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +57,33 @@ class Growth:
     live_before: int
     """Live blocks of the service before."""
 
-    def live_blocks(self, steps: int) -> list[int]:
-        """Live blocks of the service during each of so many steps."""
-        taken = [0] * steps
+    def live_blocks(self, steps: int, max_iterations: int) -> list[int]:
+        """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
+        taken = [0] * -(-steps // max_iterations)
         for first in self.first_steps:
             for step in range(first, steps, self.block_size):
-                taken[step] += 1
-        return list(accumulate(taken, initial=self.live_before))[1:]
+                taken[step // max_iterations] += 1
+        live = list(accumulate(taken, initial=self.live_before))[1:]
+        return [live[step // max_iterations] for step in range(steps)]
 
-    def single_steps(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """The plans that would have been made one after another, in place of one with many iterations."""
-        by_step = defaultdict(list)
+    def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
+        """The plans that would have been made one after another, in place of one for the whole run."""
+        by_plan: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
-            for place, block in enumerate(blocks):
-                by_step[first + place * self.block_size].append((seq_id, (block,)))
-        for step in range(plan.iterations):
+            steps = range(first, first + len(blocks) * self.block_size, self.block_size)
+            by_number = groupby(
+                zip(steps, blocks, strict=True), key=lambda pair: pair[0] // max_iterations
+            )
+            for number, pairs in by_number:
+                by_plan[number].append((seq_id, tuple([block for _, block in pairs])))
+        for number, start in enumerate(range(0, plan.iterations, max_iterations)):
             yield replace(
                 plan,
-                number=plan.number + step,
-                iterations=1,
-                left=plan.left if step == 0 else (),
-                zero=plan.zero if step == 0 else (),
-                grown=tuple(by_step[step]),
+                number=plan.number + start,
+                iterations=min(max_iterations, plan.iterations - start),
+                left=plan.left if start == 0 else (),
+                zero=plan.zero if start == 0 else (),
+                grown=tuple(by_plan[number]),
             )
 
 
@@ -93,8 +104,12 @@ class DecodeRuns:
         self._rejected = (request, step, self._store.num_ended)
 
     def foresee(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
-        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one."""
+        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
+
+        A run ends where one of its plans does; ``most`` is rounded up to whole plans.
+        """
         store, options = self._store, self._options
+        max_iterations = options.max_iterations
         states = [state for state in store.services.values() if len(state.running) or state.waiting]
         if len(states) != 1 or store.swap_out_copies or store.moved:
             return None
@@ -104,6 +119,7 @@ class DecodeRuns:
             return None
         if not len(batch) or len(batch) > options.max_batched_tokens or np.count_nonzero(batch.prefilling):
             return None
+        most = -(-most // max_iterations) * max_iterations
         most = min(most, self._before_admission(state, step), _steps_left(batch))
         if most <= 0:
             return None
@@ -112,7 +128,9 @@ class DecodeRuns:
             return None
         steps = self._within_memory(state, most)
         context = sum(batch.num_tokens_with_in_flight.tolist())
-        return DecodeRun(state.service, len(batch), steps, context, until_ns) if steps else None
+        if not steps:
+            return None
+        return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
     def _before_admission(self, state: ServiceState, step: int) -> int:
         """Steps in which nobody who waits can be admitted, as long as those running only decode."""
@@ -126,13 +144,22 @@ class DecodeRuns:
         return -step % admission.admit_every
 
     def _within_memory(self, state: ServiceState, steps: int) -> int:
-        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are."""
-        pool = self._pool
-        if pool.can_allocate(state.service, len(state.running) * (steps // pool.block_size + 1)):
+        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are.
+
+        Single steps may evict cached prefixes. Plans of several must not, and are cut as each of them would
+        be by itself.
+        """
+        pool, longest = self._pool, self._options.max_iterations
+        evict = longest == 1
+        at_most = len(state.running) * (steps // pool.block_size + 1)
+        if pool.can_allocate(state.service, at_most, evict=evict):
             return steps
-        while steps and not pool.can_allocate(state.service, int(self._needs(state.running, steps).sum())):
-            steps //= 2
-        return steps
+        while steps:
+            blocks = int(self._needs(state.running, steps).sum())
+            if pool.can_allocate(state.service, blocks, evict=evict):
+                break
+            steps = longest if longest < steps < 2 * longest else steps // 2
+        return steps - steps % longest if steps > longest else steps
 
     def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
         """Blocks that each needs for so many steps."""
@@ -146,7 +173,7 @@ class DecodeRuns:
         spare = batch.num_blocks * size - batch.num_scheduled
         growing = (spare < steps).nonzero()[0]
         firsts, rows = spare[growing].tolist(), growing.tolist()
-        if size == 1:
+        if size == 1 and not any(firsts):
             blocks = self._allocate(state.service, [len(rows)] * steps)
             shares = [blocks[place :: len(rows)] for place in range(len(rows))]
         else:

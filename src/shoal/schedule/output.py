@@ -159,7 +159,9 @@ class OutputProcessor:
                 continue
             ids = sampled[column] if result.counts is None else sampled[column][: result.counts[column]]
             if NO_TOKEN in ids:
-                ends[at] = _End(FinishReason.ERROR, error=_NOT_FINITE)
+                ids = ids[: ids.index(NO_TOKEN)]
+                logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
+                ends[at] = _End(FinishReason.ERROR, ids, logprobs, error=_NOT_FINITE)
                 request.ending = FinishReason.ERROR  # so that nobody else finds its KV
                 continue
             logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))

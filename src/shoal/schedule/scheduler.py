@@ -201,6 +201,10 @@ class Scheduler:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
         if len(self._in_flight) >= self.options.depth:
             return Idle()
+        if self.options.max_iterations > 1:
+            run = self.decode_run(now_ns, self.options.max_iterations)
+            if run is not None and run.steps > 1:
+                return self.commit_run(run, run.steps)[0]
         try:
             plan = self._serve_starved(now_ns)
             while plan is None:
@@ -431,14 +435,16 @@ class Scheduler:
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
-        None where the next step is or may be something else. Changes nothing.
+        None where the next step is or may be something else. Where a plan makes several, ``most`` is rounded up
+        to whole plans. Changes nothing.
         """
         return None if self._in_flight else self._runs.foresee(now_ns, most, self._num_steps)
 
     def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
         """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
-        It leaves the same blocks as so many plans of one step would; nobody may have come in between.
+        It leaves the same blocks as the plans of the run would, one after another; nobody may have come in
+        between. ``update`` may be told of fewer iterations, of those of the last plan.
         """
         state = self._services[run.service]
         if self.on_steps is not None:
