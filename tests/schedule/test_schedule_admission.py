@@ -198,9 +198,7 @@ def plain_demand(admission, case, holders):
     if isinstance(admission, Aggressive | Slice):
         return in_all(lambda state: state.num_tokens)
     if isinstance(admission, Conservative):
-        return in_all(
-            lambda state: max(state.num_prompt_tokens + state.max_new_tokens - 1, state.num_tokens)
-        )
+        return in_all(lambda state: max(state.num_prompt_tokens + state.max_new_tokens - 1, state.num_tokens))
     if isinstance(admission, Oracle):
         return peaks(lambda state, _: state.num_final_tokens - state.num_prompt_tokens)
     if isinstance(admission, Predicted):
@@ -212,16 +210,19 @@ def plain_demand(admission, case, holders):
         draws = 10 if admission.draws == "mean" else min(5, 200 // count + 1)
     drawn = [
         peaks(
-            lambda state, running, at=at: lengths_by_formula(
-                case, running, state, draws, admission.window
-            )[at]
+            lambda state, running, at=at: lengths_by_formula(case, running, state, draws, admission.window)[
+                at
+            ]
         )
         for at in range(draws)
     ]
     return sum(drawn) / draws if admission.draws == "mean" else max(drawn)
 
 
-SHARES = {Conservative: lambda admission: admission.overcommit, Aggressive: lambda admission: admission.watermark}
+SHARES = {
+    Conservative: lambda admission: admission.overcommit,
+    Aggressive: lambda admission: admission.watermark,
+}
 
 
 def plain_fits(admission, case, holders):

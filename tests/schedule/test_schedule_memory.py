@@ -11,7 +11,9 @@ TWO = {"a": 1, "b": 1}
 def step(scheduler, now_ns=0, duration_ns=STEP_NS):
     plan = scheduler.schedule(now_ns)
     assert not isinstance(plan, Idle)
-    events = scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), duration_ns), now_ns + duration_ns)
+    events = scheduler.update(
+        plan, StepResult.of_step([7] * len(plan.sampled), duration_ns), now_ns + duration_ns
+    )
     return plan, events
 
 

@@ -53,7 +53,9 @@ def test_fcfs_strict_admits_for_the_service_of_the_oldest_alone():
 
 
 def test_decodes_go_round_by_quota():
-    services = [FakeService(name, running=requests(name, 2), quota=quota) for name, quota in (("a", 3), ("b", 2))]
+    services = [
+        FakeService(name, running=requests(name, 2), quota=quota) for name, quota in (("a", 3), ("b", 2))
+    ]
     assert Machine(RoundRobin(), *services).run(12) == "aaabb" * 2 + "aa"
 
 
@@ -77,7 +79,9 @@ def test_within_a_service_the_oldest_is_prefilled_first():
 
 
 def test_where_no_prompt_fits_decodes_go_on_by_quota():
-    services = [FakeService(name, waiting=requests(name, 1), running=requests(name, 1), quota=2) for name in "ab"]
+    services = [
+        FakeService(name, waiting=requests(name, 1), running=requests(name, 1), quota=2) for name in "ab"
+    ]
     machine = Machine(RoundRobin(), *services)
     machine.admits = False
     assert machine.run(8) == "aabbaabb"
@@ -101,7 +105,10 @@ def test_a_prompt_does_not_pass_for_a_decode_that_is_never_due():
         make_state("a", number=5),
         make_state("b", number=3),
     )
-    services = FakeService("a", running=[begun, decode], prefilling=[begun]), FakeService("b", running=[other])
+    services = (
+        FakeService("a", running=[begun, decode], prefilling=[begun]),
+        FakeService("b", running=[other]),
+    )
     turns = decide(EarliestDeadline(default_s=float("inf")), *services)
     assert [(turn.service, turn.prefill) for turn in turns] == [("a", True), ("b", False), ("a", False)]
 

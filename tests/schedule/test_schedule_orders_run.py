@@ -85,5 +85,8 @@ def test_every_order_answers_everybody(order, preempt_for_waiting, depth):
 def test_orders_differ():
     """Otherwise the test above would show little."""
     assert {type(order) for order in TUNED} == set(ORDERS.values())
-    sequences = {tuple(plan.service for plan in serve(order, preempt_for_waiting=True, depth=1).plans) for order in TUNED}
+    sequences = {
+        tuple(plan.service for plan in serve(order, preempt_for_waiting=True, depth=1).plans)
+        for order in TUNED
+    }
     assert len(sequences) == len(TUNED)

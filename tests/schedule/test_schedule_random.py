@@ -220,9 +220,7 @@ def test_nobody_is_preempted_inside_a_slice(work, tokens, policy, preemption):
 
     def before_step(step, done):
         if done.plans:
-            at_admission.update(
-                {joined.seq_id: len(joined.tokens) for joined in done.plans[-1].joined}
-            )
+            at_admission.update({joined.seq_id: len(joined.tokens) for joined in done.plans[-1].joined})
 
     store = scheduler._store
     preempt = store.preempt

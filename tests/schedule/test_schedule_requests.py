@@ -57,7 +57,9 @@ def test_the_whole_pool_is_what_the_service_could_hold_of_it():
 
 def test_choices_of_a_call_have_their_prompt_hashed_once(monkeypatch):
     hashed = []
-    monkeypatch.setattr(request_state, "hash_blocks", lambda *given: hashed.append(given) or hash_blocks(*given))
+    monkeypatch.setattr(
+        request_state, "hash_blocks", lambda *given: hashed.append(given) or hash_blocks(*given)
+    )
     scheduler, first = make_scheduler(), make_request([1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=2)
     scheduler.submit_all([replace(first, id=f"r-{choice}") for choice in range(3)], 0)
     assert len(hashed) == 1

@@ -12,7 +12,7 @@ and compaction makes them so.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ import numpy.typing as npt
 from shoal.core import ConfigError, lookup
 from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.schedule.memory_forecast import MemoryForecast, most_tokens, peaks_with_each, total_peaks
-from shoal.schedule.running_batch import IntArray, RequestTable
+from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 
-Numbers = npt.NDArray[np.floating[Any]] | IntArray
+Numbers = FloatArray | IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +246,8 @@ class PastFuture(Forecasting):
 
     def combine(self, peaks: IntArray) -> Numbers:
         """Mean or largest."""
-        if self.draws == "mean":
-            return peaks.sum(axis=-1) / peaks.shape[-1]
-        return peaks.max(axis=-1)
+        combined: Numbers = peaks.mean(axis=-1) if self.draws == "mean" else peaks.max(axis=-1)
+        return combined
 
     def new_history(self, maximum: int) -> LengthHistory:
         """A window as asked for."""

@@ -71,9 +71,7 @@ class Growth:
         by_plan: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
             steps = range(first, first + len(blocks) * self.block_size, self.block_size)
-            by_number = groupby(
-                zip(steps, blocks, strict=True), key=lambda pair: pair[0] // max_iterations
-            )
+            by_number = groupby(zip(steps, blocks, strict=True), key=lambda pair: pair[0] // max_iterations)
             for number, pairs in by_number:
                 by_plan[number].append((seq_id, tuple([block for _, block in pairs])))
         for number, start in enumerate(range(0, plan.iterations, max_iterations)):
@@ -164,7 +162,8 @@ class DecodeRuns:
     def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
         """Blocks that each needs for so many steps."""
         spare = batch.num_blocks * self._pool.block_size - batch.num_scheduled
-        return np.maximum(0, -((spare - steps) // self._pool.block_size))
+        needs: IntArray = -((spare - steps) // self._pool.block_size)
+        return np.maximum(needs, 0, out=needs)
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
         """Extend the tables as so many steps would, one after another, each in the order of its rows."""

@@ -115,7 +115,10 @@ class OutputProcessor:
             batch.receive(rows, count, ends_ns)
         else:
             ending = batch.is_ending[rows] != 0
-            ends = {at: _End(requests[at].ending) for at in ending.nonzero()[0].tolist()}  # type: ignore[arg-type]
+            for at in ending.nonzero()[0].tolist():
+                reason = requests[at].ending
+                assert reason is not None
+                ends[at] = _End(reason)
             receiving = (~ending if columns is None else (columns >= 0) & ~ending).nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
@@ -128,7 +131,7 @@ class OutputProcessor:
         for at in done.nonzero()[0].tolist():
             if at not in ends:
                 reason, _ = _judge(requests[at], ANONYMOUS_TOKEN, int(generated[at]))
-                assert reason is not None
+                assert reason is not None  # it has all the tokens that it was to have
                 ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
         return _Outcome({}, ends, count)
 
@@ -198,9 +201,7 @@ class OutputProcessor:
                 if batch.requests[row].ending is None:
                     self._store.publish(batch, row)
 
-    def _tell(
-        self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int
-    ) -> list[TokenEvent]:
+    def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
         """The events. Requests that end leave the batch, in the plan's order; others may be longer than predicted."""
         events, ends, _ = outcome
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]

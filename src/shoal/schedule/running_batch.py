@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shoal.schedule.request_state import RequestState
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 Rows = IntArray | slice
 """Some rows of a table; ``ALL`` for every one."""
