@@ -1,4 +1,4 @@
-"""What the rows of running batches must say, kept apart from the scheduler: from plans, results and events."""
+"""What the rows of running batches must say, made of plans, results and events alone."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -162,8 +162,8 @@ class Counts:
     kv_in_use: float
     """Mean over steps."""
     future_required: float
-    """Mean, over the moments at which the queue is looked at, of the memory that running requests will need at
-    once (M* of their true lengths)."""
+    """Mean, over the moments at which the queue is looked at, of the memory that running requests will need
+    at once (M* of their true lengths)."""
     evictions: float
     """How often each request was preempted."""
     recomputed_tokens: int

@@ -56,8 +56,8 @@ class Admission(ABC):
     ) -> int:
         """How many of ``candidates``, from the first on, fit in ``capacity`` merged blocks.
 
-        running: requests of the candidates' service; the candidates share no blocks with them. others: those of
-        the other services.
+        running: requests of the candidates' service; the candidates share no blocks with them. others: those
+        of the other services.
         """
         return leading(self.demand_with_each(running, candidates, others) <= self.limit(capacity))
 
@@ -298,8 +298,8 @@ class Predicted(Forecasting):
 class Slice(Admission):
     """Every request owns the blocks of its next ``tokens`` output tokens, and is scheduled anew after them.
 
-    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is preempted inside one.
-    At its end a request keeps its KV and waits for memory for the next; where nobody can go on, one is
+    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is preempted inside
+    one. At its end a request keeps its KV and waits for memory for the next; where nobody can go on, one is
     preempted.
     """
 
@@ -339,7 +339,7 @@ def leading(fits: npt.NDArray[np.bool_]) -> int:
 def _most_with_each(
     running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
 ) -> IntArray:
-    """Merged blocks if every output is as long as it may be, with the first, the first two, ... candidates."""
+    """Merged blocks if every output is as long as it may be, with each further candidate."""
     of_others = sum([other.most for other in others])
     return running.with_each(most_tokens(running.table), most_tokens(candidates)) + of_others
 

@@ -63,7 +63,8 @@ class OutputProcessor:
         self._store = store
 
     def process(self, step: InFlightStep, result: StepResult, now_ns: int) -> list[TokenEvent]:
-        """Count what a plan produced; returns one event for each request that it changed, in the plan's order.
+        """Count what a plan produced; returns one event for each request that it changed, in the plan's
+        order.
 
         Tokens are all anonymous or none is; of anonymous ones, which say nothing, only the last of a request
         has an event.
@@ -202,7 +203,7 @@ class OutputProcessor:
                     self._store.publish(batch, row)
 
     def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
-        """The events. Requests that end leave the batch, in the plan's order; others may be longer than predicted."""
+        """The events, for which requests that end leave the batch; others may have outgrown predictions."""
         events, ends, _ = outcome
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
         places = {*outgrown.nonzero()[0].tolist(), *ends}
@@ -278,5 +279,5 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         )
     if not 1 <= len(result.durations_ns) <= len(result.tokens):
         raise ValueError(
-            f"plan {plan.number} has {len(result.tokens)} tokens of a row, got {len(result.durations_ns)} times"
+            f"plan {plan.number} has {len(result.tokens)} tokens of a row, {len(result.durations_ns)} times"
         )
