@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from shoal.config import PRESETS
 from shoal.core import FinishReason, Request, SamplingParams, Service, StepPlan, StepResult, TokenLogprobs
 from shoal.engine import Engine, EngineOptions, build_engine
-from shoal.execute.protocol import Executor
+from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.kvcache import BlockPool, KVCacheOptions
 from shoal.schedule import Conservative
 
@@ -41,12 +41,14 @@ class Paced:
         self._step_ns = step_ns
         self.now_ns = 0
 
-    def submit(self, plan: StepPlan) -> None:
-        self._executor.submit(plan)
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        self._executor.submit(plan, interrupted)
 
     def collect(self) -> StepResult:
-        self.now_ns += self._step_ns
-        return dataclasses.replace(self._executor.collect(), durations_ns=[self._step_ns])
+        result = self._executor.collect()
+        durations_ns = [self._step_ns] * len(result.durations_ns)
+        self.now_ns += sum(durations_ns)
+        return dataclasses.replace(result, durations_ns=durations_ns)
 
     def close(self) -> None:
         self._executor.close()

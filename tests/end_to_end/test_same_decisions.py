@@ -20,7 +20,7 @@ from execute_builders import make_model, make_prompt, tiny_config
 from shoal.config import PRESETS
 from shoal.core import Request, Service, StepPlan, StepResult
 from shoal.engine import Engine, EngineOptions, build_engine
-from shoal.execute.protocol import Executor
+from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import Conservative, Slice, describe
@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def workload(seed: int, count: int = 24) -> list[Request]:
-    """Requests of both services; some share the beginning of their prompts."""
+    """Requests of both services; some share the beginning of their prompts, and the last comes late."""
     random = Random(seed)
     shared = {service: make_prompt(40, seed=seed) for service in SERVICES}
     requests = []
@@ -49,6 +49,8 @@ def workload(seed: int, count: int = 24) -> list[Request]:
         prompt = [*shared[service][: random.choice((0, 0, 16, 40))], *own]
         request = make_request(f"r{number}", service, prompt, random.randint(1, 24))
         requests.append(replace(request, arrival_ns=round(arrival_s * 1e9)))
+    alone = make_request("alone", SERVICES[0], make_prompt(10, seed=seed), 9)
+    requests.append(replace(alone, arrival_ns=3600 * 10**9))
     return requests
 
 
@@ -64,26 +66,37 @@ class Recorder:
     coming: deque[Request]
     engine: Engine = field(init=False)
     now_ns: int = 0
-    times_ns: list[int] = field(default_factory=list)
+    times_ns: list[list[int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     starts: deque[int] = field(default_factory=deque)
     ends_ns: int = 0
+    laps_ns: list[int] = field(default_factory=list)
+    lapped_ns: int = 0
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         self.log.append(describe(plan))
         self.starts.append(self.now_ns)
-        self.executor.submit(plan)
+        self.laps_ns, self.lapped_ns = [], time.perf_counter_ns()
+        self.executor.submit(plan, self.is_due if plan.iterations > 1 else interrupted)
+
+    def is_due(self) -> bool:
+        """Whether a request has arrived by the end of an iteration, which is measured."""
+        now_ns = time.perf_counter_ns()
+        self.laps_ns.append(now_ns - self.lapped_ns)
+        self.lapped_ns = now_ns
+        return bool(self.coming) and self.coming[0].arrival_ns <= self.starts[-1] + sum(self.laps_ns)
 
     def collect(self) -> StepResult:
-        started = time.perf_counter_ns()
         result = self.executor.collect()
-        # Timer resolution aside, every step takes some time.
-        taken_ns = max(1_000, time.perf_counter_ns() - started)
+        taken_ns = list(self.laps_ns)
+        if len(taken_ns) < len(result.tokens):
+            # Timer resolution aside, every step takes some time.
+            taken_ns.append(max(1_000, result.duration_ns - sum(taken_ns)))
         self.times_ns.append(taken_ns)
-        self.ends_ns = max(self.starts.popleft(), self.ends_ns) + taken_ns
+        self.ends_ns = max(self.starts.popleft(), self.ends_ns) + sum(taken_ns)
         self.arrivals_before(self.ends_ns)
         self.now_ns = self.ends_ns
-        return replace(result, durations_ns=[taken_ns])
+        return replace(result, durations_ns=taken_ns)
 
     def close(self) -> None:
         self.executor.close()
@@ -109,15 +122,18 @@ class Recorder:
 
 @dataclass
 class Recorded:
-    """Step times in the order in which they were recorded."""
+    """Step times in the order in which they were recorded, a list for each plan."""
 
-    times_ns: deque[int]
+    times_ns: deque[list[int]]
 
     def step_time(self, rows: StepRows) -> float:
-        return self.times_ns.popleft() / 1e9
+        [time_ns] = self.times_ns.popleft()
+        return time_ns / 1e9
 
     def decode_times(self, sequences: int, context: int, steps: int) -> np.ndarray[Any, Any]:
-        raise AssertionError("not asked when every step is made")
+        times_ns = self.times_ns.popleft()
+        # An arrival comes before those that were not made.
+        return np.array(times_ns + [1_000_000] * (steps - len(times_ns))) / 1e9
 
 
 def real(folders: dict[str, Path], options: EngineOptions, requests: Sequence[Request]) -> Recorder:
@@ -136,7 +152,7 @@ def real(folders: dict[str, Path], options: EngineOptions, requests: Sequence[Re
     return recorder
 
 
-def simulated(engine: Engine, times_ns: Sequence[int], requests: Sequence[Request]) -> list[str]:
+def simulated(engine: Engine, times_ns: Sequence[list[int]], requests: Sequence[Request]) -> list[str]:
     times = Recorded(deque(times_ns))
     scheduler, host = engine._scheduler, engine._scheduler._store._host
     spec = EngineSpec(
@@ -166,20 +182,22 @@ def simulated(engine: Engine, times_ns: Sequence[int], requests: Sequence[Reques
 
 
 @pytest.mark.parametrize(
-    ("depth", "overcommitted"),
+    ("depth", "max_iterations", "overcommitted"),
     [
-        (1, True),
-        (2, False),
-        pytest.param(1, False, marks=pytest.mark.slow),
-        pytest.param(2, True, marks=pytest.mark.slow),
+        (1, 1, True),
+        (2, 1, False),
+        (1, 4, True),
+        pytest.param(1, 1, False, marks=pytest.mark.slow),
+        pytest.param(2, 1, True, marks=pytest.mark.slow),
+        pytest.param(1, 4, False, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("preset", PRESETS)
 def test_real_engine_and_simulator_write_the_same_schedule_log(
-    folders: dict[str, Path], preset: str, depth: int, overcommitted: bool
+    folders: dict[str, Path], preset: str, depth: int, max_iterations: int, overcommitted: bool
 ) -> None:
     chosen = PRESETS[preset]
-    knobs: dict[str, Any] = {"depth": depth, **TUNED.get(preset, {})}
+    knobs: dict[str, Any] = {"depth": depth, "max_iterations": max_iterations, **TUNED.get(preset, {})}
     if overcommitted and preset not in TUNED:
         knobs["admission"] = Conservative(overcommit=20.0)
     options = EngineOptions(
@@ -196,3 +214,4 @@ def test_real_engine_and_simulator_write_the_same_schedule_log(
     log = simulated(recorder.engine, recorder.times_ns, requests)
     assert len(log) > 20
     assert log == recorder.log
+    assert any("iterations" in line for line in log) == (max_iterations > 1)

@@ -12,6 +12,7 @@ from shoal.engine.build import describe_service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
+from shoal.execute.protocol import Interrupted, never
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -98,15 +99,13 @@ class FakeExecutor:
         self.most_in_flight = 0
         self.closed = False
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         self.plans.append(plan)
+        self.interrupted = interrupted
         self.most_in_flight = max(self.most_in_flight, len(self.plans))
 
     def collect(self) -> StepResult:
         plan = self.plans.popleft()
-        self.steps += 1
-        if self.step_s:
-            time.sleep(self.step_s)
         for copy in plan.copies:
             self._own(copy.service, copy.target)
             self.memory[copy.service, copy.target] = dict(self.memory[copy.service, copy.source])
@@ -117,10 +116,18 @@ class FakeExecutor:
             self.sequences[joined.seq_id] = _Sequence(joined)
         for number, blocks in plan.grown:
             self.sequences[number].blocks += blocks
+        tokens = [self._iterate(plan)]
+        while len(tokens) < plan.iterations and EOS not in tokens[-1] and not self.interrupted():
+            tokens.append(self._iterate(plan))
+        return StepResult(tokens, [1] * len(tokens))
+
+    def _iterate(self, plan: StepPlan) -> list[int]:
+        self.steps += 1
+        if self.step_s:
+            time.sleep(self.step_s)
         for number, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
             self._compute(plan.service, self.sequences[number], count)
-        tokens = [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
-        return StepResult.of_step(tokens, 1)
+        return [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
 
     def close(self) -> None:
         self.closed = True

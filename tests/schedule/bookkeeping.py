@@ -1,7 +1,8 @@
-"""What the rows of running batches must say, kept apart from the scheduler: from plans, results and events."""
+"""What the rows of running batches must say, made of plans, results and events alone."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from replay_executor import ReplayExecutor
 
@@ -62,7 +63,7 @@ class Bookkeeping:
                 assert request.service == name
                 assert request.block_ids == self._executor.sequences[request.seq_id].table
                 assert columns["is_ending"][row] == (request.ending is not None)
-                # A last block that is a copy of one found counts as offered before its last token is computed.
+                # A copy of a last block that was found counts as offered before its last token is computed.
                 full_blocks = (columns["num_computed"][row] + 1) // self._executor.pool.block_size
                 assert columns["num_published"][row] <= full_blocks
                 assert columns["predicted_tokens"][row] > columns["num_generated"][row]
@@ -102,5 +103,4 @@ def _computed(plan: StepPlan, seq_id: int) -> int:
 
 
 def _largest_gap(times_ns: Iterable[int]) -> int:
-    times = list(times_ns)
-    return max((after - before for before, after in zip(times, times[1:], strict=False)), default=0)
+    return max((after - before for before, after in pairwise(times_ns)), default=0)

@@ -39,7 +39,7 @@ def test_figure_six_aggressive_admits_at_once_and_preempts_at_22_tokens():
 
 
 def test_figure_six_past_future_admits_a_step_later():
-    """At t it foresees 22 tokens one step on; at t + 1 the new request's first token comes when A has left."""
+    """At t 22 tokens are predicted one step on; at t + 1 the new one's first token comes when A has left."""
     rows, stats = figure_six(PastFuture(reserved=0.0))
     assert rows == [
         "0 a: 0+3* 1+6*",

@@ -1,4 +1,4 @@
-"""Requests that wait are forecast several at a time; who is admitted is as if each had been forecast alone."""
+"""Requests that wait are forecast several at a time; they are admitted as if each were alone."""
 
 from dataclasses import replace
 from random import Random

@@ -131,7 +131,7 @@ def test_the_oldest_admitted_is_not_preempted():
 
 
 def test_who_made_way_does_not_come_back_in_its_place():
-    """The victim's rank is better than the new request's (a long queue of fresh ones drifted); it must wait."""
+    """The victim's rank is better than the new request's (a queue of fresh ones drifted); it must wait."""
     scheduler = budgets(preempt_for_waiting=True)
     for at in range(2):
         scheduler.submit(make_request(8, 10, service="a", id=f"long{at}"), 0)

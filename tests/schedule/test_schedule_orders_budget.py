@@ -7,8 +7,8 @@ from orders_builders import SECOND, FakeService, decide, make_state, taking_part
 
 from shoal.core import ConfigError
 from shoal.schedule.orders import DoublingBudget
-from shoal.schedule.running_batch import RequestTable
 from shoal.schedule.orders.doubling_budget import budget_left, budget_of
+from shoal.schedule.running_batch import RequestTable
 
 
 def key(order, service, request):

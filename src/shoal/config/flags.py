@@ -57,6 +57,7 @@ ENGINE_FLAGS = (
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),
+    Flag("max-iterations", "scheduler.max_iterations", "N", "Most decode steps made under one decision."),
     Flag("threads", "threads", "N", "CPU threads of the engine."),
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )

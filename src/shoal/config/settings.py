@@ -135,6 +135,7 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
         (SchedulerOptions, "max_running"): integer(1),
         (SchedulerOptions, "max_batched_tokens"): integer(1),
         (SchedulerOptions, "depth"): integer(1, 2),
+        (SchedulerOptions, "max_iterations"): integer(1),
     }
     preset = Key("preset", "preset", Choice(tuple(PRESETS)), _DEFAULT_PRESET)
     keys = (preset, *section_of(SchedulerOptions, rules).keys)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from shoal.core import EngineDied, FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.engine.stats import EngineStats, StepTotals
-from shoal.execute.protocol import Executor
+from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule.scheduler import Scheduler
 
@@ -38,6 +38,9 @@ class Engine:
         self._executor = executor
         self._depth = depth
         self._clock = clock
+        self.interrupted: Interrupted = never
+        """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
+        Set by an owner who can tell; asked between two steps, so it is to be quick."""
         self._in_flight: deque[StepPlan] = deque()
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None
@@ -149,7 +152,7 @@ class Engine:
             if isinstance(plan, Idle):
                 self._idle = plan
                 return
-            self._executor.submit(plan)
+            self._executor.submit(plan, self.interrupted)
             self._in_flight.append(plan)
 
     def _update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:

@@ -65,6 +65,7 @@ class EngineServer:
         self._running = True
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
+        engine.interrupted = self._has_messages
 
     def run(self) -> None:
         """Serve until told to shut down; an engine's error is raised."""
@@ -77,6 +78,10 @@ class EngineServer:
                 self._send_events(events)
             elif self._engine.waits and not self._arrived:
                 self._socket.poll(self._idle_timeout_ms())
+
+    def _has_messages(self) -> bool:
+        """Whether something has come that the engine does not know of."""
+        return bool(self._arrived) or bool(self._socket.poll(0))
 
     def _take_messages(self) -> None:
         """Read what has come, and submit no more of it than a step may wait for."""

@@ -17,7 +17,7 @@ from shoal.engine.core import Engine
 from shoal.engine.info import ServiceInfo
 from shoal.engine.options import EngineOptions
 from shoal.engine.profiling_grid import Grid, Round
-from shoal.execute.protocol import Executor
+from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import PaddedSample, StepRows, StepShape
 from shoal.schedule import Conservative, Fcfs, SchedulerOptions
 
@@ -69,15 +69,18 @@ class ServiceMeasurements:
 
 
 class RowsRecorder:
-    """Passes plans on to an executor, and knows what the last one computes."""
+    """Passes plans on to an executor, and knows what the last one computes: one iteration each."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._computed: dict[int, int] = {}
         self._last: StepRows | None = None
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor."""
+        self._executor.submit(plan, interrupted)
+        if not plan.seq_ids:
+            return
         for sequence in plan.left:
             self._computed.pop(sequence, None)
         for joined in plan.joined:
@@ -93,7 +96,6 @@ class RowsRecorder:
             else:
                 chunks.append((count, computed))
         self._last = StepRows(decodes, context, tuple(chunks), len(plan.sampled))
-        self._executor.submit(plan)
 
     def collect(self) -> StepResult:
         """See Executor."""
@@ -122,6 +124,7 @@ def profiling_options(options: EngineOptions) -> EngineOptions:
         max_running=options.scheduler.max_running,
         max_batched_tokens=options.scheduler.max_batched_tokens,
         depth=1,
+        max_iterations=1,
     )
     return replace(options, scheduler=scheduler)
 

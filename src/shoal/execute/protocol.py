@@ -1,18 +1,34 @@
 """The executor protocol: the only thing that differs between a GPU, a CPU and a simulator."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from shoal.core import StepPlan, StepResult
+
+Interrupted = Callable[[], bool]
+"""Whether an arrival or a cancellation waits for the scheduler to be told; answers at once."""
+
+
+def never() -> bool:
+    """Nothing ever waits."""
+    return False
 
 
 class Executor(Protocol):
     """Runs plans in the order in which they are submitted."""
 
-    def submit(self, plan: StepPlan) -> None:
-        """Start a plan, or queue it behind those in flight; returns without waiting for it."""
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        """Start a plan, or queue it behind those in flight; waits for it only if this thread computes it.
+
+        interrupted: asked between the iterations of a plan; where it says so, no more of them are made. The
+        last is also one in which a sequence gets its last token, or none.
+        """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan in flight and return what it produced; its errors are raised here."""
+        """Wait for the oldest plan in flight and return what it produced; its errors are raised here.
+
+        Of a plan without rows that is one iteration without tokens.
+        """
 
     def close(self) -> None:
         """Release threads and memory; plans in flight are abandoned."""

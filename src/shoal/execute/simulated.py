@@ -1,29 +1,38 @@
 """The executor of simulations: it computes no tokens, only how long they would take."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
 
 from shoal.core import ANONYMOUS_TOKEN, StepPlan, StepResult
+from shoal.execute.protocol import Interrupted, never
 from shoal.forecast import StepRows, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """One service's model in simulation.
-
-    times: how long its steps take. copy_s: seconds to move one of its KV blocks between device and host.
-    """
+    """One service's model in simulation."""
 
     times: StepTimes
+    """How long its steps take."""
     copy_s: float = 0.0
+    """Seconds to move one of its KV blocks between device and host."""
 
 
 @dataclass(slots=True)
-class _Flight:
-    sampled: int
-    duration_ns: int
-    ends_ns: int
+class _InFlightPlan:
+    """A plan that was started, or waits for the one before it."""
+
+    plan: StepPlan
+    """What is computed."""
+    start_ns: int
+    """When it starts."""
+    ends_ns: list[int]
+    """When its iterations end."""
 
 
 class _Progress:
@@ -85,48 +94,77 @@ class SimulatedExecutor:
     """Runs plans in virtual time, one after the other.
 
     clock: nanoseconds of virtual time; a plan starts when it is submitted and those before it have ended.
-    watch: told of every plan, when it starts and when it ends.
+    watch: told of every plan when it is submitted, when it starts, and when it ends unless it is interrupted.
     """
 
     models: Mapping[str, SimulatedModel]
     clock: Callable[[], int]
     watch: Callable[[StepPlan, int, int], None]
     _progress: dict[str, _Progress] = field(init=False)
-    _flights: deque[_Flight] = field(default_factory=deque)
+    _in_flight: deque[_InFlightPlan] = field(default_factory=deque)
     _free_ns: int = 0
 
     def __post_init__(self) -> None:
         """Nothing is computed yet."""
         self._progress = {name: _Progress() for name in self.models}
 
-    def submit(self, plan: StepPlan) -> None:
-        """Start a plan, or queue it behind those in flight."""
-        duration_ns = duration(self.models[plan.service].times.step_time(self._rows(plan)))
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        """Start a plan, or queue it behind those in flight.
+
+        What will wait cannot be asked before its time, so ``interrupted`` is not: see ``interrupt``.
+        """
+        durations_ns = self._durations_ns(plan)
         if plan.swap_out_copies or plan.copies:
-            duration_ns += self._copying_ns(plan)
+            durations_ns[0] += self._copying_ns(plan)
         start_ns = max(self.clock(), self._free_ns)
-        self._free_ns = start_ns + duration_ns
-        self._flights.append(_Flight(len(plan.sampled), duration_ns, self._free_ns))
+        ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
+        self._free_ns = ends_ns[-1]
+        self._in_flight.append(_InFlightPlan(plan, start_ns, ends_ns))
         self.watch(plan, start_ns, self._free_ns)
 
     def collect(self) -> StepResult:
         """What the oldest plan in flight produced; to be asked at ``ends_ns``, when it ends."""
-        flight = self._flights.popleft()
-        return StepResult.of_step([ANONYMOUS_TOKEN] * flight.sampled, flight.duration_ns)
+        done = self._in_flight.popleft()
+        plan, made = done.plan, len(done.ends_ns)
+        if made > 1:
+            self._progress[plan.service].decoded(plan.seq_ids, made - 1)
+        durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise([done.start_ns, *done.ends_ns])]
+        return StepResult([[ANONYMOUS_TOKEN] * len(plan.sampled)] * made, durations_ns)
+
+    def interrupt(self) -> None:
+        """Somebody arrives: of a plan of several iterations the one under way is the last."""
+        if self._in_flight:
+            cut_behind(self._in_flight[-1].ends_ns, self.clock())
+            self._free_ns = self._in_flight[-1].ends_ns[-1]
 
     def close(self) -> None:
         """Abandon plans in flight."""
-        self._flights.clear()
+        self._in_flight.clear()
 
     @property
     def ends_ns(self) -> int | None:
         """When the oldest plan in flight ends; None where there is none."""
-        return self._flights[0].ends_ns if self._flights else None
+        return self._in_flight[0].ends_ns[-1] if self._in_flight else None
 
-    def skip(self, plan: StepPlan) -> None:
-        """Take note of a plan of decode steps whose times the caller knows."""
+    @property
+    def iteration_ends_ns(self) -> list[int]:
+        """When the iterations of the oldest plan in flight end."""
+        return self._in_flight[0].ends_ns
+
+    def skip(self, plan: StepPlan, iterations: int) -> None:
+        """Take note of a plan of decode steps whose times the caller knows, and of how many were made."""
         self._drop(plan.left)
-        self._progress[plan.service].decoded(plan.seq_ids, plan.iterations)
+        self._progress[plan.service].decoded(plan.seq_ids, iterations)
+
+    def _durations_ns(self, plan: StepPlan) -> list[int]:
+        """Of each iteration of a plan, copies apart."""
+        rows = self._rows(plan)
+        if not plan.seq_ids:
+            return [1]
+        times = self.models[plan.service].times
+        if plan.iterations == 1:
+            return [duration(times.step_time(rows))]
+        return decode_durations(times, rows.decodes, rows.decode_context, plan.iterations)
 
     def _rows(self, plan: StepPlan) -> StepRows:
         """What the plan computes; remembers how far every sequence has come."""
@@ -153,3 +191,15 @@ class SimulatedExecutor:
 def duration(seconds: float) -> int:
     """Nanoseconds of a step, rounded once and at least one."""
     return max(1, round(seconds * 1e9))
+
+
+def decode_durations(times: StepTimes, rows: int, context: int, steps: int) -> list[int]:
+    """The same of steps in which ``rows`` sequences decode; context: positions that the first attends."""
+    seconds = times.decode_times(rows, context, steps)
+    durations_ns: list[int] = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64).tolist()
+    return durations_ns
+
+
+def cut_behind(ends_ns: list[int], now_ns: int) -> None:
+    """Leave only iterations that end by ``now_ns``, and the one under way then."""
+    del ends_ns[1 + bisect_left(ends_ns, now_ns) :]

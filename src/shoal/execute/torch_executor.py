@@ -4,15 +4,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 
 import torch
 
-from shoal.core import StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.interface import STEP_KEYWORD
 from shoal.execute.kv_store import KVStore, Transfer, UnitIds
 from shoal.execute.loading import ModelSet
+from shoal.execute.protocol import Interrupted, never
 from shoal.execute.sampler import sample
 from shoal.kvcache import PoolLayout
 
@@ -41,16 +43,16 @@ class TorchExecutor:
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor; without a thread the plan runs here and its result waits for ``collect``."""
         # Settled here: by the time the thread gets to it, the pool may have given blocks to the next plan.
-        vacate, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
+        saving, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
         if self._thread is not None:
-            self._results.append(self._thread.submit(self._run, plan, vacate, copies))
+            self._results.append(self._thread.submit(self._run, plan, saving, copies, interrupted))
             return
         done: Future[StepResult] = Future()
         try:
-            done.set_result(self._run(plan, vacate, copies))
+            done.set_result(self._run(plan, saving, copies, interrupted))
         except Exception as error:
             done.set_exception(error)
         self._results.append(done)
@@ -66,26 +68,62 @@ class TorchExecutor:
         self._results.clear()
 
     @torch.inference_mode()
-    def _run(self, plan: StepPlan, vacate: Sequence[Transfer], copies: Sequence[Transfer]) -> StepResult:
+    def _run(
+        self,
+        plan: StepPlan,
+        saving: Sequence[Transfer],
+        copies: Sequence[Transfer],
+        interrupted: Interrupted,
+    ) -> StepResult:
         started = time.perf_counter_ns()
-        for transfer in vacate:
+        for transfer in saving:
             transfer.carry_out()
         for merged_block in plan.zero:
             self.store.zero(merged_block)
         for transfer in copies:
             transfer.carry_out()
         self._groups.apply(plan)
-        rows = [self._groups[number] for number in plan.seq_ids]
-        batch = build_batch(rows, plan.new_tokens, self.store.services[plan.service])
-        prepared = time.perf_counter_ns()
-        logits = self._forward(plan, batch)
-        for row, count in zip(rows, plan.new_tokens, strict=True):
-            row.computed += count
-        forwarded = time.perf_counter_ns()
-        tokens, logprobs = self._sample(plan, rows, logits)
-        ended = time.perf_counter_ns()
-        timings = StepTimings(prepared - started, forwarded - prepared, ended - forwarded)
-        return StepResult.of_step(tokens, ended - started, logprobs, timings)
+        rows = [self._groups[seq_id] for seq_id in plan.seq_ids]
+        if not rows:
+            duration_ns = time.perf_counter_ns() - started
+            return StepResult.of_step([], duration_ns, timings=StepTimings(duration_ns))
+        return self._iterate(plan, rows, started, interrupted)
+
+    def _iterate(
+        self, plan: StepPlan, rows: Sequence[RunningSequence], started: int, interrupted: Interrupted
+    ) -> StepResult:
+        """The iterations of a plan, each of which computes the tokens that the one before has sampled."""
+        cache = self.store.services[plan.service]
+        ends_ns = [started]
+        tokens: list[list[int]] = []
+        logprobs: list[list[TokenLogprobs | None] | None] = []
+        prepare_ns = forward_ns = sample_ns = 0
+        while True:
+            batch = build_batch(rows, plan.new_tokens, cache)
+            prepared = time.perf_counter_ns()
+            logits = self._forward(plan, batch)
+            for row, count in zip(rows, plan.new_tokens, strict=True):
+                row.computed += count
+            forwarded = time.perf_counter_ns()
+            new_tokens, new_logprobs = self._sample(plan, rows, logits)
+            ended = time.perf_counter_ns()
+            prepare_ns += prepared - ends_ns[-1]
+            forward_ns += forwarded - prepared
+            sample_ns += ended - forwarded
+            ends_ns.append(ended)
+            tokens.append(new_tokens)
+            logprobs.append(new_logprobs)
+            if len(tokens) == plan.iterations or self._ends_any(plan, rows, new_tokens) or interrupted():
+                break
+        durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
+        timings = StepTimings(prepare_ns, forward_ns, sample_ns)
+        return StepResult(tokens, durations_ns, None, _complete(logprobs, len(plan.sampled)), timings)
+
+    def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
+        """Whether one of the rows, all of which were to get a token, has come to its end."""
+        eos = self._models[plan.service].eos_token_ids
+        pairs = zip(rows, tokens, strict=True)
+        return any(token == NO_TOKEN or row.ends_with(token, eos) for row, token in pairs)
 
     def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
@@ -114,3 +152,12 @@ class TorchExecutor:
             if row.penalty is not None:
                 row.penalty.add(known)
         return tokens, logprobs
+
+
+def _complete(
+    logprobs: Sequence[Sequence[TokenLogprobs | None] | None], sampled: int
+) -> list[Sequence[TokenLogprobs | None]] | None:
+    """Of all iterations, with None for each row of those that have none; None where none has any."""
+    if all(row is None for row in logprobs):
+        return None
+    return [[None] * sampled if row is None else row for row in logprobs]

@@ -80,9 +80,10 @@ class BlockPool:
         state.num_live += count
         return blocks
 
-    def can_allocate(self, service: str, count: int) -> bool:
-        """Whether ``allocate`` would succeed now."""
-        return self._store.attainable(self._services[service].number) >= count
+    def can_allocate(self, service: str, count: int, *, evict: bool = True) -> bool:
+        """Whether ``allocate`` would succeed now; without ``evict``: whether it would evict nothing."""
+        number = self._services[service].number
+        return (self._store.attainable(number) if evict else self._store.available(number)) >= count
 
     def can_compact(self, service: str, count: int) -> bool:
         """Whether ``compact`` would make room for ``count`` blocks that cannot be allocated now."""

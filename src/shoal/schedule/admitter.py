@@ -41,8 +41,8 @@ class Admitted:
     num_new_tokens: int
     """Tokens it computes there."""
     copies: Sequence[BlockCopy]
-    """Swapped blocks that come back, or the copy-on-write of its last block where every known token was found;
-    a copy's device source stays referenced until the plan's update."""
+    """Swapped blocks that come back, or the copy-on-write of its last block where every known token was
+    found; a copy's device source stays referenced until the plan's update."""
 
     def joined(self) -> Joined:
         """The delta for the executor; a synthetic prompt has no ids, so counting numbers stand for them."""
@@ -160,7 +160,7 @@ class Admitter:
     def _allocate(
         self, request: RequestState, hits: Sequence[int], kept: list[int], computed: int, tokens: int
     ) -> None:
-        """Fill the block table of a request that was admitted, for so many tokens beyond those ``computed``."""
+        """Fill the block table of an admitted request, for so many tokens beyond those ``computed``."""
         service, size, slice_tokens = request.service, self._pool.block_size, self._admission.slice_tokens
         request.num_computed = request.num_scheduled = computed
         table_tokens = computed + tokens

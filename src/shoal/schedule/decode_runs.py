@@ -5,9 +5,10 @@ another until something ends: nothing but counts change. Such steps are made as 
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -34,42 +35,53 @@ class DecodeRun:
     context: int
     """Positions that the first step attends, over all rows; each further step attends one more per row."""
     until_ns: int
-    """Every step must begin before this time."""
+    """Every step must begin before this time, or the first of its plan."""
+    max_iterations: int
+    """Most steps of a plan, as they would be planned one plan after another."""
+
+    def planned(self, steps: int) -> int:
+        """Steps in all that are planned until so many are made: those of whole plans."""
+        return min(-(-steps // self.max_iterations) * self.max_iterations, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks handed out to the steps of a run, in the order in which the steps would have got them."""
+    """Blocks handed out to a run, in the order in which its steps would have got them."""
 
-    step: IntArray
-    """For which step each block is, from 0."""
-    seq_id: IntArray
-    """For which sequence."""
-    block: IntArray
-    """Its number."""
+    grown: Sequence[tuple[int, tuple[int, ...]]]
+    """(sequence, its blocks), as a plan has it."""
+    first_steps: Sequence[int]
+    """For which step each of these gets its first block, from 0; the others a block's tokens later each."""
+    block_size: int
+    """Tokens in a block."""
     live_before: int
     """Live blocks of the service before."""
-    grown: tuple[tuple[int, tuple[int, ...]], ...]
-    """(sequence, its blocks), as a plan has it."""
 
-    def live_blocks(self, steps: int) -> IntArray:
-        """Live blocks of the service during each of so many steps."""
-        return np.bincount(self.step, minlength=steps).cumsum() + self.live_before
+    def live_blocks(self, steps: int, max_iterations: int) -> list[int]:
+        """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
+        taken = [0] * -(-steps // max_iterations)
+        for first in self.first_steps:
+            for step in range(first, steps, self.block_size):
+                taken[step // max_iterations] += 1
+        live = list(accumulate(taken, initial=self.live_before))[1:]
+        return [live[step // max_iterations] for step in range(steps)]
 
-    def single_steps(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """The plans that would have been made one after another, in place of one with many iterations."""
-        grown = defaultdict(list)
-        for step, seq_id, block in zip(
-            self.step.tolist(), self.seq_id.tolist(), self.block.tolist(), strict=True
-        ):
-            grown[step].append((seq_id, (block,)))
-        for step in range(plan.iterations):
+    def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
+        """The plans that would have been made one after another, in place of one for the whole run."""
+        by_plan: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
+            steps = range(first, first + len(blocks) * self.block_size, self.block_size)
+            by_number = groupby(zip(steps, blocks, strict=True), key=lambda pair: pair[0] // max_iterations)
+            for number, pairs in by_number:
+                by_plan[number].append((seq_id, tuple([block for _, block in pairs])))
+        for number, start in enumerate(range(0, plan.iterations, max_iterations)):
             yield replace(
                 plan,
-                number=plan.number + step,
-                iterations=1,
-                left=plan.left if step == 0 else (),
-                grown=tuple(grown[step]),
+                number=plan.number + start,
+                iterations=min(max_iterations, plan.iterations - start),
+                left=plan.left if start == 0 else (),
+                zero=plan.zero if start == 0 else (),
+                grown=tuple(by_plan[number]),
             )
 
 
@@ -90,8 +102,12 @@ class DecodeRuns:
         self._rejected = (request, step, self._store.num_ended)
 
     def foresee(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
-        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one."""
+        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
+
+        A run ends where one of its plans does; ``most`` is rounded up to whole plans.
+        """
         store, options = self._store, self._options
+        max_iterations = options.max_iterations
         states = [state for state in store.services.values() if len(state.running) or state.waiting]
         if len(states) != 1 or store.swap_out_copies or store.moved:
             return None
@@ -101,6 +117,7 @@ class DecodeRuns:
             return None
         if not len(batch) or len(batch) > options.max_batched_tokens or np.count_nonzero(batch.prefilling):
             return None
+        most = -(-most // max_iterations) * max_iterations
         most = min(most, self._before_admission(state, step), _steps_left(batch))
         if most <= 0:
             return None
@@ -109,7 +126,9 @@ class DecodeRuns:
             return None
         steps = self._within_memory(state, most)
         context = sum(batch.num_tokens_with_in_flight.tolist())
-        return DecodeRun(state.service, len(batch), steps, context, until_ns) if steps else None
+        if not steps:
+            return None
+        return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
     def _before_admission(self, state: ServiceState, step: int) -> int:
         """Steps in which nobody who waits can be admitted, as long as those running only decode."""
@@ -123,56 +142,62 @@ class DecodeRuns:
         return -step % admission.admit_every
 
     def _within_memory(self, state: ServiceState, steps: int) -> int:
-        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are."""
-        pool = self._pool
-        if pool.can_allocate(state.service, len(state.running) * (steps // pool.block_size + 1)):
+        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are.
+
+        Single steps may evict cached prefixes. Plans of several must not, and are cut as each of them would
+        be by itself.
+        """
+        pool, longest = self._pool, self._options.max_iterations
+        evict = longest == 1
+        at_most = len(state.running) * (steps // pool.block_size + 1)
+        if pool.can_allocate(state.service, at_most, evict=evict):
             return steps
-        while steps and not pool.can_allocate(state.service, int(self._needs(state.running, steps).sum())):
-            steps //= 2
-        return steps
+        while steps:
+            blocks = int(self._needs(state.running, steps).sum())
+            if pool.can_allocate(state.service, blocks, evict=evict):
+                break
+            steps = longest if longest < steps < 2 * longest else steps // 2
+        return steps - steps % longest if steps > longest else steps
 
     def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
         """Blocks that each needs for so many steps."""
         spare = batch.num_blocks * self._pool.block_size - batch.num_scheduled
-        return np.maximum(0, -((spare - steps) // self._pool.block_size))
+        needs: IntArray = -((spare - steps) // self._pool.block_size)
+        return np.maximum(needs, 0, out=needs)
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
-        """Extend the tables as so many steps would, one after another."""
+        """Extend the tables as so many steps would, one after another, each in the order of its rows."""
         batch, size = state.running, self._pool.block_size
         live = self._pool.live_blocks(state.service)
-        needs = self._needs(batch, steps)
-        growing = needs.nonzero()[0]
-        counts = needs[growing]
-        rows = growing.repeat(counts)
-        ends = counts.cumsum()
-        spare = (batch.num_blocks * size - batch.num_scheduled)[growing]
-        # The step that needs a row's first block, then one block's tokens later each.
-        when = (spare - (ends - counts) * size).repeat(counts) + np.arange(len(rows)) * size
-        order = np.arange(len(rows)).reshape(-1, steps).T.ravel() if size == 1 else np.lexsort((rows, when))
-        blocks = np.empty(len(rows), dtype=np.int64)
-        if len(rows):
-            blocks[order] = self._allocate(state.service, when[order])
-        grown, start, by_row = [], 0, blocks.tolist()
-        for row, end in zip(growing.tolist(), ends.tolist(), strict=True):
-            request = batch.requests[row]
-            request.block_ids += by_row[start:end]
-            grown.append((request.seq_id, tuple(by_row[start:end])))
-            start = end
-        batch.num_blocks += needs
-        return Growth(when[order], batch.seq_id[rows[order]], blocks[order], live, tuple(grown))
+        spare = batch.num_blocks * size - batch.num_scheduled
+        growing = (spare < steps).nonzero()[0]
+        firsts, rows = spare[growing].tolist(), growing.tolist()
+        if size == 1 and not any(firsts):
+            blocks = self._allocate(state.service, [len(rows)] * steps)
+            shares = [blocks[place :: len(rows)] for place in range(len(rows))]
+        else:
+            turns = sorted(
+                [(step, place) for place, first in enumerate(firsts) for step in range(first, steps, size)]
+            )
+            blocks = self._allocate(state.service, list(Counter([step for step, _ in turns]).values()))
+            shares = [[] for _ in rows]
+            for (_, place), block in zip(turns, blocks, strict=True):
+                shares[place].append(block)
+        for row, share in zip(rows, shares, strict=True):
+            batch.grow(row, share)
+        grown = [(batch.requests[row].seq_id, tuple(share)) for row, share in zip(rows, shares, strict=True)]
+        return Growth(grown, firsts, size, live)
 
-    def _allocate(self, service: str, when: IntArray) -> list[int]:
-        """Blocks as the steps in ``when`` (rising) would get them, each its own at once."""
+    def _allocate(self, service: str, counts: Sequence[int]) -> list[int]:
+        """So many blocks for one step after another, each its own at once."""
         pool = self._pool
         layout = pool.layout
         in_order = layout.kind == "merged" and layout.services[service].blocks_per_merged == 1
         if in_order and not pool.prefix_caching:
-            blocks = pool.allocate(service, len(when))
-            assert blocks is not None
-            return blocks
+            # All at once, the pool gives the same.
+            counts = [sum(counts)]
         taken: list[int] = []
-        _, counts = np.unique(when, return_counts=True)
-        for count in counts.tolist():
+        for count in counts:
             blocks = pool.allocate(service, count)
             assert blocks is not None
             taken += blocks

@@ -35,6 +35,9 @@ class SchedulerOptions:
     """Most tokens that one step computes."""
     depth: int = 1
     """Most plans in flight; 2 lets the next step be scheduled while one is computed."""
+    max_iterations: int = 1
+    """Most decode steps made under one decision, where nothing but decoding can come next. They end early
+    with the step in which a request ends or arrives."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names and numbers without meaning; raises ConfigError."""
@@ -46,8 +49,14 @@ class SchedulerOptions:
             )
         if not self.starvation_s > 0:
             raise ConfigError(f"scheduler starvation must be above 0 seconds, got {self.starvation_s}")
-        for name in ("max_running", "max_batched_tokens"):
+        for name in ("max_running", "max_batched_tokens", "max_iterations"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"scheduler {name} must be at least 1, got {getattr(self, name)}")
         if self.depth not in (1, 2):
             raise ConfigError(f"scheduler depth must be 1 or 2 plans in flight, got {self.depth}")
+        if self.max_iterations > 1 and self.depth > 1:
+            raise ConfigError(
+                f"scheduler max_iterations {self.max_iterations} needs depth 1: with depth {self.depth} the next"
+                " plan is made before anybody knows after how many iterations this one stops; set depth to 1,"
+                " or max_iterations to 1"
+            )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shoal.schedule.request_state import RequestState
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 Rows = IntArray | slice
 """Some rows of a table; ``ALL`` for every one."""
@@ -185,27 +185,26 @@ class RunningBatch(RequestTable):
         super().__init__(())
         self.num_removals = 0
         """How many requests have been removed: while it stays the same, so do row numbers."""
-        self._table = np.zeros((len(_COLUMNS), 64), dtype=np.int64)
-        self._goals = np.zeros((len(_GOALS), 64))
+        self._table = np.zeros((len(_COLUMNS) + len(_GOALS), 64), dtype=np.int64)
         self._bind()
 
     def _bind(self) -> None:
         """Make the columns attributes again: their length or their memory has changed."""
-        count = len(self.requests)
-        self.__dict__.update(zip(_COLUMNS, self._table[:, :count], strict=True))
-        self.__dict__.update(zip(_GOALS, self._goals[:, :count], strict=True))
+        table = self._table[:, : len(self.requests)]
+        self.__dict__.update(zip(_COLUMNS, table, strict=False))
+        self.__dict__.update(zip(_GOALS, table[len(_COLUMNS) :].view(np.float64), strict=True))
 
     def add(self, request: RequestState) -> None:
         """A request runs from now on; its row is the last."""
         row = len(self.requests)
         if row == self._table.shape[1]:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
-            self._goals = np.concatenate((self._goals, np.zeros_like(self._goals)), axis=1)
-        self._table[:, row] = _read(request)
-        self._goals[:, row] = request.ttft_s, request.tpot_s, request.e2e_s
+        self._table[: len(_COLUMNS), row] = _read(request)
         self.requests.append(request)
         self._bind()
         self.prefilling[row] = 1
+        for name in _GOALS:
+            getattr(self, name)[row] = getattr(request, name)
 
     def remove(self, request: RequestState) -> None:
         """A request runs no longer: its progress is written to it. Rows behind it move up."""
@@ -217,7 +216,6 @@ class RunningBatch(RequestTable):
         left = len(self.requests)
         if row < left:
             self._table[:, row:left] = self._table[:, row + 1 : left + 1]
-            self._goals[:, row:left] = self._goals[:, row + 1 : left + 1]
         self.num_removals += 1
         self._bind()
 
@@ -258,7 +256,9 @@ class RunningBatch(RequestTable):
         gaps_ns = first_ns - self.last_token_ns[rows]
         new = self.num_generated[rows] == 0
         if np.count_nonzero(new):
-            self.first_token_ns[rows] = np.where(new, first_ns, self.first_token_ns[rows])
+            first_token_ns = self.first_token_ns[rows]
+            first_token_ns[new] = first_ns
+            self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
         last_ns: int | IntArray = ends_ns[-1]
         if len(ends_ns) > 1:

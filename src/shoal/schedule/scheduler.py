@@ -49,16 +49,17 @@ class Scheduler:
     on_end: told of every request that ends.
 
     Progress. When running requests need blocks and none is free, the pool is compacted, or requests are
-    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody, unless
-    it may preempt those less urgent or has starved. The request admitted longest ago, over all services, is
-    never a candidate (but for a starved one). It alone fits into the pool, because the most it may take does;
-    so it runs to its end, the next then is the oldest, and two requests cannot preempt each other for ever. A
-    request that needs blocks is itself a candidate. Where requests own slices, nobody is preempted inside one;
-    if all holders of memory wait for a slice that none can get, one of them is preempted.
+    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody,
+    unless it may preempt those less urgent or has starved. The request admitted longest ago, over all
+    services, is never a candidate (but for a starved one). It alone fits into the pool, because the most it
+    may take does; so it runs to its end, the next then is the oldest, and two requests cannot preempt each
+    other for ever. A request that needs blocks is itself a candidate. Where requests own slices, nobody is
+    preempted inside one; if all holders of memory wait for a slice that none can get, one of them is
+    preempted.
 
     With plans in flight a shortage waits for them first: they may end requests. So a preempted request is
-    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while it
-    is part of a later plan are freed at that plan's update.
+    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while
+    it is part of a later plan are freed at that plan's update.
 
     Looking again changes nothing: a head that was rejected is not examined again before something happened.
     """
@@ -73,8 +74,8 @@ class Scheduler:
     ) -> None:
         self.options = options
         self.on_steps: Callable[[int, int], None] | None = None
-        """Set it to be told of steps as they are planned: the number of the first, and how many; those running
-        now are in all of them."""
+        """Set it to be told of steps as they are planned: the number of the first, and how many; those
+        running now are in all of them."""
         self._pool = pool
         self._limits = services
         self._order = options.order
@@ -201,6 +202,10 @@ class Scheduler:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
         if len(self._in_flight) >= self.options.depth:
             return Idle()
+        if self.options.max_iterations > 1:
+            run = self.decode_run(now_ns, self.options.max_iterations)
+            if run is not None and run.steps > 1:
+                return self.commit_run(run, run.steps)[0]
         try:
             plan = self._serve_starved(now_ns)
             while plan is None:
@@ -330,7 +335,7 @@ class Scheduler:
         return admitter
 
     def _make_way(self, admitter: Admitter, urgent: RequestState | None) -> bool:
-        """Do something so that the request that was rejected may be admitted now; whether anything was done."""
+        """Do something so that the rejected request may be admitted now; whether anything was done."""
         assert admitter.rejected is not None
         request, rejection = admitter.rejected
         try:
@@ -367,7 +372,7 @@ class Scheduler:
         return True
 
     def _help_to_slice(self, request: RequestState) -> bool:
-        """A starved holder of memory gets no slice: preempt another who is between slices, if there is any."""
+        """A starved holder of memory gets no slice: preempt another who is between slices, if any is."""
         if self._admission.slice_tokens is None:
             return False
         batch = self._services[request.service].running
@@ -390,7 +395,7 @@ class Scheduler:
         self._epoch += 1
 
     def _unstick(self) -> bool:
-        """Where all holders of memory wait for a slice, help one to it or preempt one; whether that was so."""
+        """Where all holders of memory wait for a slice, help one to it or preempt one; whether so."""
         slice_tokens = self._admission.slice_tokens
         if slice_tokens is None or self._in_flight or self.running < 2:
             return False
@@ -431,14 +436,16 @@ class Scheduler:
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
-        None where the next step is or may be something else. Changes nothing.
+        None where the next step is or may be something else. Where a plan makes several, ``most`` is rounded
+        up to whole plans. Changes nothing.
         """
         return None if self._in_flight else self._runs.foresee(now_ns, most, self._num_steps)
 
     def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
         """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
-        It leaves the same blocks as so many plans of one step would; nobody may have come in between.
+        It leaves the same blocks as the plans of the run would, one after another; nobody may have come in
+        between. ``update`` may be told of fewer iterations, of those of the last plan.
         """
         state = self._services[run.service]
         if self.on_steps is not None:

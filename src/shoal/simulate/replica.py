@@ -3,13 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from shoal.core import ANONYMOUS_TOKEN, Request, StepPlan, StepResult
 from shoal.engine.core import Engine
-from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
+from shoal.execute.simulated import SimulatedExecutor, SimulatedModel, cut_behind, decode_durations
 from shoal.kvcache import BlockPool
 from shoal.schedule import Scheduler, ServiceLimits
 from shoal.schedule.decode_runs import DecodeRun
@@ -39,9 +37,27 @@ class _Ahead:
     """A run of decode steps that is foreseen but not yet accounted for: a newcomer may cut it short."""
 
     run: DecodeRun
+    """What is foreseen."""
     start_ns: int
+    """When it begins."""
     ends_ns: list[int]
+    """When its steps end."""
     waiting: int
+    """Requests that wait meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Iterations:
+    """A plan of several iterations under way: a newcomer may cut it short."""
+
+    plan: StepPlan
+    """What runs."""
+    start_ns: int
+    """When it began."""
+    waiting: int
+    """Requests that wait meanwhile."""
+    used: int
+    """Merged blocks in use meanwhile."""
 
 
 class Replica:
@@ -75,6 +91,7 @@ class Replica:
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
         self._skips = skip_ahead and depth == 1
         self._ahead: _Ahead | None = None
+        self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
 
     @property
@@ -86,7 +103,11 @@ class Replica:
         """A request arrives now; raises InvalidRequest if it can never be served."""
         self._engine.submit(request)
         if self._ahead is not None:
-            self._cut_short(self._ahead)
+            cut_behind(self._ahead.ends_ns, self._clock.now_ns)
+            self.due_ns = self._ahead.ends_ns[-1]
+        elif self._iterations is not None:
+            self._executor.interrupt()
+            self.due_ns = self._executor.ends_ns
 
     def resume(self) -> None:
         """What was due now happens."""
@@ -94,6 +115,8 @@ class Replica:
         if self._ahead is not None:
             self._account(self._ahead)
         elif self._executor.ends_ns == now_ns:
+            if self._iterations is not None:
+                self._note_iterations(self._iterations)
             self._engine.complete()
         self.due_ns = None
 
@@ -120,55 +143,65 @@ class Replica:
         if run is None:
             return False
         times = self.spec.services[run.service].times
-        seconds = times.decode_times(run.rows, run.context, run.steps)
         # Rounded step by step, as the executor rounds each.
-        durations = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64)
-        ends_ns: list[int] = (start_ns + durations.cumsum()).tolist()
-        del ends_ns[1 + bisect_left(ends_ns, run.until_ns) :]
+        durations_ns = decode_durations(times, run.rows, run.context, run.steps)
+        ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
+        del ends_ns[run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
         self._ahead = _Ahead(run, start_ns, ends_ns, self.scheduler.waiting)
         self.due_ns = ends_ns[-1]
         return True
-
-    def _cut_short(self, ahead: _Ahead) -> None:
-        """Somebody arrives: the step under way is the last of the run."""
-        now_ns = self._clock.now_ns
-        del ahead.ends_ns[1 + bisect_left(ahead.ends_ns, now_ns) :]
-        self.due_ns = ahead.ends_ns[-1]
 
     def _account(self, ahead: _Ahead) -> None:
         """The run has come to its end."""
         self._ahead = None
         run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
         # Steps foreseen in vain cost time, but a run too short costs more.
-        self._look_ahead_steps = min(max(2 * len(ends_ns), SHORTEST_RUN), LONGEST_RUN)
-        plan, growth = self.scheduler.commit_run(run, len(ends_ns))
-        self._executor.skip(plan)
+        steps = len(ends_ns)
+        self._look_ahead_steps = min(max(2 * steps, SHORTEST_RUN), LONGEST_RUN)
+        plan, growth = self.scheduler.commit_run(run, run.planned(steps))
+        self._executor.skip(plan, steps)
         durations_ns = [end - start for start, end in pairwise([start_ns, *ends_ns])]
-        tokens = [[ANONYMOUS_TOKEN] * run.rows] * len(ends_ns)
+        tokens = [[ANONYMOUS_TOKEN] * run.rows] * steps
         self.scheduler.update(plan, StepResult(tokens, durations_ns), ends_ns[-1])
         if self._on_plan is not None:
-            for step in growth.single_steps(plan):
-                self._on_plan(step)
+            for part in growth.plans(plan, run.max_iterations):
+                self._on_plan(part)
         view = self.spec.layout.services[run.service]
-        used = -(-growth.live_blocks(len(ends_ns)) // view.blocks_per_merged) * view.units_per_block
-        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used.tolist())
+        per_merged, units = view.blocks_per_merged, view.units_per_block
+        used = growth.live_blocks(steps, run.max_iterations)
+        if per_merged > 1 or units > 1:
+            used = [-(-blocks // per_merged) * units for blocks in used]
+        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used)
+
+    def _note_iterations(self, under_way: _Iterations) -> None:
+        """A plan of several iterations has come to its end."""
+        self._iterations = None
+        plan, ends_ns = under_way.plan, self._executor.iteration_ends_ns
+        used = [under_way.used] * len(ends_ns)
+        self.recorder.decodes(
+            plan.service, under_way.start_ns, ends_ns, under_way.waiting, len(plan.seq_ids), used
+        )
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
-        decodes = plan.new_tokens.count(1)
         pool = self._pool
+        used = sum([pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services])
+        if self._on_plan is not None:
+            self._on_plan(plan)
+        if plan.iterations > 1:
+            self._iterations = _Iterations(plan, start_ns, self.scheduler.waiting, used)
+            return
+        decodes = plan.new_tokens.count(1)
         self.recorder.step(
             plan.service,
             start_ns,
             end_ns,
             waiting=self.scheduler.waiting,
             running=self.scheduler.running,
-            used=sum([pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services]),
+            used=used,
             decodes=decodes,
             prefill_tokens=sum(plan.new_tokens) - decodes,
             tokens=len(plan.sampled),
         )
-        if self._on_plan is not None:
-            self._on_plan(plan)
 
 
 def _limits(spec: EngineSpec) -> dict[str, ServiceLimits]:
