@@ -9,7 +9,6 @@ from shoal.core import (
     FinishReason,
     Idle,
     InvalidRequest,
-    Prompt,
     Request,
     StepPlan,
     StepResult,
@@ -147,7 +146,9 @@ class Scheduler:
         self.submit_all((request,), now_ns)
 
     def submit_all(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Queue all of ``requests`` or none. A prompt that neighbours share, as choices do, is hashed once.
+        """Queue all of ``requests`` or none.
+
+        Neighbours with the same prompt object are choices of one call: it is hashed and computed once.
 
         Raises:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
@@ -159,14 +160,21 @@ class Scheduler:
                     f"request id {request.id!r} is in use by an unfinished request", param="id"
                 )
             most.append(check_request(request, self._limits, self._pool))
-        hashed: Prompt | None = None
+        choices: list[RequestState] = []
         hashes: list[bytes] = []
         for request, most_tokens in zip(requests, most, strict=True):
-            if self._pool.prefix_caching and request.prompt is not hashed:
-                hashed, hashes = request.prompt, hash_prompt(request.prompt, self._pool.block_size)
-            self._queue(request, most_tokens, hashes, now_ns)
+            if not choices or request.prompt is not choices[0].request.prompt:
+                choices = []
+                if self._pool.prefix_caching:
+                    hashes = hash_prompt(request.prompt, self._pool.block_size)
+            choices.append(self._queue(request, most_tokens, hashes, now_ns))
+            if len(choices) > 1:
+                for choice in choices:
+                    choice.choices = choices
 
-    def _queue(self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int) -> None:
+    def _queue(
+        self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
+    ) -> RequestState:
         eos = self._limits[request.service].eos_token_ids
         waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
         state = self._services[request.service]
@@ -175,6 +183,7 @@ class Scheduler:
         waiting.predicted_tokens = predictor.predict(request, 0, waiting.max_new_tokens)
         self._num_submitted += 1
         self._store.add(waiting, now_ns)
+        return waiting
 
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
