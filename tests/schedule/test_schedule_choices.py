@@ -49,7 +49,7 @@ def test_who_comes_behind_the_choices_does_not_wait_for_their_prompt(prefix_cach
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_first_that_is_cancelled_takes_nobody_with_it(prefix_caching, steps):
-    """Within its prompt (after one step of 7 tokens), the next computes it; after it, its blocks are there."""
+    """Within its prompt (after one step), the next computes it; after it, its blocks are there."""
     request = make_request(PROMPT, OUTPUT)
     alone = run(make_scheduler(), [replace(request, id="alone")])
     scheduler = make_scheduler(make_pool(64, prefix_caching=prefix_caching), max_batched_tokens=7)

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core import BlockCopy, Joined, SyntheticPrompt
 from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
-from shoal.schedule.admission import Admission
+from shoal.schedule.admissions import Admission
 from shoal.schedule.batching import slice_blocks, slice_end, slice_ends
 from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState

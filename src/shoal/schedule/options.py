@@ -5,7 +5,7 @@ from typing import Literal
 
 from shoal.core import ConfigError, lookup
 from shoal.forecast import PREDICTORS
-from shoal.schedule.admission import Admission, Aggressive
+from shoal.schedule.admissions import Admission, Aggressive
 from shoal.schedule.orders import Order, WeightedTurns
 from shoal.schedule.victims import VICTIMS
 
@@ -57,6 +57,6 @@ class SchedulerOptions:
         if self.max_iterations > 1 and self.depth > 1:
             raise ConfigError(
                 f"scheduler max_iterations {self.max_iterations} needs depth 1: with depth {self.depth} the"
-                " next plan is made before anybody knows after how many iterations this one stops; set depth to 1,"
-                " or max_iterations to 1"
+                " next plan is made before anybody knows after how many iterations this one stops;"
+                " set depth to 1, or max_iterations to 1"
             )
