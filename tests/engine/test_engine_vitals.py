@@ -11,9 +11,9 @@ def test_a_silent_process_is_told_from_a_step_that_does_not_end():
         now[0] = second
         # The process stops at 40 and goes on at 60; its engine is in one step from 0 to 75.
         if not 40 <= second < 60:
-            vitals.beat()
+            vitals.heartbeat()
         if second == 75:
-            vitals.tell(None)
+            vitals.update(None)
         silence = vitals.silence()
         found.append((second, silence and (silence.duration_s, "sign" in silence.what)))
     assert [pair for pair in found if pair[1]] == [

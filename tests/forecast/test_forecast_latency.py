@@ -95,29 +95,6 @@ def test_serving_takes_an_array_of_batch_sizes():
     assert PADDED.serve(sizes, 50, 128) == pytest.approx([PADDED.serve(float(n), 50, 128) for n in sizes])
 
 
-@given(st.integers(1, 16), st.integers(1, 400), st.integers(2, 140))
-def test_the_padded_special_case_decodes_as_the_step_model(sequences, length, tokens):
-    padded = PaddedLatency.from_linear(TRUTH, longest=512)
-    decoding = padded.serve(float(sequences), length, tokens) - padded.serve(float(sequences), length, 1)
-    expected = TRUTH.slice_time(sequences, length, tokens) - TRUTH.slice_time(sequences, length, 1)
-    assert decoding == pytest.approx(expected)
-
-
-def test_the_padded_special_case_straightens_the_quadratic_prefill():
-    longest = 4000
-    flat = PaddedLatency.from_linear(replace(TRUTH, work_s=0.0), longest)
-    assert flat.serve(3.0, 100, 1) == pytest.approx(replace(TRUTH, work_s=0.0).slice_time(3, 100, 1))
-    bent = PaddedLatency.from_linear(TRUTH, longest)
-    assert bent.serve(3.0, 3000, 1) == pytest.approx(TRUTH.slice_time(3, 3000, 1), rel=1e-3)
-    assert bent.serve(3.0, 1000, 1) > TRUTH.slice_time(3, 1000, 1)
-    assert bent.serve(3.0, 4000, 1) < TRUTH.slice_time(3, 4000, 1)
-    # No other slope is nearer to the square over the range.
-    at = np.arange(0, longest + 1.0)
-    slope = (bent.prefill.product - TRUTH.token_s) / TRUTH.work_s
-    errors = [np.sum((at**2 / 2 - factor * (slope - 0.5) * at) ** 2) for factor in (0.98, 1.0, 1.02)]
-    assert min(errors) == errors[1]
-
-
 def grid_shapes():
     prefills = [StepShape.equal_rows(n, length, 0) for n in (1, 2, 4, 8) for length in (16, 64, 200, 512)]
     decodes = [StepShape.equal_rows(n, 1, c) for n in (1, 2, 4, 8, 16) for c in (16, 128, 512, 1024)]

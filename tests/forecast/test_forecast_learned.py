@@ -31,7 +31,7 @@ def two_kinds(count, seed=0, *, short=8, long=300):
     return [(make_request(make_prompt(kind, random)), (short, long)[kind]) for kind in kinds]
 
 
-def taught(stream, **options):
+def trained(stream, **options):
     predictor = LearnedLengths(MAXIMUM, **options)
     for request, length in stream:
         predictor.record(request, length)
@@ -54,14 +54,14 @@ def test_a_length_is_in_the_first_bucket_that_reaches_it(maximum, tokens):
     assert predictor.bucket_of(tokens) == (reaching or [len(predictor.bounds) - 1])[0]
 
 
-def test_before_the_first_lesson_a_request_is_believed_to_reach_its_ceiling():
-    predictor = taught(two_kinds(7), batch=8)
+def test_before_training_a_request_is_predicted_to_reach_max_new_tokens():
+    predictor = trained(two_kinds(7), batch=8)
     [(request, _)] = two_kinds(1, seed=5)
     assert predictor.predict(request, 0, 321) == 321
 
 
 def test_two_kinds_of_prompt_are_told_apart():
-    predictor = taught(two_kinds(200))
+    predictor = trained(two_kinds(200))
     fresh = two_kinds(100, seed=1)
     right = sum(predictor.predict(request, 0, MAXIMUM) == (16 if n == 8 else MAXIMUM) for request, n in fresh)
     assert right >= 95
@@ -71,13 +71,16 @@ def test_two_kinds_of_prompt_are_told_apart():
 def test_two_buckets_and_one_work_as_well():
     random = Random(3)
     prompts = [(kind, make_prompt(kind, random)) for kind in [0, 1] * 80]
-    two, one = LearnedLengths(30), LearnedLengths(10)
+    two_buckets, single = LearnedLengths(30), LearnedLengths(10)
     for kind, prompt in prompts:
-        two.record(make_request(prompt), (5, 25)[kind])
-        one.record(make_request(prompt), (5, 9)[kind])
-    assert [two.predict(make_request(make_prompt(kind, random)), 0, 30) for kind in (0, 1)] == [16, 30]
-    assert one.predict(make_request(prompts[0][1]), 0, 10) == 10
-    assert one.accuracy.hit_rate == 1.0
+        two_buckets.record(make_request(prompt), (5, 25)[kind])
+        single.record(make_request(prompt), (5, 9)[kind])
+    assert [two_buckets.predict(make_request(make_prompt(kind, random)), 0, 30) for kind in (0, 1)] == [
+        16,
+        30,
+    ]
+    assert single.predict(make_request(prompts[0][1]), 0, 10) == 10
+    assert single.accuracy.hit_rate == 1.0
 
 
 def test_a_synthetic_prompt_is_known_by_its_length():
@@ -96,27 +99,27 @@ def test_max_tokens_is_a_sign_of_the_output():
     for number in range(200):
         limit, length = ((20, 20), (450, 300))[number % 2]
         predictor.record(make_request(make_prompt(0, random), limit=limit), length)
-    believed = [
+    predicted = [
         predictor.predict(make_request(make_prompt(0, random), limit=limit), 0, MAXIMUM)
         for limit in (20, 450) * 20
     ]
-    assert sum(one == other for one, other in zip(believed, (32, MAXIMUM) * 20, strict=True)) >= 36
+    assert sum(length == right for length, right in zip(predicted, (32, MAXIMUM) * 20, strict=True)) >= 36
 
 
 def test_it_follows_traffic_that_turns_around():
-    predictor = taught(two_kinds(300) + two_kinds(300, seed=1, short=300, long=8))
+    predictor = trained(two_kinds(300) + two_kinds(300, seed=1, short=300, long=8))
     fresh = two_kinds(100, seed=2, short=300, long=8)
     right = sum(predictor.predict(request, 0, MAXIMUM) == (16 if n == 8 else MAXIMUM) for request, n in fresh)
     assert right >= 85
 
 
 def test_an_outgrown_prediction_is_corrected_to_the_next_bucket():
-    predictor = taught(two_kinds(200))
+    predictor = trained(two_kinds(200))
     request = next(request for request, length in two_kinds(20, seed=1) if length == 8)
-    believed, seen = 0, []
-    while believed < 400:
-        believed = predictor.predict(request, believed, 400)
-        seen.append(believed)
+    predicted, seen = 0, []
+    while predicted < 400:
+        predicted = predictor.predict(request, predicted, 400)
+        seen.append(predicted)
     assert seen == [16, 32, 64, 128, 256, 400]
     assert predictor.corrections == 5
     assert predictor.predict(request, MAXIMUM, MAXIMUM + 70) == MAXIMUM + 70
@@ -127,8 +130,8 @@ def test_accuracy_is_judged_before_learning_and_over_the_window():
     window = 30
     asked, judged = LearnedLengths(MAXIMUM, window=window), []
     for request, length in stream:
-        foreseen = asked.bucket_of(asked.predict(request, 0, MAXIMUM))
-        judged.append((foreseen == asked.bucket_of(length), length))
+        predicted = asked.bucket_of(asked.predict(request, 0, MAXIMUM))
+        judged.append((predicted == asked.bucket_of(length), length))
         asked.record(request, length)
         recent = judged[-window:]
         longs = sum(length == 300 for _, length in recent)
@@ -143,7 +146,7 @@ def test_accuracy_of_nothing_is_nothing():
     assert LearnedLengths(MAXIMUM).accuracy.majority_share == 0.0
 
 
-def test_what_max_tokens_cut_short_counts_as_foreseen():
+def test_what_max_tokens_cut_short_counts_as_predicted():
     predictor = LearnedLengths(MAXIMUM)
     predictor.record(make_request([1, 2], limit=10), 10)
     assert predictor.accuracy == Accuracy(hits=1, majority=1, samples=1)
@@ -151,7 +154,7 @@ def test_what_max_tokens_cut_short_counts_as_foreseen():
 
 def test_the_same_stream_gives_the_same_predictions_however_often_somebody_looked():
     stream = two_kinds(60)
-    twice, once = taught(stream), LearnedLengths(MAXIMUM)
+    twice, once = trained(stream), LearnedLengths(MAXIMUM)
     for request, length in stream:
         for other, _ in stream[:3]:
             once.predict(other, 0, MAXIMUM)

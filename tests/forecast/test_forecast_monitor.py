@@ -61,17 +61,17 @@ def test_windows_hold_what_a_recomputation_from_the_whole_past_says(happened, si
         )
     now_ns += later_ns
     kept = finished[-size:]
-    recent = [one for one in kept if one[0] > now_ns - window_s * S]
+    recent = [request for request in kept if request[0] > now_ns - window_s * S]
     judged = [met for *_, met in recent if met is not None]
     traffic = monitor.snapshot(now_ns)
-    execution = spread([one[3] for one in kept]) or Spread(2.5, 0.0)
+    execution = spread([request[3] for request in kept]) or Spread(2.5, 0.0)
     assert traffic.finished == len(kept)
-    assert_close(traffic.prompt_tokens, spread([one[1] for one in kept]))
-    assert_close(traffic.output_tokens, spread([one[2] for one in kept]))
+    assert_close(traffic.prompt_tokens, spread([request[1] for request in kept]))
+    assert_close(traffic.output_tokens, spread([request[2] for request in kept]))
     assert_close(traffic.execution_s, execution)
     assert_close(Spread(*monitor.execution), execution)
-    assert_close(traffic.latency_s, statistics.fmean(one[4] for one in recent) if recent else None)
-    assert_close(traffic.ttft_s, statistics.fmean(one[5] for one in recent) if recent else None)
+    assert_close(traffic.latency_s, statistics.fmean(request[4] for request in recent) if recent else None)
+    assert_close(traffic.ttft_s, statistics.fmean(request[5] for request in recent) if recent else None)
     assert_close(traffic.attainment, sum(judged) / len(judged) if judged else None)
     inside = sum(arrival > now_ns - window_s * S for arrival in arrivals)
     observed_s = min(window_s, max(1.0, (now_ns - arrivals[0]) / S)) if arrivals else window_s

@@ -22,10 +22,10 @@ def history_of(past, *, window=1000):
     return history
 
 
-def mean_by_hand(past, generated, ceiling):
-    longer = [min(length, ceiling) for length in past if length > generated]
+def mean_by_hand(past, generated, max_new_tokens):
+    longer = [min(length, max_new_tokens) for length in past if length > generated]
     if not longer:
-        return min(2 * generated, ceiling) if past else ceiling
+        return min(2 * generated, max_new_tokens) if past else max_new_tokens
     return -(-sum(longer) // len(longer))
 
 
@@ -36,19 +36,19 @@ def mean_by_hand(past, generated, ceiling):
     true=st.none() | lengths,
     bounds=st.tuples(st.integers(0, 2 * MAXIMUM), st.integers(1, 2 * MAXIMUM)),
 )
-def test_every_prediction_is_more_than_generated_and_at_most_the_ceiling(name, past, prompt, true, bounds):
-    generated, ceiling = bounds[0], bounds[0] + bounds[1]
+def test_every_prediction_is_more_than_generated_and_at_most_max_new_tokens(name, past, prompt, true, bounds):
+    generated, max_new_tokens = bounds[0], bounds[0] + bounds[1]
     history = history_of(past)
     predictor = make_predictor(name, MAXIMUM, history)
     for number, length in enumerate(past):
         predictor.record(make_request(prompt=(number, *prompt)), length)
     for request in (make_request(prompt=prompt, true=true), make_request(true=true)):
-        believed = predictor.predict(request, generated, ceiling)
-        assert type(believed) is int
-        assert generated < believed <= ceiling
+        predicted = predictor.predict(request, generated, max_new_tokens)
+        assert type(predicted) is int
+        assert generated < predicted <= max_new_tokens
 
 
-def test_maximum_believes_in_the_ceiling():
+def test_maximum_predicts_max_new_tokens():
     predictor = make_predictor("maximum", MAXIMUM, history_of([3, 3, 3]))
     assert predictor.predict(make_request(true=3), 0, 77) == 77
 
@@ -66,8 +66,8 @@ def test_history_is_the_rounded_up_mean_of_recent_longer_lengths(past, window, a
         history.record(length)
         recorded.append(length)
         for generated, more in asked * 2:
-            believed = predictor.predict(make_request(), generated, generated + more)
-            assert believed == mean_by_hand(recorded[-window:], generated, generated + more)
+            predicted = predictor.predict(make_request(), generated, generated + more)
+            assert predicted == mean_by_hand(recorded[-window:], generated, generated + more)
 
 
 def test_history_leaves_recording_to_the_owner():

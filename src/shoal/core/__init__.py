@@ -1,9 +1,9 @@
-"""The nouns of Shoal: plain values that every other room speaks in.
+"""The plain values that every other room uses.
 
 Here belong requests, sampling parameters, services, the step contract between scheduler and
-executor, counter-based randomness, metric formulas, errors and the search of a registry by name.
-Nothing here does I/O, reads a clock, holds a tensor or knows a policy. Core time is integer
-nanoseconds (``*_ns``); what people read is seconds (``*_s``).
+executor, counter-based randomness, metric formulas, errors and the lookup of a policy by name.
+Nothing here does I/O, reads a clock, holds a tensor or knows a policy. Time is integer nanoseconds
+(``*_ns``); what people read is seconds (``*_s``).
 """
 
 from shoal.core.errors import (
@@ -16,9 +16,9 @@ from shoal.core.errors import (
     ShoalError,
 )
 from shoal.core.lengths import LengthPredictor
-from shoal.core.lookup import lookup
 from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
+from shoal.core.registry import lookup
 from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
 from shoal.core.sampling import SamplingDefaults, SamplingParams, sampling_params
 from shoal.core.service import NO_GOALS, SLO, Service

@@ -1,4 +1,4 @@
-"""Errors that a person or a client can act on; each says what was asked and what is possible."""
+"""Errors that a person or a client can act on; each says what was asked for and what is possible."""
 
 
 class ShoalError(Exception):
@@ -10,24 +10,23 @@ class ConfigError(ShoalError):
 
 
 class InvalidRequest(ShoalError):
-    """A request can never be served as asked (HTTP 400, or 404 for an unknown model).
-
-    ``param`` names the offending field as the client wrote it; ``code`` is a short machine-readable
-    word such as ``context_length_exceeded`` or ``model_not_found``.
-    """
+    """A request can never be served as asked (HTTP 400, or 404 for an unknown model)."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        """The wrong field, as the client wrote it."""
         self.code = code
+        """A short machine-readable word, such as ``context_length_exceeded`` or ``model_not_found``."""
 
 
 class QueueFull(ShoalError):
-    """So many requests wait already that this one is turned away (HTTP 429)."""
+    """Too many requests are waiting to take another one (HTTP 429)."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        """When there is probably room again."""
 
 
 class ModelUnavailable(ShoalError):

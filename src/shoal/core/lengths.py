@@ -1,4 +1,4 @@
-"""What a belief about output lengths must answer."""
+"""The interface of predictors of output lengths."""
 
 from typing import Protocol
 
@@ -6,16 +6,16 @@ from shoal.core.request import Request
 
 
 class LengthPredictor(Protocol):
-    """Beliefs about one service's output lengths; a number for each request."""
+    """Predicts the output lengths of one service's requests."""
 
-    def predict(self, request: Request, generated: int, ceiling: int) -> int:
-        """The believed output length in tokens: more than ``generated``, at most ``ceiling``.
+    def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
+        """The predicted output length in tokens: more than ``generated``, at most ``max_new_tokens``.
 
-        Asked when a request is submitted (``generated`` 0), and again whenever it has generated as many
-        tokens as were predicted and has not ended (it outgrew its prediction). ``generated < ceiling``.
+        Called when a request is submitted (``generated`` 0), and again whenever it has generated as many
+        tokens as were predicted and goes on. ``generated`` is less than ``max_new_tokens``.
         """
         ...
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """A request has finished (never a cancelled or failed one): learn from it."""
+        """Learn from a finished request; not called for cancelled or failed ones."""
         ...

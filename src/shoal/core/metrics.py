@@ -1,4 +1,4 @@
-"""Formulas of what a request experienced."""
+"""Latency metrics of a request."""
 
 import math
 from collections.abc import Sequence
@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Times and counts of one ended request; times are nanoseconds on one clock.
-
-    first_token_ns and finish_ns are when the tokens were known to the observer.
-    """
+    """Times and counts of one finished request; all times are of one clock."""
 
     request_id: str
+    """The request's id."""
     service: str
+    """The service that answered it."""
     arrival_ns: int
+    """When it arrived."""
     first_token_ns: int
+    """When the observer got its first token."""
     finish_ns: int
+    """When the observer got its last token."""
     prompt_tokens: int
+    """Length of the prompt."""
     output_tokens: int
+    """Length of the output."""
 
     @property
     def ttft_s(self) -> float:
@@ -39,16 +43,16 @@ class RequestRecord:
 
 
 def normalised_latency(record: RequestRecord, execution_s: float) -> float:
-    """Arrival to last token in units of ``execution_s``, what the mean request of the service takes alone.
+    """Arrival to last token in units of ``execution_s``, the time of the service's mean request alone.
 
-    The yardstick is fixed, and the same in all runs that are compared; SeaLLM's equation 1 is the mean of
+    ``execution_s`` is fixed, and the same in all runs that are compared. SeaLLM's equation 1 is the mean of
     this over requests.
     """
     return record.e2e_s / execution_s
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linearly interpolated percentile (0-100) of ``values``; NaN where there are none."""
+    """Linearly interpolated percentile (0-100) of ``values``; NaN if there are none."""
     if not values:
         return math.nan
     ordered = sorted(values)

@@ -1,7 +1,7 @@
-"""Randomness drawn from counters, never from a stream.
+"""Counter-based random numbers.
 
-The same (seed, counters) always give the same number, so a draw does not depend on how often or in
-which order somebody looked. The mixing function is splitmix64's finaliser (Steele, Lea and Flood,
+The same (seed, counters) always give the same number, so a draw does not depend on how many draws
+were made before it, or in which order. The mixing function is splitmix64's finaliser (Steele, Lea and Flood,
 "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once per counter.
 """
 

@@ -1,4 +1,4 @@
-"""One request for one continuation, and what comes back for it."""
+"""A request for one continuation, and the events that answer it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,12 @@ from shoal.core.service import NO_GOALS, SLO
 
 @dataclass(frozen=True, slots=True)
 class SyntheticPrompt:
-    """A prompt of which only the length matters: traces and simulation.
-
-    block_hashes: one hash per full KV block, equal hashes meaning equal prefixes; empty means that
-    nothing is shared.
-    """
+    """A prompt of which only the length matters, for traces and simulation."""
 
     length: int
+    """Length in tokens."""
     block_hashes: tuple[int, ...] = ()
+    """One hash for each full KV block; equal hashes mean equal prefixes. Empty: nothing is shared."""
 
     def __len__(self) -> int:
         """Length in tokens."""
@@ -30,59 +28,70 @@ Prompt = Sequence[int] | SyntheticPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One accepted request for one continuation of one prompt (``n`` choices are ``n`` requests).
-
-    seed: keys every draw of this request; already differs between the choices of one call.
-    true_output_tokens: the output length when it is known beforehand (workloads); read only by what is
-    called ``oracle`` and by simulation. slo: goals of this request; those left None are its service's.
-    """
+    """One accepted request for one continuation of one prompt (``n`` choices are ``n`` requests)."""
 
     id: str
+    """Unique among the requests of an engine."""
     service: str
+    """The service that shall answer."""
     prompt: Prompt
+    """Token ids, or only their number."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    """How its tokens are sampled and when it ends."""
     arrival_ns: int = 0
+    """When it arrived."""
     seed: int = 0
+    """Keys every draw of this request; different for the choices of one call."""
     true_output_tokens: int | None = None
+    """The output length, if it is known beforehand (workloads). Only simulation and policies called
+    ``oracle`` read it."""
     slo: SLO = NO_GOALS
+    """Goals of this request; those left None are its service's."""
 
 
 class FinishReason(StrEnum):
     """Why a request ended; ``stop`` and ``length`` are OpenAI's words."""
 
     STOP = "stop"
+    """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
+    """As many tokens as allowed."""
     CANCELLED = "cancelled"
+    """By the client."""
     ERROR = "error"
+    """It could not be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, of the distribution before temperature and cuts.
-
-    logprob: of the token that was sampled. top: (token, logprob), likeliest first.
-    """
+    """Log-probabilities at one output position, from the distribution before temperature and truncation."""
 
     token: int
+    """The sampled token."""
     logprob: float
+    """Its log-probability."""
     top: tuple[tuple[int, float], ...] = ()
+    """(token, log-probability) of the likeliest tokens, in falling order."""
 
 
 class TokenEvent(NamedTuple):
-    """What one step did for one request: new tokens, and whether it ended.
+    """What one step did for one request: new tokens, and whether it finished.
 
-    A tuple, since one is made for every token, and a frozen dataclass takes several times as long to make.
-
-    A request that ends on an end-of-sequence or stop token carries that token in ``tokens``;
-    ``stop_token`` then says which one, so that text can leave it out. ``error`` explains
-    FinishReason.ERROR. ``cached_tokens`` counts prompt tokens found in the prefix index at the first
-    admission.
+    A named tuple, because there is an event for every token, and a frozen dataclass takes several times as
+    long to make.
     """
 
     request_id: str
+    """Which request."""
     tokens: tuple[int, ...] = ()
+    """New output tokens, including an end-of-sequence or stop token that ends it."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each new token, if the request wants them."""
     finish: FinishReason | None = None
+    """Why it finished; None if it goes on."""
     stop_token: int | None = None
+    """The end-of-sequence or stop token that ended it, which is not part of the text."""
     error: str | None = None
+    """Explains FinishReason.ERROR."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix index at the first admission."""

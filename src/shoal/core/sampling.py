@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen, and when it ends."""
+"""How a request's tokens are sampled, and when it ends."""
 
 import math
 from collections.abc import Mapping
@@ -9,51 +9,55 @@ from typing import Any
 from shoal.core.errors import InvalidRequest
 
 MAX_CHOICES = 128
+"""Largest ``n``."""
 MAX_LOGPROBS = 20
+"""Largest ``logprobs``."""
 MAX_STOP_STRINGS = 16
+"""Most stop strings of a request."""
 MAX_STOP_CHARACTERS = 2048
+"""Longest stop string."""
 COLDEST = 1e-5
-"""Temperatures below this are greedy."""
+"""Lower temperatures are greedy."""
 _LARGEST_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one request, named as vLLM and OpenAI name them.
-
-    max_tokens: at most this many output tokens; None means as many as the model's context and the
-        KV pool allow.
-    min_tokens: end-of-sequence and stop tokens cannot be sampled before this many output tokens.
-    temperature: 0 (or below COLDEST) is greedy.
-    top_p, top_k, min_p: restrict sampling to a nucleus, to the k likeliest tokens (0 or -1: all), or
-        to tokens at least min_p times as likely as the likeliest.
-    repetition_penalty: over prompt and output (Keskar et al., CTRL, 2019); presence_penalty and
-        frequency_penalty: over the output (OpenAI's definition).
-    stop: strings that end the output and are not part of it; stop_token_ids: tokens that do.
-    ignore_eos: do not stop at the model's end-of-sequence tokens.
-    logprobs: None, or how many of the likeliest tokens to report with each output token.
-    seed: makes sampling repeatable; None draws one.
-    n: how many independent outputs of the same prompt.
-    """
+    """Sampling parameters of one request, with the names of vLLM and OpenAI."""
 
     max_tokens: int | None = None
+    """At most this many output tokens; None: as many as the model's context and the KV pool allow."""
     min_tokens: int = 0
+    """End-of-sequence and stop tokens cannot be sampled before this many output tokens."""
     temperature: float = 1.0
+    """0 (or below COLDEST) is greedy."""
     top_p: float = 1.0
+    """Sample from the smallest set of likeliest tokens with at least this probability."""
     top_k: int = 0
+    """Sample from the k likeliest tokens; 0 or -1: from all."""
     min_p: float = 0.0
+    """Sample from tokens at least this many times as likely as the likeliest."""
     repetition_penalty: float = 1.0
+    """Over prompt and output (Keskar et al., CTRL, 2019)."""
     presence_penalty: float = 0.0
+    """Over the output (OpenAI's definition)."""
     frequency_penalty: float = 0.0
+    """Over the output (OpenAI's definition)."""
     stop: tuple[str, ...] = ()
+    """Strings that end the output and are not part of it."""
     stop_token_ids: tuple[int, ...] = ()
+    """Tokens that do so."""
     ignore_eos: bool = False
+    """Do not stop at the model's end-of-sequence tokens."""
     logprobs: int | None = None
+    """How many of the likeliest tokens to report with each output token; None: no log-probabilities."""
     seed: int | None = None
+    """Makes sampling repeatable; None draws one."""
     n: int = 1
+    """How many independent outputs of the same prompt."""
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning; raises InvalidRequest naming the parameter."""
+        """Reject values that have no meaning; raises an InvalidRequest that names the parameter."""
         if self.max_tokens is not None:
             _require(self.max_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_tokens}")
             _require(
@@ -91,7 +95,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken; so cold that float32 cannot tell is greedy, too."""
+        """Whether the likeliest token is always taken; also if the temperature is too low for float32."""
         return self.temperature < COLDEST or self.top_k == 1
 
     @property
@@ -102,9 +106,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What requests of a service take where they leave a parameter out; None: what the model's makers advise.
+    """Parameters of a service's requests that leave them out; None: as the model's makers advise.
 
-    The fields mean what they mean in SamplingParams; raises InvalidRequest as it does.
+    Fields and errors are those of SamplingParams.
     """
 
     temperature: float | None = None
@@ -114,16 +118,16 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning."""
+        """Reject values that have no meaning."""
         SamplingParams(**self._set())
 
     def over(self, model: Mapping[str, float]) -> "SamplingDefaults":
-        """Every field with the value in effect: set here, else in ``model``, else in SamplingParams."""
+        """All fields with the value in effect: set here, else in ``model``, else the default."""
         effective = sampling_params({**model, **self._set()})
         return SamplingDefaults(**{name: getattr(effective, name) for name in asdict(self)})
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
-        """The parameters of a request that sets ``given``, by name; raises InvalidRequest."""
+        """The parameters of a request that gives some by name; raises InvalidRequest."""
         return sampling_params({**self._set(), **given})
 
     def _set(self) -> dict[str, Any]:
@@ -131,7 +135,7 @@ class SamplingDefaults:
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from fields by name; raises InvalidRequest for unknown names and wrong types, too."""
+    """SamplingParams from fields by name; raises InvalidRequest also for unknown names and wrong types."""
     known = tuple(SamplingParams.__dataclass_fields__)
     for name in given:
         if name not in known:
@@ -151,7 +155,7 @@ def _has_wrong_type(name: str, value: Any) -> bool:
     except TypeError:
         return True
     except InvalidRequest:
-        pass  # only together with others does it have a meaning
+        pass  # it has a meaning only together with others
     return False
 
 

@@ -7,17 +7,16 @@ from shoal.core.sampling import SamplingDefaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLO:
-    """Latency goals of a service or of one request; None means no goal.
-
-    ttft_s: time to first token. tpot_s: mean time per output token after the first. e2e_s: arrival
-    to last token. All in seconds. e2e_scale: arrival to last token as a multiple of the service's
-    execution time (``Service.execution_s``).
-    """
+    """Latency goals of a service or of one request; None means no goal."""
 
     ttft_s: float | None = None
+    """Time to first token."""
     tpot_s: float | None = None
+    """Mean time per output token after the first."""
     e2e_s: float | None = None
+    """Arrival to last token."""
     e2e_scale: float | None = None
+    """Arrival to last token, as a multiple of the service's execution time (``Service.execution_s``)."""
 
 
 NO_GOALS = SLO()
@@ -25,24 +24,24 @@ NO_GOALS = SLO()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One named deployment. Two services may name one model; its weights are then loaded once.
-
-    model: an alias, a Hugging Face folder, a hub id or a GGUF file.
-    dtype: "auto" (the dtype the weights are stored in), "float32", "bfloat16" or "float16".
-    max_model_len: context limit in tokens; None takes the model's own.
-    chat_template: Jinja source that replaces the model's own template.
-    sampling: what its requests take where they leave a sampling parameter out.
-    execution_s: how long the mean request takes alone on this device, in seconds: the fixed yardstick of
-        normalised latency and of ``slo.e2e_scale`` (``shoal profile`` measures it).
-    quota: consecutive decode steps that the service may take in a round of the round-robin order.
-    """
+    """One named deployment. Two services may name one model; its weights are then loaded once."""
 
     name: str
+    """The name by which requests choose it."""
     model: str
+    """An alias, a Hugging Face folder, a hub id or a GGUF file."""
     dtype: str = "auto"
+    """"auto" (the dtype in which the weights are stored), "float32", "bfloat16" or "float16"."""
     max_model_len: int | None = None
+    """Context limit in tokens; None takes the model's own."""
     chat_template: str | None = None
+    """Jinja source that replaces the model's own template."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Sampling parameters of requests that leave them out."""
     slo: SLO = NO_GOALS
+    """Goals of requests that have none of their own."""
     execution_s: float | None = None
+    """Time that the mean request takes alone on this device: the fixed unit of normalised latency and of
+    ``slo.e2e_scale`` (``shoal profile`` measures it)."""
     quota: int = 8
+    """Consecutive decode steps that the service may take in a round of the round-robin order."""

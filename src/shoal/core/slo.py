@@ -8,7 +8,9 @@ from shoal.core.metrics import RequestRecord
 from shoal.core.service import NO_GOALS, SLO
 
 LONGEST_GOAL_S = 10 * 365 * 86_400.0
+"""Largest goal that is a time."""
 LARGEST_SCALE = 1e6
+"""Largest ``e2e_scale``."""
 
 # By the name that configuration files and HTTP bodies use: the field, its largest value, its unit.
 _GOALS = {
@@ -17,32 +19,32 @@ _GOALS = {
     "e2e": ("e2e_s", LONGEST_GOAL_S, " seconds"),
     "e2e_scale": ("e2e_scale", LARGEST_SCALE, ""),
 }
-_NO_YARDSTICK = (
+_NO_EXECUTION_TIME = (
     "is a multiple of the service's execution time, which is not known: measure it with `shoal profile` "
     "or write `execution: 1.2s` for the service, or give `e2e` as a time"
 )
 
 
 def slo_problem(slo: SLO, execution_s: float | None) -> tuple[str, str] | None:
-    """What is wrong with ``slo``, as (goal, what to write instead); None where nothing is.
+    """What is wrong with ``slo``, as (goal, what to write instead); None if nothing is.
 
-    The goal goes by the name that people write (``ttft``, not ``ttft_s``). execution_s: the execution time
-    of the service, without which ``e2e_scale`` means nothing.
+    The goal has the name that people write (``ttft``, not ``ttft_s``). execution_s: the execution time of the
+    service, without which ``e2e_scale`` means nothing.
     """
     for goal, (field, largest, unit) in _GOALS.items():
         value = getattr(slo, field)
-        # Written so that NaN, which is neither less nor more than anything, is refused too.
+        # Written so that NaN, which is neither less nor more than anything, is rejected too.
         if value is not None and not 0 < value <= largest:
             return goal, f"must be more than 0 and at most {largest:g}{unit}, got {value}"
-    return ("e2e_scale", _NO_YARDSTICK) if slo.e2e_scale is not None and execution_s is None else None
+    return ("e2e_scale", _NO_EXECUTION_TIME) if slo.e2e_scale is not None and execution_s is None else None
 
 
 def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
-    """The goals of a request: its ``own`` where it has them, else those of its ``service``.
+    """The goals of a request: its ``own``, else those of its ``service``.
 
-    ``e2e_scale`` becomes the time ``e2e_s`` that it stands for. An ``e2e_s`` or ``e2e_scale`` of its own
-    replaces both of the service's; where one SLO has both, the shorter time counts. Raises InvalidRequest
-    for ``e2e_scale`` without ``execution_s``.
+    ``e2e_scale`` is converted to ``e2e_s``. An ``e2e_s`` or ``e2e_scale`` of its own replaces both of the
+    service's; if an SLO has both, the shorter time counts. Raises InvalidRequest for ``e2e_scale`` without
+    ``execution_s``.
     """
     if own is NO_GOALS and service is NO_GOALS:
         return NO_GOALS
@@ -50,7 +52,7 @@ def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
     e2e_s, scale = (own.e2e_s, own.e2e_scale) if has_e2e else (service.e2e_s, service.e2e_scale)
     if scale is not None:
         if execution_s is None:
-            raise InvalidRequest(f"slo.e2e_scale {_NO_YARDSTICK}", param="slo.e2e_scale")
+            raise InvalidRequest(f"slo.e2e_scale {_NO_EXECUTION_TIME}", param="slo.e2e_scale")
         e2e_s = min(scale * execution_s, math.inf if e2e_s is None else e2e_s)
     return SLO(
         ttft_s=service.ttft_s if own.ttft_s is None else own.ttft_s,
@@ -60,14 +62,14 @@ def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
 
 
 def has_goal(slo: SLO) -> bool:
-    """Whether there is anything to meet."""
+    """Whether ``slo`` has any goal."""
     return slo != NO_GOALS
 
 
 def met(record: RequestRecord, slo: SLO) -> bool | None:
-    """Whether an answered request met every goal of its resolved ``slo``; None where it has none.
+    """Whether a finished request met every goal of its resolved ``slo``; None if it has none.
 
-    A goal is met when the time is at most the goal. ``tpot_s`` asks nothing of an answer of one token.
+    A goal is met if the time is at most the goal. ``tpot_s`` does not apply to an output of one token.
     """
     if not has_goal(slo):
         return None
@@ -80,9 +82,9 @@ def met(record: RequestRecord, slo: SLO) -> bool | None:
 
 
 def attainment(outcomes: Iterable[bool | None]) -> float:
-    """SLO attainment: the share of requests with goals that met them; NaN where none has goals.
+    """SLO attainment: the share of requests with goals that met them; NaN if none has goals.
 
-    outcomes: of each request, as ``met`` tells; False for one that failed although it had goals.
+    outcomes: of each request, as ``met`` returns; False for one that had goals and failed.
     """
     counted = [outcome for outcome in outcomes if outcome is not None]
     return sum(counted) / len(counted) if counted else math.nan

@@ -1,9 +1,8 @@
-"""One engine: scheduler, KV pool and executor put together, and every way to reach it.
+"""One engine: scheduler, KV pool and executor put together, and the interfaces to it.
 
 Here belong the synchronous core, its process and wire protocol, the asynchronous client handle with
-detokenising and stop strings, and the offline interface. Which request runs when is decided in
-``schedule``, how tokens are computed in ``execute``, what HTTP says in ``serve``. Importing this
-package does not import torch.
+detokenising and stop strings, and the offline interface. ``schedule`` decides which request runs when,
+``execute`` computes tokens, and ``serve`` speaks HTTP. Importing this package does not import torch.
 """
 
 from shoal.engine.build import assemble_engine, build_engine

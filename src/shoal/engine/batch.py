@@ -1,4 +1,4 @@
-"""A set of prompts run to their end in this process."""
+"""A set of prompts that runs to its end in this process."""
 
 import itertools
 import signal
@@ -22,28 +22,42 @@ _call_numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished output. ``record`` has its times; None where it failed."""
+    """One finished output."""
 
     service: str
+    """The service that made it."""
     choice: int
+    """Which of the ``n`` outputs of its prompt this is, from 0."""
     prompt_tokens: int
+    """Length of the prompt."""
     text: str
+    """The text, without stop strings and stop tokens."""
     tokens: tuple[int, ...]
+    """The output tokens."""
     finish_reason: FinishReason
+    """Why it ended."""
     stop_reason: str | int | None = None
+    """The stop string or stop token that ended it."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each token, if they were asked for."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix index."""
     error: str | None = None
+    """What went wrong, if something did."""
     record: RequestRecord | None = None
+    """Its times; None if it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """What became of one prompt: ``n`` completions in the order of their choices."""
+    """The outputs of one prompt."""
 
     prompt: str | Sequence[int]
+    """The prompt as it was given."""
     prompt_token_ids: tuple[int, ...]
+    """Its tokens."""
     outputs: tuple[Completion, ...]
+    """Its ``n`` completions, in the order of their choices."""
 
     @property
     def text(self) -> str:
@@ -52,33 +66,45 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
-class _Growing:
-    """One choice while it runs."""
+class _Choice:
+    """One choice of a prompt, from its submission on."""
 
     reader: ChoiceReader
+    """Makes text of its events."""
     service: str
+    """The service that generates it."""
     prompt_tokens: int
+    """Length of the prompt."""
     text: list[str] = field(default_factory=list)
+    """Pieces of text so far."""
     tokens: list[int] = field(default_factory=list)
+    """Output tokens so far."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Their log-probabilities, if asked for."""
     completion: Completion | None = None
+    """The finished output, once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Prompt:
+    """A prompt that was submitted."""
+
     prompt: str | Sequence[int]
+    """The prompt as it was given."""
     tokens: tuple[int, ...]
-    choices: list[_Growing]
+    """Its tokens."""
+    choices: list[_Choice]
+    """Its ``n`` choices."""
 
 
 class Batch:
-    """Prompts added one by one, then run together; used once."""
+    """Prompts that are added one by one and then run together, once."""
 
     def __init__(self, engine: Engine, *, progress: bool) -> None:
         self._engine = engine
         self._show = progress
-        self._asked: list[_Asked] = []
-        self._open: dict[str, _Growing] = {}
+        self._prompts: list[_Prompt] = []
+        self._unfinished: dict[str, _Choice] = {}  # by request id
 
     def add(
         self,
@@ -93,70 +119,73 @@ class Batch:
         call_id = f"offline-{next(_call_numbers)}"
         requests = expand_choices(call_id, service, tokens, sampling, self._engine.now_ns(), slo)
         choices = []
-        for choice, request in enumerate(requests):
-            growing = _Growing(ChoiceReader(request, choice, sampling, decoder), service, len(tokens))
-            self._open[request.id] = growing
-            choices.append(growing)
+        for number, request in enumerate(requests):
+            reader = ChoiceReader(request, number, sampling, decoder)
+            choices.append(_Choice(reader, service, len(tokens)))
+            self._unfinished[request.id] = choices[-1]
         self._engine.submit(*requests)
-        self._asked.append(_Asked(prompt, tuple(tokens), choices))
+        self._prompts.append(_Prompt(prompt, tuple(tokens), choices))
 
     def run(self) -> list[RequestOutput]:
-        """Step the engine until every prompt is answered."""
-        with TokenProgress(len(self._open), shown=self._show) as bar, _deferred_interrupt() as interrupted:
-            while self._open or self._engine.busy:
+        """Step the engine until every output is finished."""
+        with (
+            TokenProgress(len(self._unfinished), shown=self._show) as bar,
+            _deferred_interrupt() as interrupted,
+        ):
+            while self._unfinished or self._engine.busy:
                 if interrupted():
                     self.cancel()
                     raise KeyboardInterrupt
                 events = self._engine.step()
                 started = time.monotonic_ns()
-                before = len(self._open)
+                before = len(self._unfinished)
                 tokens = sum(self._take(event) for event in events)
-                bar.advance(before - len(self._open), tokens)
+                bar.advance(before - len(self._unfinished), tokens)
                 self._engine.add_reply_time(time.monotonic_ns() - started)
-                if self._open and self._engine.waits:
+                if self._unfinished and self._engine.waits:
                     self._wait()
         return [
             RequestOutput(
-                prompt=asked.prompt,
-                prompt_token_ids=asked.tokens,
-                outputs=tuple(growing.completion for growing in asked.choices if growing.completion),
+                prompt=prompt.prompt,
+                prompt_token_ids=prompt.tokens,
+                outputs=tuple(choice.completion for choice in prompt.choices if choice.completion),
             )
-            for asked in self._asked
+            for prompt in self._prompts
         ]
 
     def cancel(self) -> None:
-        """Cancel what is open, and let the engine finish the steps that it has begun."""
-        for request_id in self._open:
+        """Cancel what is unfinished, and let the engine finish the steps that it has begun."""
+        for request_id in self._unfinished:
             self._engine.cancel(request_id)
-        self._open.clear()
+        self._unfinished.clear()
         while self._engine.busy:
             self._engine.step()
 
     def _take(self, event: TokenEvent) -> int:
         """Read one event; returns how many output tokens it brought."""
-        growing = self._open.get(event.request_id)
-        if growing is None:
+        choice = self._unfinished.get(event.request_id)
+        if choice is None:
             return 0
-        delta = growing.reader.read(event, self._engine.now_ns())
-        growing.text.append(delta.text)
-        growing.tokens += delta.tokens
-        growing.logprobs += delta.logprobs or ()
+        delta = choice.reader.read(event, self._engine.now_ns())
+        choice.text.append(delta.text)
+        choice.tokens += delta.tokens
+        choice.logprobs += delta.logprobs or ()
         if delta.finish is not None:
-            del self._open[event.request_id]
+            del self._unfinished[event.request_id]
             if event.finish is None:
                 self._engine.cancel(event.request_id, complete=True)
-            growing.completion = Completion(
-                service=growing.service,
+            choice.completion = Completion(
+                service=choice.service,
                 choice=delta.choice,
-                prompt_tokens=growing.prompt_tokens,
-                text="".join(growing.text),
-                tokens=tuple(growing.tokens),
+                prompt_tokens=choice.prompt_tokens,
+                text="".join(choice.text),
+                tokens=tuple(choice.tokens),
                 finish_reason=delta.finish,
                 stop_reason=delta.stop_reason,
-                logprobs=tuple(growing.logprobs) if growing.logprobs else None,
+                logprobs=tuple(choice.logprobs) if choice.logprobs else None,
                 cached_tokens=delta.cached_tokens,
                 error=delta.error,
-                record=growing.reader.record(),
+                record=choice.reader.record(),
             )
         return len(delta.tokens)
 
@@ -164,16 +193,16 @@ class Batch:
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
             raise RuntimeError(
-                f"{len(self._open)} requests are unfinished, but the scheduler has nothing to do"
+                f"{len(self._unfinished)} requests are unfinished, but the scheduler has nothing to do"
             )
         time.sleep(max(0, until_ns - self._engine.now_ns()) / 1e9)
 
 
 @contextmanager
 def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag, so that it ends no step halfway; a second Ctrl-C interrupts at once.
+    """Ctrl-C sets a flag, so that no step ends halfway; a second Ctrl-C interrupts at once.
 
-    Yields a function that tells whether it was pressed. Signals reach only the main thread; in others
+    Yields a function that says whether it was pressed. Signals reach only the main thread; in others
     nothing is changed.
     """
     pressed = threading.Event()

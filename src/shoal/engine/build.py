@@ -1,4 +1,4 @@
-"""From options to a running engine."""
+"""Building an engine from options."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from shoal.execute.loading import ModelSet
 
 _SWAP_POOLS = 4
-"""Host memory for swapped KV, in pools, where nothing else is asked for; on a CPU touched only as needed."""
+"""Default host memory for swapped KV, as a multiple of the pool; on a CPU it is touched only when used."""
 
 _PINNED_SWAP_BYTES = 4 << 30
-"""Most of it beside CUDA, where all of it is pinned at the start and lost to other programs."""
+"""Its maximum with CUDA, where all of it is pinned at the start and so taken from other programs."""
 
 
 def build_engine(
@@ -33,12 +33,11 @@ def build_engine(
     progress: Callable[[str], None] | None = None,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> tuple[Engine, EngineInfo]:
-    """Load the models of ``options`` and put an engine around them.
+    """Load the models of ``options`` and build an engine for them. Imports torch.
 
-    folders: where each service's model lies. in_process: whether the caller itself steps the engine,
-    so that all cores are its own. wrap: puts something around the executor, such as a recorder of
-    its plans. Imports torch. Raises ConfigError, ModelUnavailable or
-    ModelUnsupported.
+    folders: where each service's model lies. in_process: whether the caller itself steps the engine, so
+    that the engine may use all cores. wrap: wraps the executor, for instance to record its plans. Raises
+    ConfigError, ModelUnavailable or ModelUnsupported.
     """
     from shoal.execute.loading import load_models
 
@@ -64,9 +63,9 @@ def assemble_engine(
     threads: int,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> tuple[Engine, EngineInfo]:
-    """Put an engine with a pool of its own around ``models``, which were loaded for these very services.
+    """Build an engine with its own pool for ``models``, which were loaded for the services of ``options``.
 
-    threads: what they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
+    threads: the CPU threads they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
     """
     from shoal.execute.torch_executor import TorchExecutor
 
@@ -108,7 +107,7 @@ def assemble_engine(
 
 
 def _limits(options: EngineOptions, models: "ModelSet") -> dict[str, ServiceLimits]:
-    """What the models allow, and what is wanted of the services."""
+    """Limits of the models and goals of the services."""
     return {
         service.name: ServiceLimits(
             models.context_tokens[service.name],
@@ -122,7 +121,7 @@ def _limits(options: EngineOptions, models: "ModelSet") -> dict[str, ServiceLimi
 
 
 def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
-    """The KV pool of the size that was asked for, or that the device leaves."""
+    """The KV pool, of the size that was asked for or that the device has left."""
     memory_bytes = options.kv_cache.memory_bytes
     if memory_bytes is None:
         memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
@@ -137,7 +136,7 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
 
 
 def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
-    """The pool of KV saved in host memory, if victims are swapped."""
+    """The pool for swapped KV in host memory, if preempted requests are swapped."""
     if options.scheduler.preemption_mode != "swap":
         return None
     swap_bytes = options.kv_cache.swap_bytes
@@ -152,7 +151,7 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
 
 
 def default_swap_bytes(device: str, pool_bytes: int) -> int:
-    """Host memory for swapped KV where the user names none."""
+    """Host memory for swapped KV if the user gives no size."""
     swap_bytes = min(_SWAP_POOLS * pool_bytes, free_memory_bytes() // 4)
     return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
@@ -160,7 +159,7 @@ def default_swap_bytes(device: str, pool_bytes: int) -> int:
 def describe_service(
     model: str, scheduler: Scheduler, pool: BlockPool, name: str, limits: ServiceLimits, vocab_size: int
 ) -> ServiceInfo:
-    """What clients are told of a service; the scheduler's own rule gives the longest request."""
+    """What clients are told about a service. The longest request follows the scheduler's own rule."""
     return ServiceInfo(
         model=model,
         context_tokens=limits.context_tokens,
@@ -173,6 +172,6 @@ def describe_service(
 
 
 def default_threads(in_process: bool) -> int:
-    """Every core this process may use, less one where an API process runs beside the engine."""
+    """Every core that this process may use, less one if an API process runs beside the engine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores if in_process else max(1, cores - 1)

@@ -10,9 +10,10 @@ _holding = 0
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """What is started inside never sees SIGINT, which a terminal sends to all; it comes here afterwards.
+    """Processes started inside never get SIGINT, which a terminal sends to all of its processes.
 
-    A process that set this up itself would be interrupted while it imports what it needs for that.
+    One that arrives meanwhile is delivered here afterwards. A process that blocked it by itself could still
+    be interrupted while it imports the modules for that.
     """
     global _holding
     _holding += 1

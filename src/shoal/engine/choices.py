@@ -18,9 +18,9 @@ def expand_choices(
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
-    Their seeds derive from ``sampling.seed``, or from one that is drawn here if it is None, so the
-    choices differ. Their sampling keeps what an engine acts on: ``n`` is 1, and there are no stop
-    strings, because whoever holds the tokenizer watches for those. slo: goals of each of them.
+    Their seeds derive from ``sampling.seed``, or from a random one if it is None, so that the choices
+    differ. Their sampling parameters are those that an engine needs: ``n`` is 1, and there are no stop
+    strings, which are found where text is made. slo: goals of each request.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     single = replace(sampling, n=1, stop=(), seed=seed)

@@ -35,25 +35,27 @@ from shoal.engine.vitals import Vitals
 BUILDER = "shoal.engine.build:build_engine"
 
 _log = logging.getLogger(__name__)
-# First tokens remembered to tell how fast the queue moves.
+# How many first tokens are remembered, to estimate how fast the queue moves.
 _RATE_WINDOW = 64
 _LONGEST_RETRY_S = 60.0
-_STATE_EVERY_S = 1.0
+_STATS_INTERVAL_S = 1.0
 
 
 class _Call:
-    """A stream and those of its choices that the engine still works on."""
+    """One call: its stream and its unfinished choices."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.open: dict[str, ChoiceReader] = {}
+        """Where its deltas go."""
+        self.unfinished: dict[str, ChoiceReader] = {}
+        """Readers of the choices that have not ended, by request id."""
 
 
 class EngineHandle:
-    """Submits requests to an engine process and streams back what it makes of them.
+    """Submits requests to an engine process and streams its output back.
 
     Text is made here: detokenising, stop strings and times as a client sees them. If the process
-    ends, every unfinished stream raises EngineDied. vitals: its signs of life and latest counts.
+    ends, every unfinished stream raises EngineDied.
     """
 
     def __init__(
@@ -65,16 +67,18 @@ class EngineHandle:
         vitals: Vitals,
     ) -> None:
         self.info = info
+        """Limits of the engine's services."""
         self.vitals = vitals
+        """The engine's heartbeats and latest stats."""
         self._process = process
         self._decoders = decoders
         self._max_queue = max_queue
         self._ids = itertools.count(1)
         self._calls: dict[str, _Call] = {}  # by request id: one entry for each unfinished choice
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._stats_futures: dict[int, asyncio.Future[EngineStats]] = {}  # by the key of the question
         self._waiting = 0  # choices that have no token yet
         self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
-        self._refusal: str | None = None  # why nothing new is taken
+        self._closed_reason: str | None = None  # why no new requests are accepted
         self._closed = False
         self._emptied = asyncio.Event()
         self._receiver = asyncio.create_task(self._receive(), name="engine-receiver")
@@ -99,7 +103,7 @@ class EngineHandle:
         process ends.
         """
         vitals = vitals or Vitals()
-        process = await EngineProcess.start(options, folders, builder, vitals.beat)
+        process = await EngineProcess.start(options, folders, builder, vitals.heartbeat)
         try:
             info = await process.wait_ready(progress)
         except BaseException:
@@ -115,8 +119,8 @@ class EngineHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine takes requests."""
-        return self._refusal is None
+        """Whether the engine accepts requests."""
+        return self._closed_reason is None
 
     @property
     def pid(self) -> int:
@@ -134,9 +138,9 @@ class EngineHandle:
         return self._waiting
 
     async def wait_died(self) -> str:
-        """Return why the engine ended, when it does so without being told to."""
+        """Wait until the engine ends without being told to, and return why."""
         await asyncio.shield(self._receiver)
-        return self._refusal or ""
+        return self._closed_reason or ""
 
     async def submit(
         self,
@@ -148,13 +152,13 @@ class EngineHandle:
     ) -> Stream:
         """Send a call to the engine and return its stream.
 
-        slo: goals that go before the service's. arrival_ns: when the call came, on the monotonic clock,
-        which all processes of a machine share; None: now.
+        slo: goals, which replace the service's. arrival_ns: when the call came, on the monotonic clock, which
+        all processes of a machine share; None: now.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
-        if self._refusal is not None:
-            raise EngineDied(self._refusal)
+        if self._closed_reason is not None:
+            raise EngineDied(self._closed_reason)
         check_request(self.info, service, prompt, sampling, slo)
         if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
             raise QueueFull(
@@ -170,34 +174,34 @@ class EngineHandle:
     async def generate(
         self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
     ) -> AsyncIterator[Delta]:
-        """The deltas of a call; errors as ``submit`` are raised when the first is asked for."""
+        """The deltas of a call; raises the errors of ``submit`` when the first delta is asked for."""
         async with await self.submit(service, prompt, sampling, slo) as stream:
             async for delta in stream:
                 yield delta
 
     async def stats(self) -> EngineStats:
-        """What the engine counts, after its present step; EngineDied if it has ended."""
+        """The engine's stats after its present step; raises EngineDied if it has ended."""
         if self._receiver.done():
-            raise EngineDied(self._refusal or "the engine has ended")
+            raise EngineDied(self._closed_reason or "the engine has ended")
         key = next(self._ids)
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._asked[key] = answer
+        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats_futures[key] = future
         self._process.send(wire.AskStats(key))
         try:
-            return await answer
+            return await future
         finally:
-            self._asked.pop(key, None)
+            self._stats_futures.pop(key, None)
 
     async def close(self, drain_s: float = 0) -> None:
-        """Take nothing new, let unfinished streams go on for ``drain_s`` seconds, end the process.
+        """Reject new requests, let unfinished streams go on for ``drain_s`` seconds, and end the process.
 
         Streams unfinished by then raise EngineDied. Closing twice does nothing.
         """
         if self._closed:
             return
         self._closed = True
-        if self._refusal is None:
-            self._refusal = "the engine is shutting down and takes no new requests"
+        if self._closed_reason is None:
+            self._closed_reason = "the engine is shutting down and takes no new requests"
         if self._calls and drain_s > 0 and not self._receiver.done():
             self._emptied.clear()
             with suppress(TimeoutError):
@@ -211,20 +215,21 @@ class EngineHandle:
 
     def _open(self, requests: list[Request], sampling: SamplingParams) -> Stream:
         first = requests[0]
-        stream = Stream(first.id.rpartition("-")[0], len(first.prompt), lambda: self._abandon(call))
+        stream = Stream(first.id.rpartition("-")[0], len(first.prompt), lambda: self._cancel(call))
         call = _Call(stream)
         for choice, request in enumerate(requests):
-            call.open[request.id] = ChoiceReader(request, choice, sampling, self._decoders[first.service])
+            reader = ChoiceReader(request, choice, sampling, self._decoders[first.service])
+            call.unfinished[request.id] = reader
             self._calls[request.id] = call
             self._waiting += 1
         self._process.send(wire.Submit.from_requests(requests))
         return stream
 
     async def _watch(self) -> None:
-        """Keep ``vitals`` up to date, so that nobody has to wait for the engine to know about it."""
+        """Keep ``vitals`` up to date, so that its readers need not wait for the engine."""
         with suppress(EngineDied):
             while True:
-                await asyncio.sleep(_STATE_EVERY_S)
+                await asyncio.sleep(_STATS_INTERVAL_S)
                 await self.stats()
 
     async def _receive(self) -> None:
@@ -234,62 +239,63 @@ class EngineHandle:
                 if isinstance(message, wire.Failed):
                     reason = str(wire.failure_to_error(message, "running"))
                 else:
-                    self._take(message)
+                    self._handle_message(message)
             reason = f"{reason} ({self._process.describe_end()}, process {self.pid})"
         except Exception as error:
             _log.exception("the engine's messages can no longer be read")
             reason = f"the engine's messages can no longer be read: {error}"
         _log.error("%s; requests under way end with an error, and new ones are refused", reason)
-        self._refusal = reason
+        self._closed_reason = reason
         self._fail_all(EngineDied(reason))
 
-    def _take(self, message: wire.FromEngine) -> None:
+    def _handle_message(self, message: wire.FromEngine) -> None:
         match message:
             case wire.Stepped():
                 now_ns = time.monotonic_ns()
                 for event in message.events:
-                    self._deliver(event, now_ns)
+                    self._handle_event(event, now_ns)
             case wire.Refused():
                 call = self._calls.get(message.request_id)
                 if call is not None:
-                    self._abandon(call)
+                    self._cancel(call)
                     call.stream.end(InvalidRequest(message.message, message.param, message.code))
             case wire.Stats():
-                self.vitals.tell(message.stats)
-                answer = self._asked.get(message.key)
-                if answer is not None and not answer.done():
-                    answer.set_result(message.stats)
+                self.vitals.update(message.stats)
+                future = self._stats_futures.get(message.key)
+                if future is not None and not future.done():
+                    future.set_result(message.stats)
 
-    def _deliver(self, event: TokenEvent, now_ns: int) -> None:
+    def _handle_event(self, event: TokenEvent, now_ns: int) -> None:
         call = self._calls.get(event.request_id)
         if call is None:
-            # Cancelled here meanwhile: the client has had its end.
+            # It was cancelled here in the meantime.
             return
-        reader = call.open[event.request_id]
-        waited = not reader.started
+        reader = call.unfinished[event.request_id]
+        was_waiting = not reader.started
         delta = reader.read(event, now_ns)
-        if waited and reader.started:
+        if was_waiting and reader.started:
             self._waiting -= 1
             self._first_tokens_ns.append(now_ns)
         call.stream.push(delta)
         if delta.finish is None:
             return
-        self._forget(call, reader)
+        self._remove(call, reader)
         if event.finish is None:
             self._process.send(wire.Cancel([event.request_id], complete=True))
-        if not call.open:
+        if not call.unfinished:
             call.stream.end()
 
-    def _abandon(self, call: _Call) -> None:
-        """Cancel the open choices of a call, without a word to its stream."""
-        ids = list(call.open)
-        for reader in list(call.open.values()):
-            self._forget(call, reader)
+    def _cancel(self, call: _Call) -> None:
+        """Cancel the unfinished choices of a call; its stream gets nothing more."""
+        ids = list(call.unfinished)
+        for reader in list(call.unfinished.values()):
+            self._remove(call, reader)
         if ids:
             self._process.send(wire.Cancel(ids))
 
-    def _forget(self, call: _Call, reader: ChoiceReader) -> None:
-        del call.open[reader.request_id]
+    def _remove(self, call: _Call, reader: ChoiceReader) -> None:
+        """Forget a choice that has ended."""
+        del call.unfinished[reader.request_id]
         del self._calls[reader.request_id]
         if not reader.started:
             self._waiting -= 1
@@ -298,15 +304,15 @@ class EngineHandle:
 
     def _fail_all(self, error: EngineDied) -> None:
         for call in list(self._calls.values()):
-            for reader in list(call.open.values()):
-                self._forget(call, reader)
+            for reader in list(call.unfinished.values()):
+                self._remove(call, reader)
             call.stream.end(error)
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
+        for future in self._stats_futures.values():
+            if not future.done():
+                future.set_exception(error)
 
     def _retry_after_s(self, excess: int) -> float:
-        """When ``excess`` more requests will have left the queue, at the rate of late."""
+        """Seconds until ``excess`` requests will have left the queue, at its recent rate."""
         times = self._first_tokens_ns
         if len(times) < 2:
             return 1.0

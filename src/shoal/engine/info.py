@@ -1,4 +1,4 @@
-"""What a loaded engine tells about itself: limits that a client can check requests against."""
+"""What a loaded engine says about itself: limits that a client can check requests against."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,31 +6,39 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceInfo:
-    """Limits of one service.
-
-    context_tokens: the model's limit (or the service's own). max_total_tokens: the most tokens,
-    prompt and output together, that one request can have here; less than the context where the KV
-    pool is small. kv_tokens: the most tokens that the KV pool could hold for this service alone.
-    execution_s: as in ``Service``; without it no request can ask for an ``e2e_scale``.
-    """
+    """Limits of one service."""
 
     model: str
+    """Its model, as configured."""
     context_tokens: int
+    """The model's context limit, or the service's own."""
     max_total_tokens: int
+    """Most tokens of one request, prompt and output together: less than the context if the pool is small."""
     kv_tokens: int
+    """Most tokens that the KV pool could hold for this service alone."""
     vocab_size: int
+    """Size of the model's vocabulary."""
     eos_token_ids: tuple[int, ...] = ()
+    """The model's end-of-sequence tokens."""
     execution_s: float | None = None
+    """As in ``Service``; without it no request can have an ``e2e_scale``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """One engine after loading. kv_bytes: size of the KV pool; weight_bytes: of all weights."""
+    """One engine after loading."""
 
     services: Mapping[str, ServiceInfo]
+    """Its services by name."""
     device: str
+    """The device that it runs on."""
     threads: int
+    """CPU threads."""
     block_size: int
+    """Tokens in a KV block."""
     merged_blocks: int
+    """Merged blocks in the KV pool."""
     kv_bytes: int
+    """Size of the KV pool."""
     weight_bytes: int
+    """Size of all weights."""

@@ -1,4 +1,4 @@
-"""Starts an engine process and connects to it."""
+"""Starting an engine process and connecting to it."""
 
 import asyncio
 import contextlib
@@ -23,21 +23,21 @@ from shoal.engine.private_folder import PrivateFolder
 from shoal.engine.process import ProcessConfig
 
 _SOCKET_NAME = "engine"
-# Of the engine and of the process that starts it, before there is a client.
-_LEAST_OPEN_FILES = 64
-_EXIT_PATIENCE_S = 5.0
-# How long to look for the last words of a process that has ended.
-_LAST_WORDS_S = 0.1
-# More signs of life than a process gives before they are read.
-_BEATS = 4096
+# Needed by the engine, and by the process that starts it before it has a client.
+_MIN_OPEN_FILES = 64
+_EXIT_TIMEOUT_S = 5.0
+# How long to wait for the last message of a process that has ended.
+_LAST_MESSAGE_TIMEOUT_S = 0.1
+# More heartbeats than a process sends before they are read.
+_MAX_HEARTBEATS = 4096
 
 
 def check_open_files() -> None:
-    """Raise ConfigError where too few files may be open: running out, libraries hang or abort."""
+    """Raise ConfigError if too few files may be open: some libraries hang or abort when they run out."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if allowed != resource.RLIM_INFINITY and allowed < _LEAST_OPEN_FILES:
+    if allowed != resource.RLIM_INFINITY and allowed < _MIN_OPEN_FILES:
         raise ConfigError(
-            f"only {allowed} files may be open at once, and an engine needs {_LEAST_OPEN_FILES}: "
+            f"only {allowed} files may be open at once, and an engine needs {_MIN_OPEN_FILES}: "
             "allow more, as with `ulimit -n 1024`"
         )
 
@@ -54,7 +54,7 @@ class _Channel:
         self.socket.bind(self.endpoint)
 
     def forget_path(self) -> None:
-        """Remove the socket's folder; a connection that stands does not need it."""
+        """Remove the socket's folder, which an established connection does not need."""
         self._folder.remove()
 
     def close(self) -> None:
@@ -64,10 +64,10 @@ class _Channel:
 
 
 class EngineProcess:
-    """A running engine process and its socket; knows nothing of what the messages mean.
+    """A running engine process and its socket; it does not interpret messages.
 
-    lifeline: our end of the process's standard input, over which it gives signs of life. on_beat: told of
-    each of them.
+    lifeline: our end of the process's standard input, over which it sends heartbeats. on_heartbeat: called
+    for them.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class EngineProcess:
         process: asyncio.subprocess.Process,
         channel: _Channel,
         lifeline: socket.socket,
-        on_beat: Callable[[], None],
+        on_heartbeat: Callable[[], None],
     ) -> None:
         self._process = process
         self._channel = channel
         self._lifeline = lifeline
-        self._on_beat = on_beat
+        self._on_heartbeat = on_heartbeat
         self._ending = asyncio.ensure_future(process.wait())
         self._receiving: asyncio.Future[bytes] | None = None
-        asyncio.get_running_loop().add_reader(lifeline, self._hear)
+        asyncio.get_running_loop().add_reader(lifeline, self._read_heartbeats)
 
     @classmethod
     async def start(
@@ -91,11 +91,11 @@ class EngineProcess:
         options: EngineOptions,
         folders: Mapping[str, Path],
         builder: str,
-        on_beat: Callable[[], None] = lambda: None,
+        on_heartbeat: Callable[[], None] = lambda: None,
     ) -> "EngineProcess":
-        """Start the process; it then sends Loading messages and at last Ready or Failed.
+        """Start the process, which then sends Loading messages and at last Ready or Failed.
 
-        Raises ConfigError where too few files may be open.
+        Raises ConfigError if too few files may be open.
         """
         check_open_files()
         channel = _Channel()
@@ -114,14 +114,14 @@ class EngineProcess:
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 )
             its_end.close()
-            with contextlib.suppress(ConnectionError):  # how it ended is told to whoever waits for it
+            with contextlib.suppress(ConnectionError):  # ``receive`` then says how it ended
                 await asyncio.get_running_loop().sock_sendall(lifeline, pickle.dumps(config))
         except BaseException:
             channel.close()
             lifeline.close()
             its_end.close()
             raise
-        return cls(process, channel, lifeline, on_beat)
+        return cls(process, channel, lifeline, on_heartbeat)
 
     @property
     def pid(self) -> int:
@@ -129,7 +129,7 @@ class EngineProcess:
         return self._process.pid
 
     async def wait_ready(self, progress: Callable[[str], None] | None) -> EngineInfo:
-        """Wait until the engine is loaded; raises what ended it instead, if that happens."""
+        """Wait until the engine is loaded; raises the error that ended it, if one did."""
         while True:
             match await self.receive():
                 case wire.Ready() as ready:
@@ -143,26 +143,26 @@ class EngineProcess:
                 case None:
                     raise EngineDied(f"the engine process ended while loading ({self.describe_end()})")
 
-    def _hear(self) -> None:
+    def _read_heartbeats(self) -> None:
         try:
-            heard = self._lifeline.recv(_BEATS)
+            heartbeats = self._lifeline.recv(_MAX_HEARTBEATS)
         except BlockingIOError:
             return
         except ConnectionError:
-            heard = b""
-        if heard:
-            self._on_beat()
+            heartbeats = b""
+        if heartbeats:
+            self._on_heartbeat()
         else:
             asyncio.get_running_loop().remove_reader(self._lifeline)
 
     async def receive(self) -> wire.FromEngine | None:
-        """The next message; None when the process has ended and nothing is left to read."""
+        """The next message; None if the process has ended and nothing is left to read."""
         if self._receiving is None:
             self._receiving = asyncio.ensure_future(self._channel.socket.recv())
         if not self._receiving.done():
             await asyncio.wait((self._receiving, self._ending), return_when=asyncio.FIRST_COMPLETED)
         if not self._receiving.done():
-            await asyncio.wait((self._receiving,), timeout=_LAST_WORDS_S)
+            await asyncio.wait((self._receiving,), timeout=_LAST_MESSAGE_TIMEOUT_S)
         if not self._receiving.done():
             return None
         frame = self._receiving.result()
@@ -170,12 +170,12 @@ class EngineProcess:
         return wire.decode_from_engine(frame)
 
     def send(self, message: wire.ToEngine) -> None:
-        """Hand over a message; never waits, and does nothing once the process has ended."""
+        """Send a message without waiting; does nothing once the process has ended."""
         if self._process.returncode is None:
             self._channel.socket.send(wire.encode(message))
 
     def describe_end(self) -> str:
-        """How the process ended, for a message."""
+        """How the process ended, for an error message."""
         code = self._process.returncode
         if code is None:
             return "it still runs"
@@ -185,15 +185,15 @@ class EngineProcess:
         return f"killed by signal {-code}{known.get(-code, '')}"
 
     async def stop(self) -> None:
-        """End the process, kindly if it listens, and release the socket."""
+        """Ask the process to end, kill it if it does not, and release the socket."""
         try:
             self.send(wire.Shutdown())
-            await asyncio.wait((self._ending,), timeout=_EXIT_PATIENCE_S)
+            await asyncio.wait((self._ending,), timeout=_EXIT_TIMEOUT_S)
         finally:
             await self.kill()
 
     async def kill(self) -> None:
-        """End the process at once and release the socket."""
+        """Kill the process and release the socket."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

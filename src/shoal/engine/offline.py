@@ -1,4 +1,4 @@
-"""The offline interface: models in this process, prompts in, completions out."""
+"""The offline interface: models in this process."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -83,8 +83,8 @@ class Shoal:
 
         prompts: one text or token-id list, or many. sampling, service, slo: one for all, or one for each;
         service may be left out where there is only one, and goals left out of slo are the service's. A
-        mapping of sampling parameters goes over the service's defaults; SamplingParams stand as they are.
-        progress: a bar on standard error, if that is a terminal. Raises InvalidRequest before anything
+        mapping of sampling parameters is completed by the service's defaults; SamplingParams are used as they
+        are. progress: a bar on standard error, if that is a terminal. Raises InvalidRequest before anything
         runs if one of the prompts cannot be served. Ctrl-C cancels everything and raises KeyboardInterrupt.
         """
         many = _as_many(prompts)
@@ -103,7 +103,7 @@ class Shoal:
         progress: bool = True,
         slo: SLO | Sequence[SLO] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations: one list of ``{"role": ..., "content": ...}``, or many.
+        """Continue conversations: one list of ``{"role": ..., "content": ...}``, or many.
 
         Everything else is as in ``generate``. Raises InvalidRequest for a model without chat template.
         """
@@ -116,7 +116,7 @@ class Shoal:
         return self._run(encoded, encoded, names, sampling, slo, progress)
 
     def stats(self) -> EngineStats:
-        """Counters since the start, and the memory of now."""
+        """Counters since the start, and the present state of the memory."""
         return self._engine.stats()
 
     def close(self) -> None:

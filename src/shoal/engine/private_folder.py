@@ -1,4 +1,4 @@
-"""Folders for sockets: short paths that only this user can enter, and none left behind."""
+"""Folders for sockets: with short paths, open only to this user, and removed in the end."""
 
 import errno
 import fcntl
@@ -13,19 +13,19 @@ from shoal.core import ConfigError
 _PREFIX = "shoal-socket-"
 # Socket paths are limited to 107 bytes on Linux and 103 on macOS.
 _MAX_SOCKET_PATH_BYTES = 100
-# A folder this young may be of a process that is about to lock it.
-_YOUNG_S = 60.0
+# The process that made a younger folder may not have locked it yet.
+_MIN_AGE_S = 60.0
 
 
 class PrivateFolder:
     """A new folder, until ``remove``.
 
-    Its owner holds a lock on it, which the system drops however the owner ends; what was left behind
-    by processes that were killed is removed here.
+    Its owner holds a lock on it, which the system releases however the owner ends; folders left behind by
+    processes that were killed are removed here.
     """
 
     def __init__(self, socket_name: str) -> None:
-        """Make the folder; raises ConfigError where no place is short enough for ``socket_name`` in it."""
+        """Make the folder; raises ConfigError if no place is short enough for ``socket_name`` in it."""
         base = _base(socket_name)
         _remove_abandoned(base)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
@@ -41,7 +41,7 @@ class PrivateFolder:
 
 
 def _base(socket_name: str) -> Path:
-    """Where temporary files go, or the nearest place with a short path."""
+    """The folder for temporary files, or another place with a short path."""
     places = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp"]
     for place in filter(None, places):
         path = Path(place) / f"{_PREFIX}{'x' * 8}" / socket_name
@@ -54,7 +54,7 @@ def _remove_abandoned(base: Path) -> None:
     for folder in base.glob(f"{_PREFIX}*"):
         try:
             facts = folder.stat(follow_symlinks=False)
-            if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _YOUNG_S:
+            if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < _MIN_AGE_S:
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:

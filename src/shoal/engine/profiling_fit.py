@@ -1,4 +1,4 @@
-"""From measured steps to latency models, checked against whole slices that no fit has seen."""
+"""Fitting latency models to measured steps, and checking them with slices that were not fitted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,23 +20,28 @@ from shoal.forecast import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCheck:
-    """A slice as it was measured, and as the models predict it, in seconds.
-
-    prompt_tokens: of the mean prompt. padded_s: None where prompts differ.
-    """
+    """A slice as it was measured, and as the models predict it."""
 
     sequences: int
+    """Requests of the batch."""
     prompt_tokens: int
+    """Length of the mean prompt."""
     output_tokens: int
+    """Tokens that each request generates."""
     equal: bool
+    """Whether all prompts are equally long."""
     measured_s: float
+    """How long it took."""
     step_s: float
+    """Prediction of the linear step model."""
     curve_s: float
+    """Prediction of the curve."""
     padded_s: float | None
+    """Prediction of SCLS's forms; None if prompts differ."""
 
     @property
     def step_error(self) -> float:
-        """Relative error of the step model, negative where it predicts too little."""
+        """Relative error of the step model, negative if it predicts too little."""
         return self.step_s / self.measured_s - 1
 
     @property
@@ -55,37 +60,48 @@ class ServiceFit:
     """The latency models of one service and how good they are."""
 
     step: LatencyModel
+    """The linear step model."""
     step_report: FitReport
+    """How well it fits."""
     curve: CurveTimes
+    """The piecewise linear model."""
     curve_report: FitReport
+    """How well it fits."""
     padded: PaddedLatency
+    """SCLS's forms."""
     prefill_report: FitReport
+    """How well that of the prefill fits."""
     decode_report: FitReport
+    """How well that of the decode fits."""
     slices: tuple[SliceCheck, ...]
+    """Checks with slices that were not fitted."""
 
 
 def fit_service(measured: ServiceMeasurements) -> ServiceFit:
-    """Fit the step model and SCLS's forms to equal batches, and the curve to what serving looks like.
+    """Fit the step model and SCLS's forms to equal batches, and the curve to steps as in serving.
 
-    Steps with a newcomer belong to both.
+    Steps in which a prompt joins a batch belong to both.
     """
     linear = [sample for sample in measured.steps if sample.equal or sample.rows.chunks]
-    step, step_report = fit_latency([one.shape for one in linear], [one.seconds for one in linear])
+    step, step_report = fit_latency(
+        [sample.shape for sample in linear], [sample.seconds for sample in linear]
+    )
     curve, curve_report = fit_serving([measured])
     padded, prefill_report, decode_report = fit_padded(measured.prefill, measured.decode)
     checks = []
-    for one in measured.slices:
-        size, output, equal = len(one.prompts), one.output_tokens, len(set(one.prompts)) == 1
+    for sample in measured.slices:
+        prompts, output = sample.prompts, sample.output_tokens
+        size, equal = len(prompts), len(set(prompts)) == 1
         checks.append(
             SliceCheck(
                 sequences=size,
-                prompt_tokens=round(sum(one.prompts) / size),
+                prompt_tokens=round(sum(prompts) / size),
                 output_tokens=output,
                 equal=equal,
-                measured_s=one.seconds,
-                step_s=slice_seconds(FittedTimes(step), one.prompts, output),
-                curve_s=slice_seconds(curve, one.prompts, output),
-                padded_s=padded.serve(float(size), one.prompts[0], output) if equal else None,
+                measured_s=sample.seconds,
+                step_s=slice_seconds(FittedTimes(step), prompts, output),
+                curve_s=slice_seconds(curve, prompts, output),
+                padded_s=padded.serve(float(size), prompts[0], output) if equal else None,
             )
         )
     return ServiceFit(
@@ -101,15 +117,15 @@ def fit_service(measured: ServiceMeasurements) -> ServiceFit:
 
 
 def fit_serving(measured: Sequence[ServiceMeasurements]) -> tuple[CurveTimes, FitReport]:
-    """The curve of all these measurements of one service, taken together.
+    """Fit one curve to several measurements of one service.
 
-    Rows of different lengths take longer to decode than equal ones, and a server's rows differ: decode steps
-    of equal prompts, more than one, are left out.
+    Rows of different lengths take longer to decode than equal ones, and a server's rows differ. So decode
+    steps of several equal prompts are left out.
     """
     samples = [
-        sample for one in measured for sample in one.steps if not sample.equal or sample.rows.decodes < 2
+        sample for run in measured for sample in run.steps if not sample.equal or sample.rows.decodes < 2
     ]
-    return fit_curve([one.rows for one in samples], [one.seconds for one in samples])
+    return fit_curve([sample.rows for sample in samples], [sample.seconds for sample in samples])
 
 
 def slice_seconds(times: StepTimes, prompts: Sequence[int], output_tokens: int) -> float:

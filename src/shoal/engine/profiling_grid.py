@@ -1,36 +1,39 @@
-"""What a profile measures: batches of prompts, equal or not, and newcomers that join them."""
+"""What a profile measures: batches of prompts, equal or not, and prompts that join them."""
 
 import math
 from dataclasses import dataclass
 from itertools import product
 
 SPREAD = 1.5
-"""Shape of the Weibull distribution of uneven prompts: their lengths vary as those of running requests do."""
+"""Shape of the Weibull distribution of uneven prompts, whose lengths vary like those of running requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A prompt that joins a running batch. shared: tokens at its start that are in the prefix index."""
+    """A prompt that joins a running batch."""
 
     prompt_tokens: int
+    """Its length."""
     shared: int = 0
+    """Tokens at its start that are in the prefix index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A batch of prompts that are prefilled in one step and then decode; newcomers join one by one.
-
-    prompts: tokens of each. output_tokens: of every request. equal: whether it is a padded batch of the grid.
-    """
+    """A batch of prompts that are prefilled in one step and then decode."""
 
     prompts: tuple[int, ...]
+    """Tokens of each prompt."""
     output_tokens: int
+    """Tokens that each request generates."""
     newcomers: tuple[Newcomer, ...] = ()
+    """Prompts that join it one by one."""
     equal: bool = False
+    """Whether it is a batch of equal prompts."""
 
     @property
     def sequences(self) -> int:
-        """Requests of the batch."""
+        """Number of its prompts."""
         return len(self.prompts)
 
     @property
@@ -40,8 +43,8 @@ class Round:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of its largest step, at most."""
-        joining = max((one.prompt_tokens for one in self.newcomers), default=0)
+        """Upper bound of the tokens of its largest step."""
+        joining = max((newcomer.prompt_tokens for newcomer in self.newcomers), default=0)
         return max(self.prefill_tokens, self.sequences + len(self.newcomers) + joining)
 
 
@@ -51,7 +54,7 @@ def equal_prompts(batch: int, tokens: int, output_tokens: int) -> Round:
 
 
 def uneven_prompts(batch: int, mean: int) -> tuple[int, ...]:
-    """``batch`` lengths with this mean, spaced as the quantiles of a Weibull distribution."""
+    """``batch`` lengths with this mean, at equally spaced quantiles of a Weibull distribution."""
     quantiles = [(-math.log1p(-(i + 0.5) / batch)) ** (1 / SPREAD) for i in range(batch)]
     scale = mean * batch / sum(quantiles)
     return tuple(max(2, round(scale * quantile)) for quantile in quantiles)
@@ -59,31 +62,35 @@ def uneven_prompts(batch: int, mean: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What to measure. Batches are prefilled in one step and then decode.
-
-    batches, prompts: batch sizes and lengths of equal prompts; pairs of more than ``most_tokens`` tokens
-    together, and what does not fit in the engine, are left out. uneven: batches of prompts that differ, and
-    their mean, as a server's do. prefills: single prompts that only are prefilled. mixed: uneven batches, and
-    newcomers that join while they decode. decode_steps: decode steps after each prefill. repeats: how often
-    everything is run. slice_batches, slice_prompt, slice_tokens: batches that generate that many tokens each,
-    for checking fits that have not seen them; uneven_slices: the same with uneven prompts of that mean.
-    """
+    """What to measure. Batches are prefilled in one step and then decode."""
 
     batches: tuple[int, ...]
+    """Sizes of batches of equal prompts."""
     prompts: tuple[int, ...]
+    """Lengths of their prompts; all sizes and lengths are combined."""
     most_tokens: int
+    """Combinations with more tokens than this are left out, and so is what does not fit in the engine."""
     decode_steps: int
+    """Decode steps after each prefill."""
     uneven: tuple[tuple[int, int], ...]
+    """Batches of prompts that differ, as a server's do: size and mean length."""
     prefills: tuple[int, ...]
+    """Lengths of single prompts that are only prefilled."""
     mixed: tuple[tuple[int, int, tuple[Newcomer, ...]], ...]
+    """Batches like those of ``uneven``, with prompts that join while they decode."""
     repeats: int
+    """How often everything is run."""
     slice_batches: tuple[int, ...] = (4, 8)
+    """Sizes of batches that check the fits; they are not fitted."""
     uneven_slices: tuple[int, ...] = (8,)
+    """The same with uneven prompts."""
     slice_prompt: int = 96
+    """Length of their prompts, or its mean."""
     slice_tokens: int = 128
+    """Tokens that each of their requests generates."""
 
     def rounds(self, max_batched_tokens: int) -> list[Round]:
-        """What to fit; each prefill is one step of at most ``max_batched_tokens``."""
+        """The batches to fit; each prefill is one step of at most ``max_batched_tokens``."""
         decoded = self.decode_steps + 1
         found = [
             equal_prompts(batch, prompt, decoded) for prompt, batch in product(self.prompts, self.batches)
@@ -94,10 +101,10 @@ class Grid:
             Round(uneven_prompts(batch, mean), decoded, newcomers) for batch, mean, newcomers in self.mixed
         ]
         most = min(self.most_tokens, max_batched_tokens)
-        return [one for one in found if one.most_tokens <= most]
+        return [batch for batch in found if batch.most_tokens <= most]
 
     def slices(self) -> list[Round]:
-        """What to check the fits with."""
+        """The batches that check the fits."""
         equal = [equal_prompts(batch, self.slice_prompt, self.slice_tokens) for batch in self.slice_batches]
         return equal + [
             Round(uneven_prompts(batch, self.slice_prompt), self.slice_tokens) for batch in self.uneven_slices

@@ -1,4 +1,4 @@
-"""What a person sees on the terminal while models load and prompts run offline."""
+"""Progress on the terminal while models load and prompts run offline."""
 
 import sys
 from types import TracebackType
@@ -16,7 +16,7 @@ from rich.progress import (
 
 
 class _Display:
-    """A rich progress display on standard error; silent where that is no terminal."""
+    """A progress display on standard error, if that is a terminal."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -39,7 +39,7 @@ def _off(shown: bool) -> bool:
 
 
 class LoadProgress(_Display):
-    """One line that says what is being fetched or loaded, gone when it is done."""
+    """One line that says what is being fetched or loaded; removed at the end."""
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
@@ -55,11 +55,11 @@ class LoadProgress(_Display):
         self._task = self._progress.add_task("starting", total=None)
 
     def doing(self, what: str) -> None:
-        """Say what is being done now."""
+        """Show what is being done now."""
         self._progress.update(self._task, description=what)
 
     def fetching(self, what: str, done: int, total: int | None) -> None:
-        """Say how far a download or conversion is; ``done`` and ``total`` in its own units."""
+        """Show how far a download or conversion is; ``done`` and ``total`` in its own units."""
         self.doing(f"{what} {100 * done // total}%" if total else what)
 
 

@@ -1,4 +1,4 @@
-"""Sampling defaults in effect: a service's own over those that its model's makers advise."""
+"""Sampling defaults in effect: a service's own, completed by those that its model's makers advise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from shoal.models import advised_sampling
 
 
 def with_sampling_defaults(services: Sequence[Service], folders: Mapping[str, Path]) -> tuple[Service, ...]:
-    """The services with every sampling default set; raises ModelUnavailable where a model's has no meaning.
+    """The services with every sampling default set; raises ModelUnavailable if a model's has no meaning.
 
     folders: where each service's model lies, by service name.
     """

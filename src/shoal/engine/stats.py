@@ -1,4 +1,4 @@
-"""What an engine counts, as plain values that travel over the wire and into metrics."""
+"""An engine's stats, as plain values for the wire and for metrics."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,73 +11,86 @@ from shoal.schedule.stats import Observed, SchedulerStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStats:
-    """One service.
-
-    Counters since the start: finished and cancelled requests, evictions, recomputed_tokens (computed again
-    after evictions), swapped_tokens (saved on the host at evictions), compacted_blocks (copied to make merged
-    blocks free), prompt_tokens, cached_tokens (of them found in the prefix index) and output_tokens.
-    Now: waiting and running requests; swapped: those of the waiting whose KV is saved on the host;
-    unfilled_tokens: slots for tokens at the ends of running requests' last blocks that hold none yet. live,
-    cached and free blocks lie in the merged blocks that the service holds: in use, kept for their prefix,
-    and unused but out of other services' reach. observed: its traffic of late, and how well its output
-    lengths were foreseen.
-    """
+    """One service: its present state, and counters since the start."""
 
     waiting: int = 0
+    """Requests that wait now."""
     running: int = 0
+    """Requests that run now."""
     swapped: int = 0
+    """Waiting requests whose KV is saved on the host."""
     finished: int = 0
+    """Requests finished so far."""
     cancelled: int = 0
+    """Requests cancelled or failed so far."""
     evictions: int = 0
+    """Preemptions so far."""
     recomputed_tokens: int = 0
+    """Tokens computed again after preemptions."""
     swapped_tokens: int = 0
+    """Tokens whose KV was saved on the host at preemptions."""
     compacted_blocks: int = 0
+    """Blocks copied to free merged blocks."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix index at first admissions."""
     prompt_tokens: int = 0
+    """Prompt tokens of all admitted requests."""
     output_tokens: int = 0
+    """Output tokens delivered so far."""
     unfilled_tokens: int = 0
+    """Empty slots in the last blocks of running requests."""
     live_blocks: int = 0
+    """Blocks in use."""
     cached_blocks: int = 0
+    """Unused blocks that are kept for their prefix."""
     free_blocks: int = 0
+    """Unused blocks in the service's merged blocks, which other services cannot use."""
     merged_blocks: int = 0
+    """Merged blocks that the service holds."""
     observed: Observed | None = None
+    """Its recent traffic, and how well its output lengths were predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """The KV pool now.
-
-    live_bytes: of blocks in use; cached_bytes: of blocks kept for their prefix. padding_bytes: what
-    live blocks take beyond their KV. unfilled_bytes: of slots in live blocks that hold no KV yet.
-    external_bytes: of free blocks that only the service holding
-    their merged block can use.
-    """
+    """The present state of the KV pool."""
 
     total_bytes: int
+    """Its size."""
     live_bytes: int
+    """Blocks in use."""
     cached_bytes: int
+    """Unused blocks that are kept for their prefix."""
     padding_bytes: int
+    """What live blocks take beyond their KV."""
     unfilled_bytes: int
+    """Slots in live blocks that have no KV yet."""
     external_bytes: int
+    """Free blocks that only the service holding their merged block can use."""
     merged_blocks: int
+    """Number of merged blocks."""
     free_merged_blocks: int
+    """How many of them no service holds."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepTotals:
-    """Where the time of all steps went, in nanoseconds since the start.
-
-    schedule, update: the scheduler's halves of a step. prepare, forward, sample: the executor's parts.
-    reply: handing events on, with detokenising where that is done in the same process.
-    """
+    """Where the time of all steps went since the start."""
 
     count: int = 0
+    """Number of steps."""
     schedule_ns: int = 0
+    """Deciding, in the scheduler."""
     prepare_ns: int = 0
+    """Preparing inputs, in the executor."""
     forward_ns: int = 0
+    """The forward pass, in the executor."""
     sample_ns: int = 0
+    """Sampling, in the executor."""
     update_ns: int = 0
+    """Processing outputs, in the scheduler."""
     reply_ns: int = 0
+    """Passing on events, with detokenising if that is done in the same process."""
 
     def add(self, result: StepResult, update_ns: int) -> None:
         """Count an executed plan: each of its iterations is a step."""
@@ -90,11 +103,14 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Everything an engine counts."""
+    """All stats of an engine."""
 
     services: Mapping[str, ServiceStats]
+    """By service name."""
     pool: PoolStats
+    """The KV pool."""
     steps: StepTotals
+    """Times of all steps."""
 
     @classmethod
     def collect(
@@ -105,7 +121,7 @@ class EngineStats:
         steps: StepTotals,
         block_size: int,
     ) -> Self:
-        """A snapshot of the scheduler's counters and beliefs, the pool and the step times."""
+        """A snapshot of the scheduler's counters and statistics, the pool and the step times."""
         services = {
             name: ServiceStats(
                 **asdict(counted),

@@ -1,4 +1,4 @@
-"""The checks a request must pass before an engine sees it; the same offline and behind HTTP."""
+"""Checks of a request before it goes to an engine; the same offline and behind HTTP."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 def check_request(
     info: EngineInfo, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
 ) -> None:
-    """Refuse a request that could never be served as asked; raises InvalidRequest."""
+    """Reject a request that could never be served as asked; raises InvalidRequest."""
     limits = find_service(info, service)
     if not prompt:
         raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
@@ -35,7 +35,7 @@ def check_request(
 
 
 def find_service(info: EngineInfo, service: str) -> ServiceInfo:
-    """The limits of ``service``; InvalidRequest with the names that exist if it is unknown."""
+    """The limits of ``service``; raises an InvalidRequest with the known names if it is unknown."""
     limits = info.services.get(service)
     if limits is None:
         names = ", ".join(sorted(info.services))
@@ -46,7 +46,7 @@ def find_service(info: EngineInfo, service: str) -> ServiceInfo:
 
 
 def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least: bool = False) -> None:
-    """Refuse a prompt that leaves no room for output; raises InvalidRequest.
+    """Reject a prompt that leaves no room for output; raises InvalidRequest.
 
     at_least: ``tokens`` is only a lower bound of the prompt's length.
     """

@@ -1,4 +1,4 @@
-"""Whether an engine process still does its work, and what it last told of itself."""
+"""Whether an engine process still works, and its latest stats."""
 
 import time
 from collections.abc import Callable
@@ -7,56 +7,60 @@ from dataclasses import dataclass, field
 from shoal.engine.stats import EngineStats
 
 PROCESS_SILENCE_S = 15.0
-"""A process gives a sign of life every second, whatever it computes: it is stopped, or gets no CPU."""
+"""Heartbeats come every second, whatever is computed: a process silent for so long is stopped or starved."""
 
 STEP_SILENCE_S = 300.0
-"""Only between steps it tells of itself, and a step over large prompts on a slow CPU takes minutes."""
+"""Stats come only between steps, and a step over large prompts takes minutes on a slow CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """An engine has not been heard of for ``duration_s``; ``what``: in words."""
+    """An engine has not been heard of for too long."""
 
     duration_s: float
+    """For how long."""
     what: str
+    """What is missing, in words."""
 
 
 @dataclass(slots=True)
 class Vitals:
-    """Signs of life of an engine process, kept by its client.
-
-    process_limit_s, step_limit_s: how long the process, and the engine in it, may be silent. clock: in
-    nanoseconds. stats: what the engine last told, None before that.
-    """
+    """Heartbeats and stats of an engine process, as its client has got them."""
 
     process_limit_s: float = PROCESS_SILENCE_S
+    """How long the process may send no heartbeat."""
     step_limit_s: float = STEP_SILENCE_S
+    """How long the engine in it may send no stats."""
     clock: Callable[[], int] = time.monotonic_ns
+    """Nanoseconds."""
     stats: EngineStats | None = None
-    _beat_ns: int = field(init=False)
-    _told_ns: int = field(init=False)
+    """The latest stats; None before the first."""
+    _heartbeat_ns: int = field(init=False)
+    """When the last heartbeat came."""
+    _stats_ns: int = field(init=False)
+    """When the last stats came."""
 
     def __post_init__(self) -> None:
-        """Begin as if everything had just been heard."""
-        self._beat_ns = self._told_ns = self.clock()
+        """Start as if both had just come."""
+        self._heartbeat_ns = self._stats_ns = self.clock()
 
-    def beat(self) -> None:
-        """The process has given a sign of life."""
-        self._beat_ns = self.clock()
+    def heartbeat(self) -> None:
+        """Note a heartbeat of the process."""
+        self._heartbeat_ns = self.clock()
 
-    def tell(self, stats: EngineStats) -> None:
-        """The engine has told of itself."""
+    def update(self, stats: EngineStats) -> None:
+        """Take new stats of the engine."""
         self.stats = stats
-        self._told_ns = self.clock()
+        self._stats_ns = self.clock()
 
     @property
     def age_s(self) -> float:
         """How old ``stats`` are."""
-        return (self.clock() - self._told_ns) / 1e9
+        return (self.clock() - self._stats_ns) / 1e9
 
     def silence(self) -> Silence | None:
-        """What has been silent for too long, if anything; None again as soon as it is heard."""
-        process_s = (self.clock() - self._beat_ns) / 1e9
+        """What has been silent for too long, if anything is."""
+        process_s = (self.clock() - self._heartbeat_ns) / 1e9
         if process_s > self.process_limit_s:
             return Silence(process_s, "the engine process gives no sign of life")
         if self.age_s > self.step_limit_s:

@@ -1,4 +1,4 @@
-"""The messages between an engine process and its client: msgpack, one message per step.
+"""The messages between an engine process and its client: msgpack, one message for all events of a step.
 
 Every message is one ZeroMQ frame. Events, of which there are most, travel as arrays without field names.
 """
@@ -22,10 +22,12 @@ from shoal.engine.stats import EngineStats
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: run the choices of one call: all are as ``request``, but for their id and seed."""
+    """To the engine: run the choices of one call."""
 
     request: Request
+    """What all choices have in common: all but id and seed."""
     choices: list[tuple[str, int]]
+    """Id and seed of each choice."""
 
     @classmethod
     def from_requests(cls, requests: Sequence[Request]) -> "Submit":
@@ -38,61 +40,75 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: these requests are no longer wanted; ``complete``: because a stop string ended them."""
+    """To the engine: end requests."""
 
     ids: list[str]
+    """Their ids."""
     complete: bool = False
+    """A stop string ended them, so they count as finished."""
 
 
 class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: answer with Stats of the same ``key``."""
+    """To the engine: send Stats."""
 
     key: int
+    """Returned with them."""
 
 
 class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: end now, whatever is unfinished."""
+    """To the engine: end now, even if requests are unfinished."""
 
 
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: everything one step did."""
+    """From the engine: all events of one step."""
 
     events: list[TokenEvent]
+    """What it did for each request."""
 
 
 class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: the call to which this request belongs can never be served (InvalidRequest)."""
+    """From the engine: a call can never be served."""
 
     request_id: str
+    """A request of the call."""
     message: str
+    """Message of the InvalidRequest."""
     param: str | None = None
+    """Its ``param``."""
     code: str | None = None
+    """Its ``code``."""
 
 
 class Loading(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: what it does while it loads."""
+    """From the engine: it is loading."""
 
     what: str
+    """What it does now."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: loading is done."""
 
     info: EngineInfo
+    """Limits of its services."""
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine, as its last word: the error that ends it, by the name of its class."""
+    """From the engine, as its last message: the error that ends it."""
 
     kind: str
+    """Name of the error's class."""
     message: str
+    """Its message."""
 
 
 class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: the answer to AskStats."""
+    """From the engine: the response to AskStats."""
 
     key: int
+    """That of the question."""
     stats: EngineStats
+    """Its stats."""
 
 
 ToEngine = Submit | Cancel | AskStats | Shutdown
@@ -122,17 +138,17 @@ _ACTIONABLE = {error.__name__: error for error in (ConfigError, ModelUnavailable
 
 
 def describe_failure(error: BaseException) -> Failed:
-    """The last word of an engine that ends with ``error``."""
+    """The last message of an engine that ends with ``error``."""
     return Failed(type(error).__name__, str(error) or type(error).__name__)
 
 
 def is_actionable(error: BaseException) -> bool:
-    """Whether ``error`` tells a person all there is to know, so that no traceback is needed."""
+    """Whether a person can act on ``error``'s message, so that no traceback is needed."""
     return type(error).__name__ in _ACTIONABLE
 
 
 def failure_to_error(failed: Failed, doing: str) -> ShoalError:
-    """The error to raise on the client's side: the same class where a person can act on it."""
+    """The error to raise on the client's side: of the same class if a person can act on it."""
     known = _ACTIONABLE.get(failed.kind)
     if known is not None:
         return known(failed.message)

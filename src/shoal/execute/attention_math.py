@@ -1,7 +1,7 @@
-"""Attention over keys and values that lie contiguous: shared by the paged backends and the probe.
+"""Attention over contiguous keys and values, which the paged backends and the probe use.
 
-Both functions serve grouped-query attention without repeating keys and values in memory, and leave
-the arithmetic to ``scaled_dot_product_attention`` wherever scores are not capped.
+Both functions compute grouped-query attention without repeating keys and values in memory, and leave
+the arithmetic to ``scaled_dot_product_attention`` unless scores are soft-capped.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""One step's tokens, packed: what the model reads and where its KV goes.
+"""The packed tokens of one step: what the model reads and where its KV is written.
 
-Rows that compute one token come first (they decode together), rows that compute more follow (each is
-prefilled by itself); so a step may hold both and is one call of the model.
+Rows that compute one token come first and decode together; rows that compute more follow, and each is
+prefilled by itself. So a step may have both kinds and is one call of the model.
 """
 
 from collections.abc import Sequence
@@ -14,48 +14,55 @@ from shoal.execute.group import RunningSequence
 from shoal.execute.kv_store import ServiceCache
 
 DECODE_GROUP_SPREAD = 0.6
-"""Decoding rows share a padded gather while the shortest has this share of the longest's blocks."""
+"""Decoding rows share a padded gather if the shortest has at least this share of the longest's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Neighbouring rows that decode in one padded call.
-
-    start, stop: their token positions in the step. tables: int64 [rows, blocks], padded with the row's
-    first block. contexts: int64 [rows], tokens seen, the new one included.
-    """
+    """Neighbouring rows that decode in one padded call."""
 
     start: int
+    """Their first token's position in the step."""
     stop: int
+    """The position after their last token."""
     tables: np.ndarray
+    """Block tables, int64 [rows, blocks], padded with the row's first block."""
     contexts: np.ndarray
+    """Tokens that each row attends, including the new one, int64 [rows]."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """One sequence that computes several tokens: positions ``first`` to ``first + stop - start``."""
+    """One sequence that computes several tokens."""
 
     start: int
+    """Its first token's position in the step."""
     stop: int
+    """The position after its last token."""
     first: int
+    """Its first token's position in the sequence."""
     blocks: np.ndarray
+    """Its block table up to the last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The packed step.
-
-    input_ids, positions: [1, tokens]. slot_index: cache index of the block that each token's KV goes to;
-    slot_rows: its row there. last: the token position of each of the plan's rows' last token, by row.
-    """
+    """The packed step."""
 
     input_ids: torch.Tensor
+    """Token ids [1, tokens]."""
     positions: torch.Tensor
+    """Their positions in their sequences [1, tokens]."""
     slot_index: torch.Tensor
+    """Cache index of the block that each token's KV is written to."""
     slot_rows: torch.Tensor
+    """The row of each token in that block [tokens]."""
     decodes: tuple[DecodeRows, ...]
+    """Groups of rows that decode."""
     prefills: tuple[PrefillRow, ...]
+    """Rows that compute several tokens."""
     last: dict[int, int]
+    """The position in the step of the last token of each row of the plan."""
 
 
 def build_batch(rows: Sequence[RunningSequence], new_tokens: Sequence[int], cache: ServiceCache) -> StepBatch:
@@ -91,7 +98,7 @@ def build_batch(rows: Sequence[RunningSequence], new_tokens: Sequence[int], cach
 
 
 def _decode_groups(rows: Sequence[RunningSequence], block_size: int) -> list[DecodeRows]:
-    """Cut rows, longest first, into groups whose padding stays bounded."""
+    """Cut rows, longest first, into groups with bounded padding."""
     groups: list[DecodeRows] = []
     needed = [row.computed // block_size + 1 for row in rows]
     start = 0

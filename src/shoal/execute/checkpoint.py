@@ -1,4 +1,4 @@
-"""From a model folder to a `transformers` module that has all its weights from there, or a refusal."""
+"""Loading a `transformers` module with all its weights from a model folder, or rejecting it."""
 
 import logging
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def refused_if_it_fails(do: str, name: str) -> Iterator[None]:
-    """Whatever the code of transformers stumbles over in files that somebody else wrote is ModelUnsupported.
+    """Raise ModelUnsupported for any error of transformers' code, which reads files that others wrote.
 
-    do: what it is to do, as a verb. name: of the model.
+    do: what it shall do, as a verb. name: of the model.
     """
     try:
         yield
@@ -37,15 +37,15 @@ def refused_if_it_fails(do: str, name: str) -> Iterator[None]:
 
 
 def read_model_config(name: str, folder: Path) -> Any:
-    """The folder's configuration as `transformers` reads it, without what it says of kernels.
+    """The folder's configuration as `transformers` reads it, without its choice of kernels.
 
-    name: of the model, for the error. Raises ModelUnsupported if transformers cannot read it, or its model
-    would take code from the folder; ModelUnavailable if the file is broken.
+    name: of the model, for the error. Raises ModelUnsupported if transformers cannot read it or would run
+    code from the folder, ModelUnavailable if the file is broken.
     """
     check_config(folder)
     with refused_if_it_fails("read", name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    # How attention and experts are computed is for us to say; a folder may name code on a hub here.
+    # We choose how attention and experts are computed; a folder may name code on a hub here.
     config._attn_implementation = None
     config._experts_implementation = None
     return config
@@ -56,9 +56,9 @@ def load_module(
 ) -> Any:
     """The model of ``config`` with its weights from the safetensors files of ``folder``, on the CPU.
 
-    model_class: of `transformers`. options: for its ``from_pretrained``. Raises ModelUnsupported where a
-    weight is missing or has another shape, ModelUnavailable where the files are damaged. Tensors that the
-    model does not use are logged.
+    model_class: of `transformers`. options: for its ``from_pretrained``. Raises ModelUnsupported if a weight
+    is missing or has another shape, ModelUnavailable if files are damaged. Tensors that the model does not
+    use are logged.
     """
     check_weights(folder)
     if not isinstance(config, model_class.config_class):  # a multimodal one, of which only the text is read
@@ -83,9 +83,9 @@ def load_module(
 
 
 def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str) -> None:
-    """Raise ModelUnsupported before memory is taken for a model that config.json makes far too large.
+    """Raise ModelUnsupported before memory is allocated for a model that config.json makes far too large.
 
-    Up to twice the size goes on, as tied weights are stored once: what is missing is then named.
+    Up to twice the size is allowed, because tied weights are stored once: missing weights are then named.
     """
     with torch.device("meta"):
         wanted = sum(parameter.numel() for parameter in model_class(deepcopy(config)).parameters())

@@ -1,8 +1,8 @@
 """Replacing parts of a model by fewer, larger operations that compute the same.
 
 A part is recognised by its shape (a norm with one weight; gate, up and down projections) and replaced
-only where the replacement is seen to give the same output on random input, so an architecture that
-means something else by the same names keeps its own code.
+only if the replacement gives the same output on random input, so an architecture that means something
+else by the same names keeps its own code.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 3e-4
 """Largest relative difference (norm over norm) of a fused norm: one rounding of its output."""
 
 MLP_TOLERANCE = 2e-2
-"""The same for a gated MLP in bfloat16, whose inner sums are rounded at other places."""
+"""The same for a gated MLP in bfloat16, whose inner sums are rounded in other places."""
 
 
 class FusedRMSNorm(nn.Module):
     """Root-mean-square norm in one operation.
 
-    A scale of higher precision than the input is kept so: models that scale by 1 + weight lose it in
-    bfloat16, where 1 + weight has no digits left for a small weight.
+    A scale of higher precision than the input is kept: for models that scale by 1 + weight, bfloat16 has no
+    digits for a small weight.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
@@ -36,7 +36,7 @@ class FusedRMSNorm(nn.Module):
         self.size = tuple(weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] -> [..., size]; past the module hooks, which nobody sets here."""
+        """x [..., size] -> [..., size]; without module hooks, which are not used here."""
         return F.rms_norm(x.to(self.scale.dtype), self.size, self.scale, self.eps).to(x.dtype)
 
 
@@ -85,7 +85,7 @@ def _gated_mlps(module: Any) -> list[Candidate]:
 def _difference(
     original: Callable[..., Any], candidate: nn.Module, features: int, dtype: torch.dtype
 ) -> float:
-    """Relative difference of the outputs on random input; infinite where they cannot be compared."""
+    """Relative difference of the outputs on random input; infinite if they cannot be compared."""
     generator = torch.Generator().manual_seed(0)
     device = next((p.device for p in getattr(original, "parameters", list)()), torch.device("cpu"))
     x = torch.randn((3, features), generator=generator).to(device, dtype)

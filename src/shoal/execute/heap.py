@@ -8,12 +8,12 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what a step frees for the next one; returns whether it could be asked to.
+    """Let glibc keep freed memory for the next step; returns whether that could be set.
 
-    By default glibc hands large blocks back to the system at once, and a prefill step, which makes and
-    frees megabytes in every layer, spends a good part of its time on the page faults of getting them
-    again. Other C libraries are left as they are. Concerns the whole process, for good: it stays as
-    large as its largest step.
+    By default glibc returns large blocks to the system at once, and a prefill step, which allocates and
+    frees megabytes in every layer, spends much of its time on page faults. Other C libraries are not
+    changed. The setting is for the whole process and permanent: the process stays as large as its largest
+    step.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,8 +1,8 @@
-"""The one function that `transformers` models call instead of their own attention.
+"""The function that `transformers` models call instead of their own attention.
 
-It is registered under a name that has no mask builder, so models build no mask, and it hands every
-call to the step object that arrived as a keyword of ``model.forward``. What attention means in a
-step (paged, or plain while a model is probed) is that object's business.
+It is registered under a name that has no mask builder, so models build no mask. It passes every call on to
+the step object that was given to ``model.forward`` as a keyword, which computes the attention: paged, or
+plain while a model is probed.
 """
 
 from typing import Any, Protocol
@@ -33,9 +33,9 @@ class AttentionStep(Protocol):
 
         query [tokens, heads, key_dim], key [tokens, kv_heads, key_dim], value [tokens, kv_heads,
         value_dim]: the step's new tokens only. scaling: factor on the scores, None for
-        key_dim**-0.5. window: how many tokens, itself included, a token sees; None for all.
-        softcap: scores become softcap * tanh(scores / softcap). extra: further keywords that the
-        model passed.
+        key_dim**-0.5. window: how many tokens a token attends, including itself; None for all.
+        softcap: scores become softcap * tanh(scores / softcap). extra: further keywords from the
+        model.
         """
 
 

@@ -1,8 +1,8 @@
 """Tensor views of the KV pool: where a layer's keys and values are written and gathered.
 
-The layout's numbers come from `shoal.kvcache`; this file turns them into strided views of one flat
-byte buffer. An *index* names the blocks of some sequences in the form that a cache understands: block
-ids [blocks] for the merged layout, unit ids [blocks, units of a block] for the split one.
+The numbers of the layout come from `shoal.kvcache`; here they become strided views of one flat byte
+buffer. An *index* names blocks in the form that a cache needs: block ids [blocks] for the merged layout, unit
+ids [blocks, units of a block] for the split one.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 
 class UnitIds(Protocol):
-    """Split layout: where a pool's blocks lie (``BlockPool.unit_ids``)."""
+    """Where a pool's blocks lie in the split layout (``BlockPool.unit_ids``)."""
 
     def __call__(self, service: str, blocks: Sequence[int], *, before: bool = False) -> np.ndarray:
         """Unit ids [blocks, units of a block]; ``before``: as they were before the step just scheduled."""
@@ -32,13 +32,18 @@ class ServiceCache(ABC):
 
     def __init__(self, buffer: torch.Tensor, layout: PoolLayout, view: ServiceLayout) -> None:
         self.block_size = layout.block_size
+        """Tokens in a block."""
         self.layers = view.layers
+        """Where each layer's keys and values lie in a block."""
         self.dtype = TORCH_DTYPES[view.shape.dtype]
+        """Of keys and values."""
         self.device = buffer.device
+        """Where the buffer lies."""
         self._stride = view.stride_bytes // self.dtype.itemsize
         self._count = layout.total_bytes // view.stride_bytes
         self._elements = buffer.view(self.dtype)
         self.rows = self._view(0, self._stride)
+        """All blocks or units [blocks or units, elements of a stride]."""
 
     def _view(self, offset_bytes: int, *shape: int) -> torch.Tensor:
         """[count, *shape] at ``offset_bytes`` of every block or unit, one stride apart."""
@@ -66,9 +71,9 @@ class ServiceCache(ABC):
 
     @abstractmethod
     def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int | torch.Tensor]:
-        """For each block what names it in ``rows`` [blocks or units, elements of a stride].
+        """The index of each block in ``rows``.
 
-        before: where it lay before the step just scheduled, which may have given it away.
+        before: where it was before the step just scheduled, which may have freed it.
         """
 
 
@@ -101,7 +106,7 @@ class MergedCache(ServiceCache):
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int]:
-        """See ServiceCache; a block's number is its place."""
+        """See ServiceCache; a block's id is its index."""
         return blocks
 
 
@@ -150,21 +155,25 @@ class SplitCache(ServiceCache):
         )
 
     def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[torch.Tensor]:
-        """See ServiceCache; a block's place is its units."""
+        """See ServiceCache; a block's index is its units."""
         return self._located(blocks, before=before).unbind()
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A copy whose addresses are settled: they hold whatever the pool does with the blocks meanwhile."""
+    """A copy with fixed addresses, which stay valid whatever the pool does with the blocks afterwards."""
 
     source: ServiceCache
+    """The cache to read from."""
     source_place: int | torch.Tensor
+    """Index of the block in the source's ``rows``."""
     target: ServiceCache
+    """The cache to write to."""
     target_place: int | torch.Tensor
+    """Index of the block in the target's ``rows``."""
 
     def carry_out(self) -> None:
-        """Copy the whole block; between host and device as one transfer in the order of the device's work."""
+        """Copy the whole block; between host and device as one transfer, ordered with the device's work."""
         content = self.source.rows[self.source_place]
         if isinstance(self.target_place, int):
             self.target.rows[self.target_place].copy_(content, non_blocking=True)
@@ -173,11 +182,11 @@ class Transfer:
 
 
 class KVStore:
-    """The pool's flat buffer, that of swapped KV in host memory, and every service's views of them.
+    """The pool's flat buffer, the buffer for swapped KV in host memory, and every service's views of them.
 
-    The buffers are not initialised: nothing may rely on rows that no step has written.
+    The buffers are not initialised: rows that no step has written may contain anything.
 
-    unit_ids, host_unit_ids: needed where the layout is split. host_layout: None where nothing is swapped.
+    unit_ids, host_unit_ids: needed for the split layout. host_layout: None if nothing is swapped.
     """
 
     def __init__(
@@ -189,10 +198,14 @@ class KVStore:
         host_unit_ids: UnitIds | None = None,
     ) -> None:
         self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
+        """The pool's bytes."""
         self._merged_bytes = layout.merged_bytes
         self.services = _views(self.buffer, layout, unit_ids)
+        """Each service's view of them."""
         self.host_buffer: torch.Tensor | None = None
+        """Bytes of swapped KV."""
         self.host_services: dict[str, ServiceCache] = {}
+        """Each service's view of those."""
         if host_layout is not None:
             self.host_buffer = torch.empty(
                 host_layout.total_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
@@ -205,9 +218,9 @@ class KVStore:
         self.buffer[start : start + self._merged_bytes] = 0
 
     def locate(self, copies: Iterable[BlockCopy]) -> list[Transfer]:
-        """Settle the addresses of a plan's copies; to be asked before the next plan is scheduled.
+        """Look up the addresses of a plan's copies; must be called before the next plan is scheduled.
 
-        A source in the pool is the block as it was before the plan's step, which may have given it up.
+        A source in the pool is the block as it was before the plan's step, which may have freed it.
         """
         transfers: list[Transfer] = []
         for (name, from_host, to_host), same in groupby(
@@ -219,7 +232,8 @@ class KVStore:
             sources = source.places([copy.source for copy in run], before=not from_host)
             targets = target.places([copy.target for copy in run])
             transfers += [
-                Transfer(source, one, target, other) for one, other in zip(sources, targets, strict=True)
+                Transfer(source, source_place, target, target_place)
+                for source_place, target_place in zip(sources, targets, strict=True)
             ]
         return transfers
 
@@ -235,7 +249,7 @@ class KVStore:
         self.copy_all((copy,))
 
     def copy_all(self, copies: Iterable[BlockCopy]) -> None:
-        """Carry out copies one after the other: what one writes, a later one may read."""
+        """Make copies one after the other: a later one may read what an earlier one wrote."""
         for transfer in self.locate(copies):
             transfer.carry_out()
 

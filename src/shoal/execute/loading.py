@@ -1,4 +1,4 @@
-"""Models in memory: loaded once per (folder, dtype), probed, and shared by the services that name them."""
+"""Loading models: once for each (folder, dtype), shared by the services that name them, and probed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,19 +36,23 @@ class LoadedModel:
     """One model with its weights on the device."""
 
     module: Any
+    """The `transformers` model."""
     dtype: torch.dtype
+    """Of its weights."""
     kv_shape: KVShape
+    """Of its KV blocks."""
     context_tokens: int
+    """Its context limit."""
     vocab_size: int
+    """Size of its vocabulary."""
     eos_token_ids: tuple[int, ...]
+    """Its end-of-sequence tokens."""
     weight_bytes: int
+    """Size of its weights."""
 
 
 class ModelSet:
-    """The weights of all services of an engine, and what they say about themselves.
-
-    models: by service name; services that name one model in one dtype share one entry.
-    """
+    """The models of all services of an engine."""
 
     def __init__(
         self,
@@ -58,16 +62,24 @@ class ModelSet:
         attention: str,
     ) -> None:
         self.models = dict(models)
+        """By service name; services that name one model in one dtype share one entry."""
         self.device = device
+        """Where the weights are."""
         self.backend = BACKENDS["batched" if attention == "auto" else attention]
+        """The attention backend."""
         self.kv_shapes = {name: model.kv_shape for name, model in models.items()}
+        """Shapes of KV blocks by service name."""
         self.context_tokens = {s.name: _context(s, models[s.name]) for s in services}
+        """Context limits by service name, at most those of the models."""
         self.vocab_sizes = {name: model.vocab_size for name, model in models.items()}
+        """Sizes of vocabularies by service name."""
         self.eos_token_ids = {name: model.eos_token_ids for name, model in models.items()}
+        """End-of-sequence tokens by service name."""
         self.weight_bytes = sum({id(m): m.weight_bytes for m in models.values()}.values())
+        """Size of all weights; shared ones count once."""
 
     def check_kv_bytes(self, kv_bytes: int) -> None:
-        """Raise ConfigError where the device has no memory for a KV pool of that size."""
+        """Raise ConfigError if the device has no memory for a KV pool of that size."""
         cuda = self.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.device)[0] if cuda else free_memory_bytes()
         if kv_bytes > free:
@@ -77,11 +89,11 @@ class ModelSet:
             )
 
     def default_kv_bytes(self, max_batched_tokens: int = 2048) -> int:
-        """Memory for the KV pool where the user names none.
+        """Memory for the KV pool if the user gives no size.
 
-        On a CPU 2 GiB, or 40% of the available memory where that is less. On CUDA what is left of 90%
-        of the device after the weights, the measured peak of a step of ``max_batched_tokens``, and the
-        copies of one layer's KV that a decode gathers.
+        On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA what is left of 90% of the
+        device after the weights, the measured peak of a step of ``max_batched_tokens``, and the copies of
+        one layer's KV that a decode gathers.
         """
         if self.device.type != "cuda":
             return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
@@ -141,11 +153,11 @@ def load_models(
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of that name; raises ConfigError if it does not exist here or is not supported."""
+    """The device called ``device``; raises ConfigError if it does not exist here or is not supported."""
     try:
         target = torch.device(device)
     except RuntimeError:
-        target = torch.device("meta")  # its own error lists devices that are not for us
+        target = torch.device("meta")  # torch's own error lists devices that we do not support
     if target.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
     if target.type == "cuda":
@@ -181,7 +193,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     refuse_by_config(model_class, text_config, name)
     module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
-    with refused_if_it_fails("run", name):  # numbers of config.json that only a forward pass looks at
+    with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
         probed = probe(module, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     _speed_up(module, probed, device)
@@ -198,7 +210,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _speed_up(module: Any, probed: Probed, device: torch.device) -> None:
-    """Prepack and fuse, each only if the model then still gives the logits that it gave when probed."""
+    """Prepack and fuse, each only if the model then still gives the probed logits."""
     ways: list[Callable[[Any], Replacements]] = [fuse]
     if device.type == "cpu" and can_prepack(probed.dtype):
         ways.insert(0, prepack)
@@ -209,10 +221,10 @@ def _speed_up(module: Any, probed: Probed, device: torch.device) -> None:
 
 
 def _safe_context(config: Any, stated: int) -> int:
-    """The context in which one position encoding serves every request of a batch.
+    """The context within which one position encoding is right for every request of a batch.
 
-    Dynamic and longrope scaling change the encoding with the length of the sequence, and a batch has
-    many lengths; below the original length they leave it alone.
+    Dynamic and longrope scaling change the encoding with the length of the sequence, and a batch has many
+    lengths; up to the original length they do not change it.
     """
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = scaling.get("rope_type", "default")

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine has left, and what its control groups do."""
+"""How much memory this process may still allocate, on the machine and in its control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +7,14 @@ import psutil
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
 _V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
-"""Of a control group: limit, use, and the parts of its use that are caches of files."""
+"""Files and keys of a control group: limit, use, and the parts of its use that are file caches."""
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes of host memory that can still be taken without swapping or being killed.
+    """Bytes of host memory that can still be allocated without swapping or being killed.
 
-    Control groups (of containers, batch systems and systemd) limit it on Linux, both versions of them. root:
-    where their files and ``/proc`` are.
+    Control groups (of containers, batch systems and systemd; both versions) limit it on Linux. root: where
+    their files and ``/proc`` are.
     """
     available: int = psutil.virtual_memory().available
     return max(0, min((available, *_left_in_groups(root))))
@@ -26,12 +26,12 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             used = int((group / use).read_text()) - sum(int(stat[cache]) for cache in caches)
             yield int((group / limit).read_text()) - used
-        except (OSError, ValueError, KeyError):  # no such group in sight, or no limit ("max")
+        except (OSError, ValueError, KeyError):  # the group is not visible, or has no limit ("max")
             continue
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Every memory group that this process is in, and all above them, each of which may be the tightest."""
+    """Every memory group that this process is in, and all above them: each may have the lowest limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,8 +1,7 @@
-"""Paged attention: what a model's attention means in a step over the KV pool.
+"""Paged attention: the attention of a step over the KV pool.
 
 Every step first writes its new keys and values into the pool, then attends. Rows beyond a sequence's
-length hold whatever was there before, possibly bits that read as NaN; no backend lets them reach a
-result.
+length have arbitrary contents, possibly NaN; no backend lets them affect a result.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +35,7 @@ class PagedStep(ABC):
         softcap: float | None,
         extra: dict[str, Any],
     ) -> torch.Tensor:
-        """See AttentionStep; ``extra`` was vetted when the model was loaded."""
+        """See AttentionStep; ``extra`` was checked when the model was loaded."""
         del extra
         self.cache.write(layer, self.batch.slot_index, self.batch.slot_rows, key, value)
         parts = [
@@ -81,7 +80,7 @@ class PagedStep(ABC):
 
 
 class ReferenceStep(PagedStep):
-    """The yardstick: every row by itself, scores and softmax in float32, written out in full."""
+    """The reference for tests: every row by itself, with textbook formulas in float32."""
 
     def _decode(
         self,
@@ -141,19 +140,22 @@ def _written_out(
 
 @dataclass(slots=True)
 class _Gather:
-    """What a group of decoding rows gathers: cache index [rows * blocks], keys per row to keep, rows to
-    blank (None: none), additive mask [rows, 1, 1, keys] (None: all visible)."""
+    """What a group of decoding rows gathers."""
 
     index: torch.Tensor
+    """Cache index of its blocks [rows * blocks]."""
     keys: int
+    """How many of each row's gathered keys are kept."""
     blank: torch.Tensor | None
+    """Gathered keys to set to 0; None: none."""
     mask: torch.Tensor | None
+    """Additive mask [rows, 1, 1, keys]; None: everything is visible."""
 
 
 class BatchedStep(PagedStep):
-    """Decoding rows are gathered and attended together; the fast path on CPUs, correct on CUDA.
+    """Gathers and attends decoding rows together: fast on CPUs, correct on CUDA.
 
-    Gather plans and masks are made once per step and window, not once per layer.
+    Gathers and masks are planned once for each step and window, not for each layer.
     """
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:

@@ -1,9 +1,9 @@
-"""Seeing, before a model serves, that our attention is all the attention it has.
+"""Checking, before a model serves, that our attention is all the attention it has.
 
-A model that computes something else beside the calls we get (linear attention, chunks, position
-biases, sinks) would give wrong text without a sign. So each model answers two short prompts, packed
-into one step as Shoal packs them, and the logits must equal those of its own implementation; on the
-way the probe notes every call: one per layer, with no keyword whose meaning we do not implement.
+A model that computes something besides the calls that we get (linear attention, chunks, position biases,
+sinks) would generate wrong text without an error. So each model runs two short prompts, packed into one step
+as Shoal packs them, and the logits must equal those of its own implementation. The probe also records every
+call: one per layer, without keywords that we do not implement.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,16 @@ HARMLESS_KEYWORDS = frozenset(
         "use_cache",
     }
 )
-"""Keywords that reach attention and change nothing in inference over packed tokens."""
+"""Keywords of attention that change nothing in inference over packed tokens."""
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.08, torch.float16: 0.02}
-"""Largest relative difference of logits (norm of the difference over norm) that rounding explains."""
+"""Largest relative difference of logits (norm of the difference over norm) that rounding can cause."""
 
 
 def refuse_by_config(model_class: type, config: Any, name: str) -> None:
-    """Refuse architectures that say themselves that our attention is not enough.
+    """Reject architectures whose configuration shows that our attention is not enough.
 
-    Raises:
-        ModelUnsupported: naming the architecture and what it would need.
+    Raises a ModelUnsupported that names the architecture and what it would need.
     """
     architecture = model_class.__name__
     if getattr(config, "is_encoder_decoder", False):
@@ -64,16 +63,20 @@ def refuse_by_config(model_class: type, config: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a probe saw of a model: the KV shape of each layer, and its answer to the prompts."""
+    """The result of a probe."""
 
     layers: tuple[LayerShape, ...]
+    """KV shape of each layer."""
     prompts: tuple[torch.Tensor, ...]
+    """The prompts that the model ran."""
     logits: torch.Tensor
+    """Its logits for them."""
     dtype: torch.dtype
+    """Of its weights."""
 
     @torch.inference_mode()
     def still_answered_by(self, model: Any) -> bool:
-        """Whether the model, changed since, runs and gives the same logits up to rounding."""
+        """Whether the model, changed in the meantime, still gives the same logits up to rounding."""
         try:
             logits = packed_logits(model, self.prompts, RecordingStep(PROMPT_LENGTHS))
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -83,11 +86,7 @@ class Probed:
 
 @torch.inference_mode()
 def probe(model: Any, name: str) -> Probed:
-    """Run the probe on a loaded model.
-
-    Raises:
-        ModelUnsupported: with what was seen.
-    """
+    """Probe a loaded model; raises a ModelUnsupported that says what is wrong."""
     architecture = type(model).__name__
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +143,7 @@ def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str)
 
 
 def _own_logits(model: Any, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Logits of the prompts, one by one, by the model's own attention and masks."""
+    """Logits of each prompt alone, with the model's own attention and masks."""
     model.set_attn_implementation("eager")
     try:
         return torch.cat([model(input_ids=ids, use_cache=False).logits[0] for ids in prompts])
@@ -155,7 +154,7 @@ def _own_logits(model: Any, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
 def _has_hidden_window(
     model: Any, config: Any, step: RecordingStep, prompts: Sequence[torch.Tensor], theirs: torch.Tensor
 ) -> bool:
-    """Whether a sliding window that never reached us changes what the model's own attention computes."""
+    """Whether a sliding window that was not passed to us changes what the model's own attention computes."""
     window = getattr(config, "sliding_window", None)
     if not window or any(step.windows.values()) or getattr(config, "layer_types", None):
         return False
@@ -166,5 +165,5 @@ def _has_hidden_window(
         config.sliding_window = window
 
 
-def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.float() - other.float()).norm() / other.float().norm())
+def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits.float() - expected.float()).norm() / expected.float().norm())

@@ -1,4 +1,4 @@
-"""Running a model over whole packed prompts without a KV pool, and noting how it calls attention."""
+"""Running a model over whole packed prompts without a KV pool, and recording how it calls attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,18 @@ from shoal.kvcache import LayerShape
 
 @dataclass(slots=True)
 class RecordingStep:
-    """Causal attention over packed whole prompts of the given lengths; notes every call.
-
-    calls: layers in the order of their calls. shapes, windows: of each layer. keywords: further
-    keywords that reached attention with a value.
-    """
+    """Causal attention over packed whole prompts; records every call."""
 
     lengths: tuple[int, ...]
+    """Lengths of the prompts."""
     calls: list[int] = field(default_factory=list)
+    """Layers in the order of their calls."""
     shapes: dict[int, LayerShape] = field(default_factory=dict)
+    """KV shape of each layer."""
     windows: dict[int, int | None] = field(default_factory=dict)
+    """Sliding window of each layer."""
     keywords: dict[str, Any] = field(default_factory=dict)
+    """Further keywords that were passed with a value."""
 
     def attend(
         self,

@@ -1,4 +1,4 @@
-"""Putting other modules in the place of a model's own, and back."""
+"""Replacing modules of a model, and undoing it."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,14 @@ from torch import nn
 
 @dataclass(slots=True)
 class Replacements:
-    """Modules that were replaced; keeps the originals until it is dropped."""
+    """Modules that were replaced."""
 
     done: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list)
+    """(parent, name, original) of each replacement."""
 
-    def put(self, parent: nn.Module, name: str, original: nn.Module, other: nn.Module) -> None:
-        """Put ``other`` where ``parent`` has ``original``."""
-        setattr(parent, name, other)
+    def put(self, parent: nn.Module, name: str, original: nn.Module, replacement: nn.Module) -> None:
+        """Put ``replacement`` where ``parent`` has ``original``."""
+        setattr(parent, name, replacement)
         self.done.append((parent, name, original))
 
     def undo(self) -> None:
@@ -24,5 +25,5 @@ class Replacements:
 
 
 def children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Every (parent, name, child) of a model; a list, so that children may be replaced meanwhile."""
+    """Every (parent, name, child) of a model; a list, so that children can be replaced during the loop."""
     return [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]

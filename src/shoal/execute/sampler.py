@@ -1,10 +1,10 @@
 """Choosing the next token of each row of a step.
 
 Draws are counter-based: one uniform number keyed by (seed, output position) is looked up in the
-cumulative distribution of the tokens that are left. So what a request gets does not depend on what
-else is in the batch, on evictions or on prefix hits. Only rows that sample from the whole vocabulary
-touch all of it; nucleus and min-p rows look at the likeliest tokens first and widen only where those
-do not suffice.
+cumulative distribution of the remaining tokens. So a request's tokens do not depend on the other rows of
+the batch, on preemptions or on prefix hits. Only rows that sample from the whole vocabulary read all of
+it; rows with top-k, top-p or min-p look at the likeliest tokens first, and at more only if these do not
+suffice.
 """
 
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.group import RunningSequence, TokenCounts
 
 FIRST_CANDIDATES = 256
-"""How many of the likeliest tokens a nucleus or min-p row looks at before it widens."""
+"""How many of the likeliest tokens a row with top-k, top-p or min-p looks at first."""
 
 
 def sample(
     logits: torch.Tensor, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]
 ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
-    """The next token of each row, and log-probabilities where a row asks for them.
+    """The next token of each row, and log-probabilities if a row wants them.
 
     logits: [rows, vocab], any float dtype; may be overwritten. A row whose logits are not finite gets
-    NO_TOKEN: such a model has overflowed, and any token would be made up.
+    NO_TOKEN: the model has overflowed, and any token would be arbitrary.
     """
     logits = logits.float()
-    lost = (~logits.amax(-1).isfinite()).nonzero().squeeze(1).tolist()
-    logits[lost] = 0.0
+    invalid = (~logits.amax(-1).isfinite()).nonzero().squeeze(1).tolist()
+    logits[invalid] = 0.0
     raw = {i: logits[i].clone() for i, row in enumerate(rows) if row.sampling.logprobs is not None}
     for i, row in enumerate(rows):
         _adjust(logits[i], row, eos_token_ids)
     tokens = _choose(logits, rows)
-    for i in lost:
+    for i in invalid:
         tokens[i] = NO_TOKEN
         raw.pop(i, None)
     if not raw:
@@ -98,8 +98,10 @@ def _choose(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
 
 
 def _kind(params: SamplingParams) -> tuple[str, int]:
-    """How a row is sampled, and among how many candidates at first: a matter of this row alone, because
-    the order of equally likely tokens depends on it."""
+    """How a row is sampled, and among how many candidates at first.
+
+    It depends on this row alone, because the number determines the order of equally likely tokens.
+    """
     if params.greedy:
         return "greedy", 0
     if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
@@ -113,14 +115,14 @@ def _draws(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tenso
 
 
 def _scaled(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> torch.Tensor:
-    """Logits over temperature, the likeliest at 0, so that nothing overflows."""
+    """Logits divided by temperature, with 0 for the likeliest token, so that nothing overflows."""
     temperatures = [row.sampling.temperature for row in rows]
     divisor = torch.tensor(temperatures, dtype=torch.float32, device=logits.device).unsqueeze(1)
     return (logits - logits.amax(-1, keepdim=True)) / divisor
 
 
 def _look_up(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Index at which the cumulative weight passes the draw; weights [rows, n] >= 0, not normalised."""
+    """Index at which the cumulative weight exceeds the draw; weights [rows, n] >= 0, not normalised."""
     cumulative = weights.double().cumsum(-1)
     total = cumulative[:, -1:]
     target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -134,8 +136,10 @@ def _from_whole(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[i
 
 
 def _from_candidates(logits: torch.Tensor, rows: Sequence[RunningSequence], width: int) -> list[int]:
-    """Rows with top-k, top-p or min-p: cut among the ``width`` likeliest tokens, widening while a cut is
-    open; no row's top-k is beyond ``width``."""
+    """Sample rows with top-k, top-p or min-p from the ``width`` likeliest tokens, and from more where needed.
+
+    No row's top-k is larger than ``width``.
+    """
     scaled = _scaled(logits, rows)
     vocab = logits.shape[1]
     total = scaled.logsumexp(-1, keepdim=True)
@@ -157,10 +161,10 @@ def _from_candidates(logits: torch.Tensor, rows: Sequence[RunningSequence], widt
 def _cut(
     weights: torch.Tensor, params: Sequence[SamplingParams], whole: bool
 ) -> tuple[torch.Tensor, list[bool]]:
-    """Which of the candidates stay (bool [rows, n]), and whether no token beyond them could.
+    """Which of the candidates remain (bool [rows, n]), and whether no token beyond them could.
 
-    weights: probabilities in falling order. top-k cuts first, top-p keeps the smallest head of what is
-    left with at least that share of it, min-p what has at least that share of the likeliest.
+    weights: probabilities in falling order. First top-k, then top-p of the rest, and min-p relative to the
+    likeliest. whole: the candidates are the whole vocabulary.
     """
     width, device = weights.shape[1], weights.device
     limited = torch.tensor([[p.top_k > 0] for p in params], device=device)

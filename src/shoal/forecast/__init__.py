@@ -1,8 +1,8 @@
-"""What Shoal believes about the future of its requests.
+"""Predictions of what requests will need.
 
-Here belong beliefs about output lengths, the peak of memory that follows from them, the time that a step
-takes, and a service's traffic of late; functions of numbers, vectorised, without a clock and without state
-other than what was learned from finished requests. What is done with a forecast (admission, eviction) is
+Here belong predicted output lengths, the memory peak that follows from them, the duration of a step, and
+statistics of a service's recent traffic: vectorised functions of numbers, without a clock and without state
+other than what was learned from finished requests. What a prediction is used for (admission, preemption) is
 decided in rooms above.
 """
 
@@ -18,7 +18,7 @@ from shoal.forecast.learned import Accuracy, LearnedLengths
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
 from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
-from shoal.forecast.peak import Demand, SharedBlocks, Timeline, safe_peak
+from shoal.forecast.peak import Demand, SharedBlocks, Timeline
 from shoal.forecast.predictors import PREDICTORS, make_predictor
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
@@ -31,7 +31,6 @@ __all__ = [
     "MODEL_SPECS",
     "PREDICTORS",
     "Accuracy",
-    "blocks_in",
     "Bend",
     "Bilinear",
     "CurveTimes",
@@ -57,6 +56,7 @@ __all__ = [
     "StepTimes",
     "Timeline",
     "Traffic",
+    "blocks_in",
     "derive_seeds",
     "device_spec",
     "fit_curve",
@@ -66,7 +66,6 @@ __all__ = [
     "load_profile",
     "make_predictor",
     "model_spec",
-    "safe_peak",
     "save_profile",
     "uniforms",
 ]

@@ -12,23 +12,25 @@ from shoal.forecast.step_times import StepRows
 
 
 def fit_curve(rows: Sequence[StepRows], seconds: Sequence[float]) -> tuple[CurveTimes, FitReport]:
-    """The curve that describes measured steps best; raises ValueError without usable samples.
+    """Fit a curve to measured steps; raises ValueError without usable samples.
 
-    As ``fit_latency``: non-negative, relative errors, and twice, the second time without what deviates most.
-    The curve bends at powers of two, as far as there are samples between one and the next. What the samples
-    never vary costs 0.
+    As in ``fit_latency``, costs are not negative, errors are relative, and a second fit leaves out the worst
+    samples. The curve bends at powers of two, as far as there are samples between one and the next. What does
+    not vary in the samples costs 0.
+
+    rows: what each step computed. seconds: how long it took.
     """
-    tokens = np.array([one.new_tokens for one in rows], dtype=np.int64)
-    decodes = np.array([one.decodes for one in rows], dtype=np.int64)
+    tokens = np.array([step.new_tokens for step in rows], dtype=np.int64)
+    decodes = np.array([step.decodes for step in rows], dtype=np.int64)
     token_knots, decode_knots = _knots(tokens), _knots(decodes)
     features = np.column_stack(
         [
             np.ones(len(rows)),
             _pieces(tokens, token_knots),
             _pieces(decodes, decode_knots),
-            [len(one.chunks) for one in rows],
-            [one.decode_context for one in rows],
-            [one.shape.prefill_work for one in rows],
+            [len(step.chunks) for step in rows],
+            [step.decode_context for step in rows],
+            [step.shape.prefill_work for step in rows],
         ]
     )
     costs, report = fit_costs(features, np.asarray(seconds, dtype=np.float64))
@@ -45,7 +47,7 @@ def fit_curve(rows: Sequence[StepRows], seconds: Sequence[float]) -> tuple[Curve
 
 
 def _knots(counts: np.ndarray) -> tuple[int, ...]:
-    """Powers of two up to the first beyond all counts, less those with no count since the knot before."""
+    """Powers of two up to the largest count, without those that have no count since the knot before."""
     knots: list[int] = []
     power, largest = 1, int(counts.max(initial=0))
     while not knots or knots[-1] < largest:
@@ -58,7 +60,7 @@ def _knots(counts: np.ndarray) -> tuple[int, ...]:
 
 
 def _pieces(counts: np.ndarray, knots: Sequence[int]) -> FloatArray:
-    """How far each count reaches into each piece, as a share of it: [samples, knots]; costs are rises."""
+    """How far each count reaches into each piece, as a share of it [samples, knots]."""
     columns = [
         np.clip((counts - below) / (above - below), 0.0, 1.0) for below, above in pairwise((0, *knots))
     ]
@@ -66,4 +68,5 @@ def _pieces(counts: np.ndarray, knots: Sequence[int]) -> FloatArray:
 
 
 def _bend(knots: Sequence[int], rises: Sequence[float]) -> Bend:
+    """A bend from the cost that each piece adds."""
     return Bend(tuple(knots), tuple(np.cumsum(rises).tolist()))

@@ -1,4 +1,4 @@
-"""Data sheets of devices, and how near real kernels come to them.
+"""Data sheets of devices, and the share of their peak rates that real kernels reach.
 
 The factors of A100-80, H100, H200, L40S and RTX 4090 are fits to measured kernels, which
 ``benchmarks/latency_models.py --fit`` prints. The others take those of their nearest relative.
@@ -14,20 +14,22 @@ from shoal.forecast.roofline_ops import Efficiencies, Efficiency, Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One accelerator.
-
-    memory_bytes: all of it. bandwidth: of that memory, bytes per second. flops: dense 16-bit matrix
-    operations per second (32-bit for ``cpu``). link: between the devices of a node. step_overhead_s: what
-    every step takes beyond its kernels.
-    """
+    """One accelerator."""
 
     name: str
+    """Name in lower case."""
     memory_bytes: int
+    """All of its memory."""
     bandwidth: float
+    """Of that memory, bytes per second."""
     flops: float
+    """Dense 16-bit matrix operations per second (32-bit for ``cpu``)."""
     link: Link
+    """Between the devices of a node."""
     efficiencies: Efficiencies
+    """Shares of the peak rates that kernels reach."""
     step_overhead_s: float = 0.0
+    """Time of every step beyond its kernels."""
 
 
 _GIB = 2**30
@@ -115,20 +117,20 @@ _SPECS = [
 ]
 
 DEVICE_SPECS: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
-"""By name, in lower case; ``cpu`` is two cores with AVX-512, rates as measured, its factors rough."""
+"""By name. ``cpu`` is two cores with AVX-512: measured rates, rough efficiencies."""
 
 
 def find_device_spec(name: str) -> DeviceSpec | None:
-    """The device called ``name``, whatever its case, spaces, dashes and underscores; None if not known."""
+    """The device called ``name``, ignoring case, spaces, dashes and underscores; None if it is not known."""
     plain = _plain(name)
     return next((spec for key, spec in DEVICE_SPECS.items() if _plain(key) == plain), None)
 
 
 def device_spec(name: str) -> DeviceSpec:
-    """The device called ``name``, as ``find_device_spec`` reads it; raises ConfigError that lists all."""
+    """As ``find_device_spec``, but raises a ConfigError that lists all devices if there is none."""
     spec = find_device_spec(name)
     if spec is None:
-        # A family's name, such as a100, means its members before it means what is spelled like it.
+        # A family's name, such as a100, means its members rather than names with a similar spelling.
         family = [key for key in DEVICE_SPECS if _plain(name) and _plain(key).startswith(_plain(name))]
         near = family or get_close_matches(name.lower(), DEVICE_SPECS, n=1)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""

@@ -1,4 +1,4 @@
-"""``core.randomness`` for whole arrays: the same numbers, many at a time."""
+"""``core.randomness`` for whole arrays: the same numbers, computed for many requests at once."""
 
 from functools import lru_cache
 from typing import Any
@@ -8,12 +8,11 @@ import numpy.typing as npt
 
 Seeds = npt.NDArray[np.uint64]
 
-GOLDEN = 0x9E3779B97F4A7C15
-STEP = 0xD1342543DE82EF95
-FIRST = 0xBF58476D1CE4E5B9
-SECOND = 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
-_GOLDEN, _STEP, _FIRST, _SECOND = map(np.uint64, (GOLDEN, STEP, FIRST, SECOND))
+# The constants of ``core.randomness``.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STEP = np.uint64(0xD1342543DE82EF95)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def derive_seeds(seeds: Seeds, counters: npt.NDArray[Any]) -> Seeds:
@@ -32,18 +31,10 @@ def derive_seeds(seeds: Seeds, counters: npt.NDArray[Any]) -> Seeds:
 
 @lru_cache(maxsize=64)
 def counters(count: int) -> npt.NDArray[np.uint64]:
-    """0, 1, ... as a column, for ``derive_seeds`` of every seed with each of them [count, 1]."""
+    """0, 1, ... as a column [count, 1], so that ``derive_seeds`` continues every seed by each of them."""
     column = np.arange(count, dtype=np.uint64)[:, None]
     column.flags.writeable = False
     return column
-
-
-def continue_seed(seed: int, counter: int) -> int:
-    """One seed of ``derive_seeds``, which for one alone takes much longer."""
-    x = (seed + counter * STEP + GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * SECOND) & _MASK
-    return x ^ (x >> 31)
 
 
 def uniforms(seeds: Seeds) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""How long a step takes: linear in what the step computes.
+"""A linear model of step time.
 
 A continuous batch has no padding, so its time follows from four counts of the step: how many sequences
 are in it, how many tokens it computes, how many cached positions its decoding rows read, and how many
@@ -22,22 +22,21 @@ Counts = NDArray[np.int64] | NDArray[np.float64] | int
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What one step computes, in counts.
-
-    sequences: rows of the step. new_tokens: tokens computed, over all rows. decode_context: positions
-    attended by decoding rows (those with one new token), the new token itself among them. prefill_work:
-    over all other rows, how many positions each new token attends, summed: a chunk of q tokens after c
-    computed ones attends q * (c + (q + 1) / 2), because attention is causal.
-    """
+    """What one step computes, in counts."""
 
     sequences: int
+    """Rows of the step."""
     new_tokens: int
+    """Tokens computed by all rows."""
     decode_context: int
+    """Positions attended by decoding rows (those with one new token), including the new token."""
     prefill_work: int
+    """Positions attended by each new token of the other rows, summed: a chunk of q tokens after c computed
+    ones attends q * (c + (q + 1) / 2), because attention is causal."""
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int]]) -> "StepShape":
-        """The shape of rows (new tokens, context computed before)."""
+        """The shape of a step with these rows (new tokens, tokens computed before)."""
         sequences = new_tokens = decode_context = prefill_work = 0
         for count, context in rows:
             sequences += 1
@@ -50,7 +49,7 @@ class StepShape:
 
     @classmethod
     def equal_rows(cls, sequences: int, new_tokens: int, context: int) -> "StepShape":
-        """``sequences`` rows of ``new_tokens`` each after ``context`` computed tokens each."""
+        """The shape of ``sequences`` rows, each with ``new_tokens`` after ``context`` computed tokens."""
         attended = sequences * _attended(new_tokens, context)
         decodes = new_tokens == 1
         return cls(sequences, sequences * new_tokens, attended if decodes else 0, 0 if decodes else attended)
@@ -58,20 +57,24 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyModel:
-    """Step time as a sum of costs in seconds: for the step, and for each unit of its shape.
+    """Step time as a sum of costs in seconds.
 
-    None of them is negative, so no prediction is, and a larger step never takes less time. Raises
-    ConfigError for other values.
+    No cost is negative, so a larger step never takes less time. Raises ConfigError for other values.
     """
 
     constant_s: float
+    """Of every step."""
     sequence_s: float
+    """Of each row."""
     token_s: float
+    """Of each new token."""
     context_s: float
+    """Of each position that a decoding row attends."""
     work_s: float
+    """Of each position that a prefill token attends."""
 
     def __post_init__(self) -> None:
-        """Refuse costs that are negative or not finite."""
+        """Reject costs that are negative or not finite."""
         for name in self.__slots__:
             require_cost(name, getattr(self, name))
 
@@ -111,7 +114,7 @@ class LatencyModel:
         return prefill + decodes * per_decode + self.context_s * attended
 
     def execution_time(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds that a request takes when it runs alone: L^ of SeaLLM's Eq. 7, the fixed yardstick."""
+        """Seconds that a request takes alone: L^ of SeaLLM's Eq. 7, to which latencies are normalised."""
         return self.slice_time(1, prompt_tokens, output_tokens)
 
 

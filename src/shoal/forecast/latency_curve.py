@@ -1,9 +1,9 @@
-"""Step times that bend: matrix products do not take twice as long for twice the tokens.
+"""A piecewise linear model of step time: matrix products do not take twice as long for twice the tokens.
 
 A step reads all weights once, whatever it computes, so the first tokens cost next to nothing and later ones
-more and more; and kernels change with size. A line misses that by a tenth. The curve is linear between
-powers of two, and adds what attention costs: for every decoding row, for every chunk of a prompt, and for the
-positions that they attend.
+more and more; and kernels change with size. A linear model is off by a tenth. The curve is linear between
+powers of two, and adds the cost of attention: for every decoding row, for every chunk of a prompt, and for
+the positions that they attend.
 """
 
 from bisect import bisect_right
@@ -19,17 +19,18 @@ from shoal.forecast.step_times import StepRows
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """A cost that grows with a count, linear between knots; 0 for nothing.
+    """A cost that grows with a count: 0 at 0, linear between knots, extrapolated beyond the last.
 
-    knots: counts in rising order, the first above 0. seconds: the cost at each, never falling. Beyond the
-    last knot the last piece goes on. Raises ConfigError for other values.
+    Raises ConfigError if knots do not rise or the cost falls.
     """
 
     knots: tuple[int, ...]
+    """Counts in rising order, the first above 0."""
     seconds: tuple[float, ...]
+    """The cost at each knot, never falling."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no such function."""
+        """Reject other values."""
         if len(self.knots) != len(self.seconds):
             raise ConfigError(f"{len(self.knots)} knots need as many seconds, got {len(self.seconds)}")
         if any(after <= before for before, after in pairwise((0, *self.knots))):
@@ -51,22 +52,26 @@ class Bend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveTimes:
-    """Step times in seconds: a sum of costs, two of which bend.
+    """Step time as a sum of costs in seconds, two of which are piecewise linear.
 
-    constant_s: of any step. tokens: of the tokens that it computes. decodes: of its decoding rows, beyond
-    what their tokens cost. chunk_s: of every chunk of a prompt. context_s: of a position that a decoding row
-    attends; work_s: of one that a chunk's token attends. Raises ConfigError for values that cannot be costs.
+    Raises ConfigError for values that cannot be costs.
     """
 
     constant_s: float
+    """Of every step."""
     tokens: Bend
+    """By the tokens that it computes."""
     decodes: Bend
+    """By its decoding rows, beyond the cost of their tokens."""
     chunk_s: float
+    """Of each chunk of a prompt."""
     context_s: float
+    """Of each position that a decoding row attends."""
     work_s: float
+    """Of each position that a chunk's token attends."""
 
     def __post_init__(self) -> None:
-        """Refuse costs that are negative or not finite."""
+        """Reject costs that are negative or not finite."""
         for name in ("constant_s", "chunk_s", "context_s", "work_s"):
             require_cost(name, getattr(self, name))
 
@@ -79,12 +84,12 @@ class CurveTimes:
         return seconds
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps, in the order of additions of ``step_time``."""
+        """Seconds of each of a run of decode steps, added in the same order as in ``step_time``."""
         contexts = np.arange(context, context + sequences * steps, sequences, dtype=np.int64)
         return np.asarray(self._base(sequences, sequences) + self.context_s * contexts, dtype=np.float64)
 
     def execution_time(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds that a request takes when it runs alone: L^ of SeaLLM's Eq. 7, the fixed yardstick."""
+        """Seconds that a request takes alone: L^ of SeaLLM's Eq. 7, to which latencies are normalised."""
         chunk = (prompt_tokens, 0)
         first = StepRows(0, 0, (chunk,), 1) if prompt_tokens > 1 else StepRows(1, 1, (), 1)
         decodes = self.decode_times(1, prompt_tokens + 1, output_tokens - 1)

@@ -1,9 +1,10 @@
-"""Fits of step times to measurements: non-negative, relative, and deaf to a few bad samples.
+"""Fits of step times to measurements: non-negative costs, relative errors, robust to a few bad samples.
 
 The squared *relative* error is minimised, so that short decode steps count as much as long prefills. A
-step that the machine disturbed is measured too long, never too short, so its error relative to what was
-measured stays below 1 and cannot pull the fit far. But such a fit finds less than the mean, by the square of
-the noise; so a second one leaves out what deviates most and takes errors relative to what the first predicts.
+disturbance of the machine makes a measured step longer, never shorter, so its error relative to the
+measurement stays below 1 and cannot pull the fit far. But such a fit underestimates the mean by the square of
+the noise. So a second fit leaves out the samples that deviate most and takes errors relative to the first
+fit's predictions.
 """
 
 from collections.abc import Sequence
@@ -16,37 +17,41 @@ from shoal.forecast.latency import FloatArray, LatencyModel, StepShape, shape_ma
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 
 MOST_DROPPED = 0.1
+"""Share of the samples that the second fit may leave out."""
 FAR_OUT = 5.0
-"""Samples further out than this many median errors are left out, up to a tenth of all."""
+"""It leaves out samples with more than this many times the median error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """How well a fit describes its samples, those left out of the second fit included.
-
-    rmse_s: root of the mean squared error, seconds. mean_absolute_percent_error: of the measured time, in
-    percent. samples: how many there are; dropped: how many of them the second fit left out.
-    """
+    """How well a fit describes all of its samples, including those that the second fit left out."""
 
     rmse_s: float
+    """Root of the mean squared error."""
     mean_absolute_percent_error: float
+    """In percent of the measured time."""
     samples: int
+    """Number of samples."""
     dropped: int
+    """How many of them the second fit left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedSample:
-    """One measured iteration of a padded batch: ``sequences`` rows of ``length``, in seconds."""
+    """One measured iteration of a padded batch."""
 
     sequences: int
+    """Rows of the batch."""
     length: int
+    """Tokens of each row."""
     seconds: float
+    """How long it took."""
 
 
 def fit_latency(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[LatencyModel, FitReport]:
-    """The step model that describes measured steps best; raises ValueError without usable samples.
+    """Fit a linear model to measured steps; raises ValueError without usable samples.
 
-    What the samples never vary (no prefill among them, say) gets a cost of 0.
+    What does not vary in the samples (for instance because none has a prefill) costs 0.
     """
     features = np.column_stack([np.ones(len(shapes)), shape_matrix(shapes)])
     costs, report = fit_costs(features, np.asarray(seconds, dtype=np.float64))
@@ -60,7 +65,7 @@ def fit_latency(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[
 def fit_padded(
     prefill: Sequence[PaddedSample], decode: Sequence[PaddedSample]
 ) -> tuple[PaddedLatency, FitReport, FitReport]:
-    """SCLS's two forms with the report of each, prefill first; raises ValueError without usable samples."""
+    """Fit SCLS's two forms, with a report for prefill and one for decode; raises ValueError likewise."""
     prefill_form, prefill_report = _fit_bilinear(prefill)
     decode_form, decode_report = _fit_bilinear(decode)
     return PaddedLatency(prefill=prefill_form, decode=decode_form), prefill_report, decode_report
@@ -76,7 +81,7 @@ def _fit_bilinear(samples: Sequence[PaddedSample]) -> tuple[Bilinear, FitReport]
 
 
 def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], FitReport]:
-    """Costs of the columns of ``features`` [samples, columns], fitted twice.
+    """Fit the costs of the columns of ``features`` [samples, columns] twice, as the module says.
 
     Raises ValueError without usable samples.
     """
@@ -86,7 +91,7 @@ def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], F
         raise ValueError("measured times must be finite and above 0")
     predicted = features @ _solve(features, seconds, seconds)
     kept = _without_worst(np.abs(predicted / seconds - 1))
-    # What was disturbed and kept nevertheless has an error below 2.
+    # A disturbed sample that was kept nevertheless has an error below 2.
     scale = np.maximum(predicted, seconds / 2)
     costs = _solve(features[kept], seconds[kept], scale[kept])
     error = features @ costs - seconds
@@ -100,7 +105,7 @@ def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], F
 
 
 def _solve(features: FloatArray, seconds: FloatArray, unit: FloatArray) -> FloatArray:
-    """Non-negative least squares of errors in ``unit``s; columns are scaled, for they differ by 1e6."""
+    """Non-negative least squares of errors in ``unit``s; columns are scaled, since they differ by 1e6."""
     from scipy.optimize import nnls  # takes a third of a second to import, and only fits need it
 
     relative = features / unit[:, None]
@@ -112,7 +117,7 @@ def _solve(features: FloatArray, seconds: FloatArray, unit: FloatArray) -> Float
 
 
 def _without_worst(errors: FloatArray) -> NDArray[np.bool_]:
-    """Which samples to keep: all but those far out, of which at most a tenth are left out."""
+    """Which samples to keep: all but those far out, of which at most ``MOST_DROPPED`` are left out."""
     far = errors > FAR_OUT * np.median(errors)
     worst = np.argsort(-errors, kind="stable")[: int(MOST_DROPPED * len(errors))]
     kept = np.ones(len(errors), dtype=np.bool_)

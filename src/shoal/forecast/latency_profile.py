@@ -1,4 +1,4 @@
-"""What was measured of the services on a device, kept as JSON."""
+"""Latency profiles: models fitted to the services of a device, stored as JSON."""
 
 import json
 import math
@@ -14,7 +14,9 @@ from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.step_times import FittedTimes, StepTimes
 
 FORMAT = "shoal-latency"
+"""Value of ``format`` in the file."""
 VERSION = 1
+"""Value of ``version`` in the file."""
 
 Key = tuple[str, int]
 """A service, and its tensor-parallel degree."""
@@ -24,33 +26,34 @@ Costs = TypeVar("Costs", LatencyModel, Bilinear)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyProfile:
-    """Latency models by (service, tensor-parallel degree), valid on one kind of device.
-
-    device: as it is configured, such as ``cpu`` or ``cuda:0``. threads: CPU threads of the engine that was
-    measured. padded, curves: SCLS's forms and the curves of the same keys, where they were fitted.
-    """
+    """Latency models by (service, tensor-parallel degree), valid on one kind of device."""
 
     device: str
+    """As configured, such as ``cpu`` or ``cuda:0``."""
     threads: int
+    """CPU threads of the engine that was measured."""
     models: Mapping[Key, LatencyModel]
+    """Linear models."""
     padded: Mapping[Key, PaddedLatency] = field(default_factory=dict)
+    """SCLS's forms of the same keys, if they were fitted."""
     curves: Mapping[Key, CurveTimes] = field(default_factory=dict)
+    """Curves of the same keys, if they were fitted."""
 
     def model(self, service: str, degree: int = 1) -> LatencyModel:
-        """The step model of ``service``; raises ConfigError naming those that there are."""
+        """The linear model of ``service``; raises a ConfigError that names the possible services."""
         return _find(self.models, service, degree)
 
     def times(self, service: str, degree: int = 1) -> StepTimes:
-        """Step times of ``service``: its curve, or else its step model; raises ConfigError as ``model``."""
+        """Step times of ``service``: its curve, or else its linear model; raises ConfigError as ``model``."""
         curve = self.curves.get((service, degree))
         return curve if curve is not None else FittedTimes(self.model(service, degree))
 
     def padded_form(self, service: str, degree: int = 1) -> PaddedLatency:
-        """SCLS's forms of ``service``; raises ConfigError naming those that there are."""
+        """SCLS's forms of ``service``; raises a ConfigError that names the possible services."""
         return _find(self.padded, service, degree)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The profile as plain values."""
         services = []
         for (name, degree), model in self.models.items():
             entry = {"name": name, "tensor_parallel": degree, "step": asdict(model)}
@@ -69,7 +72,7 @@ class LatencyProfile:
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> "LatencyProfile":
-        """The profile in plain values; raises ConfigError that begins with ``where`` and names the key."""
+        """A profile from plain values; raises a ConfigError that begins with ``where`` and names the key."""
         top = _mapping(value, where)
         if top.get("format") != FORMAT:
             raise ConfigError(
@@ -198,7 +201,7 @@ def _bend(value: Any, where: str) -> Bend:
 
 
 def _costs(cls: type[Costs], value: Any, where: str) -> Costs:
-    """A dataclass of costs, every one of which must be written."""
+    """A dataclass of costs, all of which must be given."""
     read = _mapping(value, where)
     names = [known.name for known in fields(cls)]
     _only(read, names, where)

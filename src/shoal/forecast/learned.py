@@ -21,12 +21,15 @@ Columns = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 FIRST_BOUND = 16
+"""Longest output in the first bucket."""
 COLUMNS = 1 << 13
-"""Less than 10,000, where OpenBLAS begins to call other threads: on a busy machine a lesson would wait for
-them for a hundred milliseconds."""
+"""Number of hashed features. Less than 10,000, from where OpenBLAS uses further threads: on a busy machine a
+training step would wait a hundred milliseconds for them."""
 EDGE_TOKENS = 4
+"""How many of the first and last tokens are features together with their positions."""
 READ_TOKENS = 256
-"""Of a long prompt, so many tokens at its start and at its end are read: a question stands in one of them."""
+"""How many tokens at the start and at the end of a long prompt are read: the question is usually in one of
+the two."""
 
 _TOKEN, _PAIR, _FROM_START, _FROM_END, _LENGTH, _LIMIT = (
     np.array([kind], dtype=np.uint64) for kind in range(1, 7)
@@ -35,38 +38,37 @@ _TOKEN, _PAIR, _FROM_START, _FROM_END, _LENGTH, _LIMIT = (
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How often the right bucket was foreseen among the last ``samples`` finished requests.
-
-    hits: of how many requests. majority: how many had the bucket that was commonest among them, which is
-    what a constant guess, chosen afterwards, would have hit.
-    """
+    """How often the bucket of a finished request was predicted correctly."""
 
     hits: int
+    """Requests whose bucket was predicted."""
     majority: int
+    """Requests in the most frequent bucket: what the best constant prediction would have hit."""
     samples: int
+    """Requests that were counted."""
 
     @property
     def hit_rate(self) -> float:
-        """Share of requests whose bucket was foreseen; 0 before the first."""
+        """Share of requests whose bucket was predicted; 0 without any."""
         return self.hits / max(1, self.samples)
 
     @property
     def majority_share(self) -> float:
-        """Share of requests in the commonest bucket; 0 before the first."""
+        """Share of requests in the most frequent bucket; 0 without any."""
         return self.majority / max(1, self.samples)
 
 
 class LearnedLengths:
-    """One service's requests sorted into buckets of output length by what their prompts say.
+    """Predicts the bucket of output length that a request of one service falls in, from its prompt.
 
-    Buckets end at 16, 32, 64, ... tokens, the last at ``maximum``. ``batch`` finished requests are learned
-    at once; before the first lesson a request is believed to reach its ceiling. The learner is a linear
-    one-vs-all classifier with hinge loss and a constant rate, so that it never ceases to follow its traffic.
-    A feature weighs as much as the share of requests without it: what a chat template puts into every prompt
-    says nothing. The same requests in the same order give the same predictions.
+    Buckets end at 16, 32, 64, ... tokens, the last at ``maximum``. The classifier is trained on batches of
+    finished requests; before the first batch a request is predicted to reach its ``max_new_tokens``. It is
+    linear, one-vs-all, with hinge loss and a constant learning rate, so that it keeps following its traffic.
+    A feature's weight is the share of requests without it: what a chat template puts into every prompt has
+    none. The same requests in the same order give the same predictions.
 
-    maximum: longest output that the service allows. window: how many finished requests ``accuracy`` covers.
-    bounds: last output length of each bucket. corrections: how often a request outgrew its prediction.
+    maximum: longest output that the service allows. batch: how many finished requests are learned at once.
+    window: how many finished requests ``accuracy`` covers.
     """
 
     def __init__(self, maximum: int, *, batch: int = 8, window: int = 200) -> None:
@@ -74,47 +76,49 @@ class LearnedLengths:
             if value < 1:
                 raise ConfigError(f"{name} of the learned length predictor must be at least 1, got {value}")
         self.bounds = _geometric_bounds(maximum)
+        """Longest output in each bucket."""
         self.corrections = 0
+        """How often a request outgrew its prediction."""
         self._batch = batch
-        self._lessons: list[tuple[Columns, int]] = []
+        self._samples: list[tuple[Columns, int]] = []  # (features, bucket) for the next training step
         self._requests = 0
-        self._with_feature = np.zeros(COLUMNS)
-        self._outcomes: deque[tuple[bool, int]] = deque(maxlen=window)
+        self._with_feature = np.zeros(COLUMNS)  # requests that have each feature
+        self._outcomes: deque[tuple[bool, int]] = deque(maxlen=window)  # (predicted correctly, bucket)
         self._classifier = _new_classifier()
-        self._taught = False
+        self._trained = False
 
     def bucket_of(self, tokens: int) -> int:
-        """Number of the bucket with outputs of so many tokens; the last also takes what is longer."""
+        """Number of the bucket for outputs of so many tokens; the last also takes longer ones."""
         return min(bisect_left(self.bounds, tokens), len(self.bounds) - 1)
 
-    def predict(self, request: Request, generated: int, ceiling: int) -> int:
-        """Last length of the bucket the request is believed to be in; once outgrown, of the next."""
+    def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
+        """Longest output of the predicted bucket; once the request has outgrown that, of the next one."""
         if generated > 0:
             self.corrections += 1
-            place = bisect_right(self.bounds, generated)
-            bound = self.bounds[place] if place < len(self.bounds) else ceiling
-        elif self._taught:
-            bound = self.bounds[self._believed(_columns_of(request))]
+            bucket = bisect_right(self.bounds, generated)
+            length = self.bounds[bucket] if bucket < len(self.bounds) else max_new_tokens
+        elif self._trained:
+            length = self.bounds[self._classify(_columns_of(request))]
         else:
-            bound = ceiling
-        return min(bound, ceiling)
+            length = max_new_tokens
+        return min(length, max_new_tokens)
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """Learn that the request ended with ``output_tokens``; what was believed is judged first."""
+        """Learn that the request ended with ``output_tokens``, after checking the prediction for it."""
         columns, bucket = _columns_of(request), self.bucket_of(output_tokens)
-        believed = self._believed(columns) if self._taught else len(self.bounds) - 1
+        predicted = self._classify(columns) if self._trained else len(self.bounds) - 1
         if request.sampling.max_tokens is not None:
-            believed = min(believed, self.bucket_of(request.sampling.max_tokens))
-        self._outcomes.append((believed == bucket, bucket))
+            predicted = min(predicted, self.bucket_of(request.sampling.max_tokens))
+        self._outcomes.append((predicted == bucket, bucket))
         self._requests += 1
         self._with_feature[columns] += 1
-        self._lessons.append((columns, bucket))
-        if len(self._lessons) == self._batch:
-            self._teach()
+        self._samples.append((columns, bucket))
+        if len(self._samples) == self._batch:
+            self._train()
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of the belief just before each of the last finished requests was learned."""
+        """Of the predictions made just before each of the last finished requests was learned."""
         buckets = Counter(bucket for _, bucket in self._outcomes)
         return Accuracy(
             hits=sum(hit for hit, _ in self._outcomes),
@@ -122,25 +126,25 @@ class LearnedLengths:
             samples=len(self._outcomes),
         )
 
-    def _believed(self, columns: Columns) -> int:
-        """The bucket with the highest score, as the classifier's ``predict``, at a tenth of its time."""
+    def _classify(self, columns: Columns) -> int:
+        """The bucket with the highest score: the classifier's ``predict`` in a tenth of the time."""
         weights = self._classifier.coef_
         scores = weights[:, columns] @ self._values(columns) + self._classifier.intercept_
         if len(scores) == 1:  # scikit-learn keeps one row of weights for two classes
             return int(scores[0] > 0)
         return int(scores.argmax())
 
-    def _teach(self) -> None:
-        """One mini-batch for the classifier."""
+    def _train(self) -> None:
+        """Train the classifier on one batch."""
         if len(self.bounds) > 1:
-            rows = [(columns, self._values(columns)) for columns, _ in self._lessons]
-            buckets = [bucket for _, bucket in self._lessons]
+            rows = [(columns, self._values(columns)) for columns, _ in self._samples]
+            buckets = [bucket for _, bucket in self._samples]
             self._classifier.partial_fit(_matrix(rows), buckets, classes=np.arange(len(self.bounds)))
-            self._taught = True
-        self._lessons.clear()
+            self._trained = True
+        self._samples.clear()
 
     def _values(self, columns: Columns) -> Values:
-        """Weights of the features present, scaled to unit length: long prompts shout no louder."""
+        """Weights of the features present, scaled to unit length, so that long prompts count no more."""
         values = 1.0 - self._with_feature[columns] / (self._requests + 1)
         unit: Values = values / np.linalg.norm(values)
         return unit
@@ -156,14 +160,14 @@ def _geometric_bounds(maximum: int) -> tuple[int, ...]:
 
 
 def _new_classifier() -> Any:
-    # Imported here because it takes a second, which only those who chose this predictor should pay.
+    # Imported here because it takes a second, which only users of this predictor should pay.
     from sklearn.linear_model import SGDClassifier
 
     return SGDClassifier(loss="hinge", penalty=None, learning_rate="constant", eta0=1.0, random_state=0)
 
 
 def _matrix(rows: Sequence[tuple[Columns, Values]]) -> Any:
-    """Sparse matrix [requests, COLUMNS] of the features present in each row, and their values."""
+    """Sparse matrix [requests, COLUMNS] from the features present in each row and their values."""
     from scipy.sparse import csr_matrix
 
     starts = np.concatenate(([0], np.cumsum([len(columns) for columns, _ in rows])))
@@ -173,7 +177,7 @@ def _matrix(rows: Sequence[tuple[Columns, Values]]) -> Any:
 
 
 def _columns_of(request: Request) -> Columns:
-    """Columns of the request's features, ascending and once each; a synthetic prompt has only its length."""
+    """Columns of the request's features, ascending and distinct; a synthetic prompt has only its length."""
     prompt, limit = request.prompt, request.sampling.max_tokens
     # Two bins in every doubling of the prompt's length, one in every doubling of max_tokens.
     hashes = [derive_seeds(_LENGTH, np.array([int(2 * np.log2(max(1, len(prompt))))]))]

@@ -1,7 +1,7 @@
-"""The past: output lengths of finished requests, and what they say about unfinished ones.
+"""Output lengths of finished requests, and the distribution that they give for unfinished ones.
 
-Past-Future scheduler (Gong et al., section 3.2): a request that has generated d tokens is predicted from
-the recent lengths greater than d.
+Past-Future scheduler (Gong et al., section 3.2): the output length of a request that has generated d tokens
+is predicted from the recent lengths greater than d.
 """
 
 from collections import deque
@@ -12,32 +12,33 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.core import ConfigError
-from shoal.forecast.draws import Seeds, continue_seed, counters, derive_seeds, uniforms
+from shoal.forecast.draws import Seeds, counters, derive_seeds, uniforms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_FEW = 4
-"""For more lengths than this at once, sorting anew costs less than putting in one after another."""
+_MAX_INSERTIONS = 4
+"""For more new lengths than this, sorting again costs less than inserting one after another."""
 
-_MANY = 1024
-"""For fewer targets than this one search costs less than the operations that would spare it."""
+_MIN_COMPUTED = 1024
+"""For fewer targets than this, a binary search costs less than computing the places."""
 
 COLD_STARTS = ("kaplan-meier", "max")
-_ENDLESS: IntArray = np.array([np.iinfo(np.int64).max])
+"""Possible values of ``LengthHistory``'s ``cold_start``."""
+
+_BEYOND_ALL: IntArray = np.array([np.iinfo(np.int64).max])
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A distribution of output lengths; mass that ``masses`` leave over lies at a request's maximum.
-
-    lengths: ascending, may repeat. masses: P(length <= what), for no length, and then up to and including
-    each. equal_masses: they are i / n.
-    """
+    """A distribution of output lengths. Probability that is left over lies at a request's own maximum."""
 
     lengths: IntArray
+    """Possible lengths [n], ascending; may repeat."""
     masses: FloatArray
+    """Cumulative probabilities [n + 1]: 0, then P(length <= lengths[i])."""
     equal_masses: bool = False
+    """``masses`` are i / n."""
 
     @property
     def cumulative(self) -> FloatArray:
@@ -46,12 +47,12 @@ class LengthDistribution:
 
     @cached_property
     def _outcomes(self) -> IntArray:
-        """The lengths, and one behind them for the mass that lies at a request's maximum."""
-        return np.concatenate((self.lengths, _ENDLESS))
+        """The lengths, then one beyond all, which stands for a request's maximum."""
+        return np.concatenate((self.lengths, _BEYOND_ALL))
 
     @cached_property
     def _weighted(self) -> FloatArray:
-        """Sums of length times mass: of no length, and then up to each."""
+        """Cumulative sums of length times probability [n + 1], from 0."""
         mass = self.cumulative - self.masses[:-1]
         return np.concatenate((np.zeros(1), np.cumsum(mass * self.lengths)))
 
@@ -60,9 +61,9 @@ class LengthDistribution:
         return self.masses.take(self.lengths.searchsorted(tokens, side="right"))
 
     def _places(self, targets: FloatArray) -> IntArray:
-        """``cumulative.searchsorted(targets, side="right")``; faster for many where masses are equal."""
+        """``cumulative.searchsorted(targets, side="right")``; faster for many targets and equal masses."""
         size = len(self.lengths)
-        if not self.equal_masses or targets.size < _MANY:
+        if not self.equal_masses or targets.size < _MIN_COMPUTED:
             return self.cumulative.searchsorted(targets, side="right")
         places: IntArray = (targets * size).astype(np.int64)
         np.minimum(places, size - 1, out=places)
@@ -71,11 +72,11 @@ class LengthDistribution:
         places += self.masses.take(places + 1) <= targets
         return places
 
-    def draw(self, seeds: Seeds, generated: IntArray, ceilings: IntArray, samples: int) -> IntArray:
-        """Predicted output lengths [samples, n] of requests that have generated ``generated`` tokens.
+    def draw(self, seeds: Seeds, generated: IntArray, max_new_tokens: IntArray, samples: int) -> IntArray:
+        """Sampled output lengths [samples, n] of requests that have generated ``generated`` tokens [n].
 
-        Each is drawn from the lengths greater than that, capped by the request's ceiling, and is the
-        ceiling where no length is greater. A draw depends on (seed, generated, sample) only.
+        Each is drawn from the lengths greater than that and capped at ``max_new_tokens`` [n], which it also
+        is if no length is greater. A draw depends on (seed, generated, sample) only.
         """
         keys = derive_seeds(derive_seeds(seeds, generated), counters(samples))
         past = self._mass_until(generated)
@@ -83,38 +84,29 @@ class LengthDistribution:
         targets *= 1.0 - past
         targets += past
         picked = self._outcomes.take(self._places(targets))
-        return np.minimum(picked, ceilings, out=picked)
+        return np.minimum(picked, max_new_tokens, out=picked)
 
-    def draw_one(self, seed: int, generated: int, ceiling: int, samples: int) -> list[int]:
-        """``draw`` for one request alone [samples]: the same numbers, without arrays of one."""
-        key = continue_seed(seed, generated)
-        past = float(self.masses[self.lengths.searchsorted(generated, side="right")])
-        left = 1.0 - past
-        targets = [(continue_seed(key, sample) >> 11) * 2.0**-53 * left + past for sample in range(samples)]
-        picked = self._outcomes.take(self.cumulative.searchsorted(targets, side="right")).tolist()
-        return [min(length, ceiling) for length in picked]
-
-    def mean_beyond(self, generated: IntArray, ceilings: IntArray) -> FloatArray:
+    def mean_beyond(self, generated: IntArray, max_new_tokens: IntArray) -> FloatArray:
         """Expected output length [n] of requests that have generated ``generated`` tokens, each capped."""
         weighted = self._weighted
         low = self.lengths.searchsorted(generated, side="right")
-        high = self.lengths.searchsorted(ceilings, side="right")
+        high = self.lengths.searchsorted(max_new_tokens, side="right")
         left = 1.0 - self._mass_until(generated)
-        beyond = 1.0 - self._mass_until(ceilings)
-        mean = ceilings.astype(np.float64)
-        total = weighted[np.maximum(high, low)] - weighted[low] + beyond * ceilings
+        beyond = 1.0 - self._mass_until(max_new_tokens)
+        mean = max_new_tokens.astype(np.float64)
+        total = weighted[np.maximum(high, low)] - weighted[low] + beyond * max_new_tokens
         return np.divide(total, left, out=mean, where=left > 0)
 
 
 class LengthHistory:
-    """Output lengths of one service's last ``window`` finished requests; its only writer is ``record``.
+    """Output lengths of one service's last ``window`` finished requests; only ``record`` changes it.
 
     maximum: longest output that the service allows.
-    cold_start: what is believed until the window is full for the first time. "max": it starts full of
-        ``maximum`` (as the paper), each finished request replacing one. "kaplan-meier": finished requests
-        are events and running ones censored observations of Kaplan and Meier's estimator (1958), so that the
-        short ones, which finish first, do not pass for all there are; what mass it leaves over lies at
-        the maximum. A full window is used as it is: in steady state it is an unbiased sample already.
+    cold_start: what is assumed until the window is full for the first time. "max": the window starts full of
+        ``maximum`` (as in the paper), and each finished request replaces one entry. "kaplan-meier": finished
+        requests are the events and running ones the censored observations of Kaplan and Meier's estimator
+        (1958), because the first requests to finish are the short ones; the probability left over lies at
+        the maximum. A full window is used as it is: in steady state it is an unbiased sample.
     """
 
     def __init__(self, maximum: int, window: int = 1000, cold_start: str = "kaplan-meier") -> None:
@@ -124,57 +116,60 @@ class LengthHistory:
             raise ConfigError(
                 f"cold_start {cold_start!r} is not known; possible are {', '.join(COLD_STARTS)}"
             )
-        self.maximum = maximum
         self.window = window
+        """How many lengths are remembered."""
         filled = cold_start == "max"
         self._recent: deque[int] = deque([maximum] * window if filled else (), maxlen=window)
         self._sorted: IntArray = np.array(self._recent, dtype=np.int64)
-        # (length forgotten, if any, new length) of those not yet in ``_sorted``: mostly nobody asks. Of more
-        # than ``_FEW`` not all are here.
+        # (dropped length or None, new length) of records not yet in ``_sorted``, which is seldom read. Beyond
+        # ``_MAX_INSERTIONS`` they are not kept here, since everything is then sorted again.
         self._pending: list[tuple[int | None, int]] = []
-        self._ends: Ends | None = None
+        self._finished: FinishedLengths | None = None
         self._full: LengthDistribution | None = None
         self._mean: float | None = None
 
     @property
     def censors(self) -> bool:
-        """Whether running requests count as observations now."""
+        """Whether running requests count as (censored) observations now."""
         return len(self._recent) < self.window
 
     @property
     def mean(self) -> float | None:
-        """Mean of the lengths remembered; None before the first."""
+        """Mean of the remembered lengths; None before the first."""
         if self._mean is None and self._recent:
             self._mean = float(self._ascending().mean())
         return self._mean
 
     def record(self, length: int) -> None:
-        """One more request finished with ``length`` output tokens (never a cancelled or failed one)."""
+        """Add a request that finished with ``length`` output tokens; not a cancelled or failed one."""
         if length < 1:
             raise ValueError(f"a finished request has at least 1 output token, got {length}")
-        gone = self._recent[0] if len(self._recent) == self.window else None
+        dropped = self._recent[0] if len(self._recent) == self.window else None
         self._recent.append(length)
-        if len(self._pending) <= _FEW:
-            self._pending.append((gone, length))
-        self._ends, self._full, self._mean = None, None, None
+        if len(self._pending) <= _MAX_INSERTIONS:
+            self._pending.append((dropped, length))
+        self._finished, self._full, self._mean = None, None, None
 
     def _ascending(self) -> IntArray:
-        """The lengths remembered, in order."""
-        if len(self._pending) > _FEW:
+        """The remembered lengths, sorted."""
+        if len(self._pending) > _MAX_INSERTIONS:
             self._sorted = np.sort(np.array(self._recent, dtype=np.int64))
         else:
-            for gone, length in self._pending:
+            for dropped, length in self._pending:
                 lengths = self._sorted
-                self._sorted = _inserted(lengths, length) if gone is None else _swapped(lengths, gone, length)
+                if dropped is None:
+                    self._sorted = _inserted(lengths, length)
+                else:
+                    self._sorted = _replaced(lengths, dropped, length)
         self._pending.clear()
         return self._sorted
 
     def distribution(self, generated: IntArray) -> LengthDistribution:
-        """What is believed now, where running requests have generated ``generated`` tokens."""
+        """The present estimate, while running requests have generated ``generated`` tokens."""
         if self.censors:
-            if self._ends is None:
-                self._ends = Ends.of(self._ascending())
-            return kaplan_meier(self._ends, generated)
+            if self._finished is None:
+                self._finished = FinishedLengths.of(self._ascending())
+            return kaplan_meier(self._finished, generated)
         if self._full is None:
             self._full = LengthDistribution(self._ascending(), _equal_masses(self.window), equal_masses=True)
         return self._full
@@ -182,42 +177,45 @@ class LengthHistory:
 
 @lru_cache(maxsize=16)
 def _equal_masses(lengths: int) -> FloatArray:
-    """``LengthDistribution.masses`` of so many lengths."""
+    """``LengthDistribution.masses`` of so many equally likely lengths."""
     masses = np.arange(lengths + 1) / lengths
     masses.flags.writeable = False
     return masses
 
 
 def _inserted(ascending: IntArray, value: int) -> IntArray:
-    """``np.insert`` in its place, several times as fast."""
+    """A sorted copy with ``value`` added; several times as fast as ``np.insert``."""
     at = int(ascending.searchsorted(value))
     longer = np.empty(len(ascending) + 1, dtype=np.int64)
     longer[:at], longer[at], longer[at + 1 :] = ascending[:at], value, ascending[at:]
     return longer
 
 
-def _swapped(ascending: IntArray, gone: int, value: int) -> IntArray:
-    """The same with one ``gone`` taken out."""
-    first, at = int(ascending.searchsorted(gone)), int(ascending.searchsorted(value))
-    other = ascending.copy()
+def _replaced(ascending: IntArray, dropped: int, value: int) -> IntArray:
+    """A sorted copy with ``value`` in place of one ``dropped``."""
+    first, at = int(ascending.searchsorted(dropped)), int(ascending.searchsorted(value))
+    replaced = ascending.copy()
     if first < at:
-        other[first : at - 1], other[at - 1] = ascending[first + 1 : at], value
+        replaced[first : at - 1], replaced[at - 1] = ascending[first + 1 : at], value
     else:
-        other[at + 1 : first + 1], other[at] = ascending[at:first], value
-    return other
+        replaced[at + 1 : first + 1], replaced[at] = ascending[at:first], value
+    return replaced
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Lengths seen in full: each that occurs, ascending; how often; and how many are at least as long."""
+class FinishedLengths:
+    """Output lengths of finished requests, counted."""
 
     lengths: IntArray
+    """Every length that occurs, ascending."""
     events: IntArray
+    """How often each occurs."""
     remaining: IntArray
+    """How many requests are at least as long as each."""
 
     @classmethod
-    def of(cls, finished: IntArray) -> "Ends":
-        """Counted from the ``finished`` lengths, ascending."""
+    def of(cls, finished: IntArray) -> "FinishedLengths":
+        """Count the ``finished`` lengths, which are ascending."""
         # As ``np.unique`` with counts, which would sort once more and takes three times as long.
         new = np.empty(len(finished), dtype=np.bool_)
         new[:1] = True
@@ -229,13 +227,13 @@ class Ends:
         return cls(finished[first], events, remaining)
 
 
-def kaplan_meier(ends: Ends, running: IntArray) -> LengthDistribution:
+def kaplan_meier(finished: FinishedLengths, running: IntArray) -> LengthDistribution:
     """Kaplan and Meier's product-limit estimate (1958) of the distribution of lengths.
 
-    ends: lengths seen in full. running: lengths of which only "more than this" is known.
+    running: tokens generated by running requests, whose lengths are known only to be greater.
     """
-    at_risk = ends.remaining + len(running)
-    at_risk -= np.sort(running).searchsorted(ends.lengths, side="left")
-    masses = np.zeros(len(ends.lengths) + 1)
-    np.subtract(1.0, np.cumprod(1.0 - ends.events / at_risk, dtype=np.float64), out=masses[1:])
-    return LengthDistribution(ends.lengths, masses)
+    at_risk = finished.remaining + len(running)
+    at_risk -= np.sort(running).searchsorted(finished.lengths, side="left")
+    masses = np.zeros(len(finished.lengths) + 1)
+    np.subtract(1.0, np.cumprod(1.0 - finished.events / at_risk, dtype=np.float64), out=masses[1:])
+    return LengthDistribution(finished.lengths, masses)

@@ -1,4 +1,4 @@
-"""What a transformer's shape says about its work: sizes of its matrices, its weights and its KV cache."""
+"""The shapes of transformers, and the sizes that follow: of matrices, weights and KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,30 +12,39 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a decoder-only transformer.
-
-    kv_heads: heads of K and V, as many as ``heads`` without grouping. gated: the MLP has a gate (three
-    matrices, not two). weight_bytes_each, kv_bytes_each: of one number. experts, experts_per_token: of the
-    MLP, 0 and 0 in dense models; ``intermediate`` is then one expert's. tied: logits share the embedding.
-    """
+    """The shape of a decoder-only transformer."""
 
     name: str
+    """Name in lower case, or a configuration's own."""
     layers: int
+    """Number of layers."""
     hidden: int
+    """Size of the hidden state."""
     heads: int
+    """Attention heads (of queries)."""
     kv_heads: int
+    """Heads of keys and values; as many as ``heads`` without grouping."""
     head_dim: int
+    """Size of a head."""
     intermediate: int
+    """Inner size of the MLP, of a single expert where there are experts."""
     vocab: int
+    """Size of the vocabulary."""
     gated: bool = True
+    """The MLP has a gate: three matrices, not two."""
     weight_bytes_each: float = 2.0
+    """Bytes of one weight."""
     kv_bytes_each: float = 2.0
+    """Bytes of one number in the KV cache."""
     experts: int = 0
+    """Experts of the MLP; 0 in dense models."""
     experts_per_token: int = 0
+    """Experts that compute a token; 0 in dense models."""
     tied: bool = False
+    """The output head shares the embedding's weights."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no model has."""
+        """Reject shapes that no model has."""
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
             if getattr(self, field) < 1:
                 raise ConfigError(
@@ -53,7 +62,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> "ModelSpec":
-        """The shape in a Hugging Face ``config.json``; raises ConfigError naming what it lacks."""
+        """The shape from a Hugging Face ``config.json``; raises a ConfigError that names what is missing."""
         config = {**config, **config.get("text_config", {})}
         title = name or str(config.get("_name_or_path") or config.get("model_type") or "model")
         kind = str(config.get("model_type", ""))
@@ -86,18 +95,18 @@ class ModelSpec:
 
     @property
     def attention_weights(self) -> int:
-        """Numbers in one layer's projections of queries, keys, values and output."""
+        """Weights in one layer's projections of queries, keys, values and output."""
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     @property
     def mlp_weights(self) -> int:
-        """Numbers in one layer's MLP, all experts and their router."""
-        one = self.mlp_matrices * self.hidden * self.intermediate
-        return self.experts * (one + self.hidden) if self.experts else one
+        """Weights in one layer's MLP, with all experts and their router."""
+        mlp = self.mlp_matrices * self.hidden * self.intermediate
+        return self.experts * (mlp + self.hidden) if self.experts else mlp
 
     @property
     def parameters(self) -> int:
-        """Numbers in all matrices; norms and biases, far below 1%, are left out."""
+        """Weights in all matrices; norms and biases, far below 1%, are left out."""
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * (self.attention_weights + self.mlp_weights) + embeddings
 
@@ -106,7 +115,7 @@ class ModelSpec:
         return -(-int(self.parameters * self.weight_bytes_each) // tp)
 
     def kv_heads_on(self, tp: int) -> int:
-        """KV heads on each of ``tp`` devices: more devices than heads hold copies."""
+        """KV heads on each of ``tp`` devices; with more devices than heads some hold copies."""
         return max(1, -(-self.kv_heads // tp))
 
     def kv_bytes_per_token(self, tp: int = 1) -> int:
@@ -240,18 +249,18 @@ _SPECS = [
 ]
 
 MODEL_SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
-"""By name, in lower case; two bytes a number."""
+"""By name; weights and KV take two bytes a number."""
 
 
 def find_model_spec(name: str) -> ModelSpec | None:
-    """The model called ``name`` in any case, with or without its owner and endings such as ``-Instruct``."""
+    """The model called ``name``, ignoring case, owner and suffixes such as ``-Instruct``; None if unknown."""
     short = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
     known = [key for key in MODEL_SPECS if short == key or short.startswith(key + "-")]
     return MODEL_SPECS[max(known, key=len)] if known else None
 
 
 def model_spec(name: str) -> ModelSpec:
-    """The model that ``find_model_spec`` finds; raises ConfigError that lists what is near."""
+    """As ``find_model_spec``, but raises a ConfigError that lists similar names if there is none."""
     spec = find_model_spec(name)
     if spec is None:
         near = get_close_matches(name.lower(), MODEL_SPECS, n=3, cutoff=0.4) or sorted(MODEL_SPECS)

@@ -1,4 +1,4 @@
-"""One service's traffic as it was lately: what orders, re-placement and reports are fed with."""
+"""Statistics of one service's recent traffic, which orders, re-placement and reports use."""
 
 import math
 from collections import deque
@@ -9,66 +9,80 @@ from shoal.core import ConfigError
 
 NS = 1_000_000_000
 SHORTEST_SPAN_NS = NS
-"""A rate is never that of less than a second, or the first two arrivals could promise thousands."""
+"""A rate is taken over at least a second, or the first two arrivals could give thousands a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and standard deviation (of all values, not estimated for more), in the values' unit."""
+    """Mean and standard deviation in the unit of the values."""
 
     mean: float
+    """Arithmetic mean."""
     deviation: float
+    """Of these very values (population, not sample)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """One service over its sliding windows; None where nothing of the kind was seen.
-
-    Of all finished requests that are remembered, whatever their age (``finished`` of them): prompt_tokens,
-    output_tokens, execution_s (sum of the steps a request took part in; the prior before data).
-    Over the time window: arrivals_per_s; and of requests finished within it mean latency_s (arrival to last
-    token), mean ttft_s, and attainment, the share that met its goals among those that have goals.
-    """
+    """One service over its sliding windows; None where there is no data."""
 
     finished: int
+    """Finished requests that are remembered, whatever their age; the next three fields are theirs."""
     prompt_tokens: Spread | None
+    """Prompt lengths."""
     output_tokens: Spread | None
+    """Output lengths."""
     execution_s: Spread
+    """Sums of the durations of the steps that a request took part in; the prior before data."""
     arrivals_per_s: float
+    """Over the time window, as are the following."""
     latency_s: float | None
+    """Mean time from arrival to last token."""
     ttft_s: float | None
+    """Mean time to first token."""
     attainment: float | None
+    """Share of requests that met their goals, among those that have any."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """One finished request; times in nanoseconds."""
+    """One finished request."""
 
     finish_ns: int
+    """When it finished."""
     prompt_tokens: int
+    """Length of its prompt."""
     output_tokens: int
+    """Length of its output."""
     execution_ns: int
+    """Sum of the durations of its steps."""
     latency_ns: int
+    """Arrival to last token."""
     ttft_ns: int
+    """Arrival to first token."""
     met: bool | None
+    """Whether it met its goals; None if it has none."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Count, sum and sum of squares of whole numbers: exact, so that values can leave again for ever."""
+    """Sums over whole numbers, which are exact, so that values can be removed again without error."""
 
     count: int = 0
+    """How many values."""
     total: int = 0
+    """Their sum."""
     squares: int = 0
+    """Sum of their squares."""
 
     def add(self, value: int, times: int = 1) -> None:
-        """One value more, or with ``times`` -1 one less."""
+        """Add a value, or remove it with ``times`` -1."""
         self.count += times
         self.total += times * value
         self.squares += times * value * value
 
     def spread(self, unit: int = 1) -> Spread | None:
-        """Mean and deviation in multiples of ``unit``; None of no values."""
+        """Mean and deviation in multiples of ``unit``; None without values."""
         if self.count == 0:
             return None
         scale = self.count * unit
@@ -76,11 +90,11 @@ class _Sums:
 
 
 class ServiceMonitor:
-    """Arrivals and finished requests of one service over sliding windows; told the time, never asking it.
+    """Arrivals and finished requests of one service over sliding windows; it reads no clock.
 
-    prior_execution_s: execution time that is believed before the first request has finished.
-    window_requests: finished requests that are remembered. window_s: age at which arrivals, latencies and
-    attainment are forgotten, in seconds.
+    prior_execution_s: execution time assumed before the first request has finished. window_requests: finished
+    requests that are remembered. window_s: age in seconds at which arrivals, latencies and attainment are
+    forgotten.
     """
 
     def __init__(
@@ -99,7 +113,7 @@ class ServiceMonitor:
         self._prompts, self._outputs, self._executions = _Sums(), _Sums(), _Sums()
 
     def arrived(self, now_ns: int) -> None:
-        """A request was submitted."""
+        """Count a submitted request."""
         if self._first_arrival_ns is None:
             self._first_arrival_ns = now_ns
         self._arrivals.append(now_ns)
@@ -115,14 +129,14 @@ class ServiceMonitor:
         first_token_ns: int,
         met: bool | None,
     ) -> None:
-        """A request has finished (never a cancelled or failed one).
+        """Count a finished request; not a cancelled or failed one.
 
-        execution_ns: sum of the durations of the steps it took part in. met: whether it met its goals, None
-        where it has none.
+        execution_ns: sum of the durations of the steps it took part in. met: whether it met its goals; None
+        if it has none.
         """
         if len(self._finished) == self._window_requests:
             self._count(self._finished.popleft(), times=-1)
-        one = _Finished(
+        request = _Finished(
             now_ns,
             prompt_tokens,
             output_tokens,
@@ -131,41 +145,41 @@ class ServiceMonitor:
             first_token_ns - arrival_ns,
             met,
         )
-        self._finished.append(one)
-        self._count(one, times=1)
+        self._finished.append(request)
+        self._count(request, times=1)
 
     @property
     def execution(self) -> tuple[float, float]:
-        """Mean and standard deviation of the execution time, in seconds; (prior, 0) before data. O(1)."""
+        """Mean and standard deviation of the execution time in seconds, in O(1); (prior, 0) before data."""
         spread = self._executions.spread(NS) or self._prior
         return spread.mean, spread.deviation
 
     def snapshot(self, now_ns: int) -> Traffic:
-        """What the windows hold at ``now_ns``, which is not before anything that was reported."""
+        """Statistics at ``now_ns``, which is not earlier than anything counted so far."""
         self._forget_arrivals(now_ns)
-        recent = [one for one in self._finished if one.finish_ns > now_ns - self._window_ns]
+        recent = [request for request in self._finished if request.finish_ns > now_ns - self._window_ns]
         return Traffic(
             finished=len(self._finished),
             prompt_tokens=self._prompts.spread(),
             output_tokens=self._outputs.spread(),
             execution_s=self._executions.spread(NS) or self._prior,
             arrivals_per_s=self._rate(now_ns),
-            latency_s=_mean([one.latency_ns / NS for one in recent]),
-            ttft_s=_mean([one.ttft_ns / NS for one in recent]),
-            attainment=_mean([one.met for one in recent if one.met is not None]),
+            latency_s=_mean([request.latency_ns / NS for request in recent]),
+            ttft_s=_mean([request.ttft_ns / NS for request in recent]),
+            attainment=_mean([request.met for request in recent if request.met is not None]),
         )
 
-    def _count(self, one: _Finished, times: int) -> None:
-        self._prompts.add(one.prompt_tokens, times)
-        self._outputs.add(one.output_tokens, times)
-        self._executions.add(one.execution_ns, times)
+    def _count(self, request: _Finished, times: int) -> None:
+        self._prompts.add(request.prompt_tokens, times)
+        self._outputs.add(request.output_tokens, times)
+        self._executions.add(request.execution_ns, times)
 
     def _forget_arrivals(self, now_ns: int) -> None:
         while self._arrivals and self._arrivals[0] <= now_ns - self._window_ns:
             self._arrivals.popleft()
 
     def _rate(self, now_ns: int) -> float:
-        """Arrivals a second over the window, or since the first arrival while that is less."""
+        """Arrivals per second over the window, or since the first arrival if that is shorter."""
         if self._first_arrival_ns is None:
             return 0.0
         span_ns = min(self._window_ns, max(SHORTEST_SPAN_NS, now_ns - self._first_arrival_ns))

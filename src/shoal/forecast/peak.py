@@ -1,12 +1,15 @@
-"""The future: the most memory that a group of requests will hold at once.
+"""The most memory that a batch of requests will hold at once, M*.
 
-Past-Future scheduler (Gong et al., section 3.3, equations 2-4): requests that advance together, one token a
+Past-Future scheduler (Gong et al., section 3.3, equations 2-4): requests that advance together, one token per
 step, hold most at a moment when one of them finishes. Sorted by remaining tokens, longest first,
 M_i = sum of a_j over j <= i, plus i * b_i, with a the tokens held and b those remaining; M* = max M_i.
-Here tokens are rounded up to blocks, request by request, and blocks that several share count once.
+Here tokens are rounded up to blocks, request by request, and shared blocks count once.
+
+The peak of several services is the sum of each one's own: services whose steps alternate do not advance
+together, so one may be at its peak while another waits at its own. The formula over all of their requests
+together would promise too little memory.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,18 +23,17 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedBlocks:
-    """Blocks that several requests of one group hold together, in sets with the same holders.
-
-    counts: blocks in each set. members: indices of the requests that hold set 0, then set 1, and so on.
-    starts: where each set begins in ``members``.
-    """
+    """Blocks that several requests of a batch hold, in sets of blocks with the same holders."""
 
     counts: IntArray
+    """Number of blocks in each set [sets]."""
     members: IntArray
+    """Indices of the requests that hold set 0, then of those that hold set 1, ..."""
     starts: IntArray
+    """Where each set begins in ``members`` [sets]."""
 
     def without(self, member: int) -> "SharedBlocks":
-        """The same when request ``member`` has left; those after it move up."""
+        """The shared blocks after request ``member`` has left; indices after it fall by one."""
         sizes = np.diff(np.append(self.starts, len(self.members)))
         sets = np.repeat(np.arange(len(self.counts)), sizes)
         keep = self.members != member
@@ -48,67 +50,60 @@ class SharedBlocks:
 
     @property
     def surplus(self) -> int:
-        """How many blocks are counted too often if every request counts all of its own."""
+        """How many blocks too many are counted if each request counts all of its blocks."""
         sizes = np.diff(np.append(self.starts, len(self.members)))
         return int((self.counts * (sizes - 1)).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one service's requests hold and will hold.
-
-    tokens: tokens of each request now, at least 1 [n]. block_size: tokens per block.
-    blocks_per_merged, units_per_block: as in the service's layout; memory is counted in merged blocks.
-    """
+    """The memory that one service's requests hold now, and how it is counted."""
 
     tokens: IntArray
+    """Tokens of each request, at least 1 [n]."""
     block_size: int
+    """Tokens in a block."""
     blocks_per_merged: int = 1
+    """Blocks of the service in one merged block, as in its layout."""
     units_per_block: int = 1
+    """Units of the pool that a block takes, as in its layout."""
     shared: SharedBlocks | None = None
+    """Blocks that several of the requests hold."""
 
     def merged(self, blocks: IntArray) -> IntArray:
-        """Merged blocks that so many blocks take."""
+        """Number of merged blocks for so many blocks."""
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
     def total(self, tokens: IntArray) -> int:
-        """Merged blocks when each has as many ``tokens`` [n], at least its own, and none has left."""
+        """Merged blocks if each request has so many ``tokens`` [n], at least as many as now."""
         blocks = int((-(-tokens // self.block_size)).sum())
         if self.shared is not None:
             blocks -= self.shared.surplus
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
-    def held_after(self, remaining: IntArray, steps: IntArray) -> IntArray:
-        """Blocks held after so many ``steps`` [draws], by all with as many ``remaining`` [draws, n]."""
-        return _held_after(self, self.tokens, remaining, steps[:, None])
-
     def timeline(self, remaining: IntArray) -> "Timeline":
-        """What is held when each of them ends, if all advance together by ``remaining`` tokens [draws, n]."""
+        """The blocks held when each request finishes, if all advance together by ``remaining`` [draws, n]."""
         order, ends = _longest_first(remaining)
         held = running_blocks(self.tokens, order, ends, self.block_size)
         if self.shared is not None and len(self.shared.counts):
             held += np.cumsum(_shared_with_longest(self.shared, order), axis=1)
         return Timeline(self, self.tokens, remaining, ends, held)
 
-    def peak(self, remaining: IntArray) -> IntArray:
-        """M* in merged blocks [draws], for ``remaining`` tokens [draws, n], all advancing together."""
-        return self.timeline(remaining).peak()
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The moments at which a service's requests end, by draws of their lengths.
-
-    demand: how their memory is counted, and what the first of them share. tokens: of each now [n]. remaining:
-    tokens of each still to come [draws, n]. ends: the same, in any order within a draw; held: blocks held at
-    that moment, by all that end then or later [draws, n].
-    """
+    """The moments at which a service's requests finish, for each draw of their output lengths."""
 
     demand: Demand
+    """How memory is counted, and what the first requests share."""
     tokens: IntArray
+    """Tokens of each request now [n]."""
     remaining: IntArray
+    """Tokens that each will still get [draws, n]."""
     ends: IntArray
+    """The steps after which requests finish: ``remaining``, in any order within a draw [draws, n]."""
     held: IntArray
+    """Blocks held at each of ``ends`` by the requests that finish then or later [draws, n]."""
 
     def peak(self) -> IntArray:
         """M* in merged blocks [draws]."""
@@ -116,34 +111,26 @@ class Timeline:
 
     def most_blocks(self) -> IntArray:
         """The most blocks held at once [draws]."""
-        return self.top()[1]
-
-    def top(self) -> tuple[IntArray, IntArray]:
-        """After how many steps the most blocks are held [draws], and how many that are [draws]."""
-        draws, requests = self.held.shape
-        if not requests:
-            return np.zeros(draws, dtype=np.int64), np.zeros(draws, dtype=np.int64)
-        places = self.held.argmax(axis=1)
-        places += np.arange(0, draws * requests, requests)
-        return self.ends.ravel().take(places), self.held.ravel().take(places)
+        most: IntArray = self.held.max(axis=1, initial=0)
+        return most
 
     def plus(self, tokens: IntArray, remaining: IntArray) -> tuple["Timeline", IntArray]:
-        """The timeline with more requests at the end, who share no block, and what each of them makes of M*.
+        """The timeline with candidates added at the end, which share no blocks, and the peaks on the way.
 
-        tokens: of each of them now [k]. remaining: their tokens still to come [draws, k]. The second result
-        is the most blocks held at once by these requests and the first, the first two, ... of them
-        [k, draws]. Without sorting, it costs a fraction of a new timeline.
+        tokens: of each candidate now [k]. remaining: tokens that each will still get [draws, k]. The second
+        result is the most blocks held at once by these requests and the first, the first two, ... candidates
+        [k, draws]. It needs no sorting and so costs a fraction of a new timeline.
         """
         size = self.demand.block_size
         ends = np.concatenate((self.ends, remaining), axis=1)
-        # By newcomer first. A moment at which somebody ends who is not there yet is as good as any other.
+        # [k, draws, n + k]. Moments at which a candidate finishes that has not joined yet do no harm.
         last = remaining.T[:, :, None]
         held = blocks_in(ends + (tokens + (size - 1))[:, None, None], size)
         held *= ends <= last
-        after = _held_after(self.demand, self.tokens, self.remaining, last).T
-        held[0] += np.concatenate((self.held, after), axis=1)
-        for before, one in pairwise(held):  # many times as fast as a cumulative sum along this axis
-            one += before
+        running = _held_after(self.demand, self.tokens, self.remaining, last).T
+        held[0] += np.concatenate((self.held, running), axis=1)
+        for before, after in pairwise(held):  # many times as fast as a cumulative sum along this axis
+            after += before
         longer = Timeline(
             self.demand,
             np.concatenate((self.tokens, tokens)),
@@ -155,7 +142,7 @@ class Timeline:
 
 
 def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: IntArray) -> IntArray:
-    """Blocks held after so many ``steps`` [..., draws, 1], by all that end then or later [..., draws]."""
+    """Blocks held after ``steps`` [..., draws, 1] by the requests that finish then or later [..., draws]."""
     shared, size = demand.shared, demand.block_size
     present = remaining >= steps
     blocks = blocks_in((tokens + (size - 1)) + steps, size)
@@ -167,20 +154,9 @@ def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: In
     return held
 
 
-def safe_peak(peaks: Sequence[IntArray]) -> IntArray:
-    """M* of several services together [draws]: the sum of each one's own peak, all in merged blocks.
-
-    Services whose steps alternate do not advance together, so that one may be at its peak while another
-    waits at its own; the lockstep formula over all of their requests would promise too much.
-    """
-    together = peaks[0]
-    for peak in peaks[1:]:
-        together = together + peak
-    return together
-
-
 def _longest_first(remaining: IntArray) -> tuple[IntArray, IntArray]:
-    """The requests by falling ``remaining``, and that [draws, n]; sorted together with their numbers."""
+    """Indices of the requests by falling ``remaining``, and ``remaining`` in that order; both [draws, n]."""
+    # One sort of numbers that hold both takes less time than ``argsort`` and ``take_along_axis``.
     bits = remaining.shape[1].bit_length()
     keys = remaining << bits
     keys |= np.arange(remaining.shape[1])
@@ -190,7 +166,7 @@ def _longest_first(remaining: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _shared_with_longest(shared: SharedBlocks, order: IntArray) -> IntArray:
-    """Correction [draws, n] of each request's blocks so that shared ones count with the longest only."""
+    """Correction [draws, n] to each request's blocks, so that only the longest holder counts shared ones."""
     draws, requests = order.shape
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(requests)[None, :], axis=1)

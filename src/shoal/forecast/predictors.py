@@ -1,77 +1,78 @@
-"""Beliefs about the output length of a single request, by name.
+"""Predictors of a single request's output length, by name.
 
-Each answers with a number more than what is generated and at most the request's ceiling.
+A prediction is more than the tokens generated so far and at most the request's ``max_new_tokens``.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 
 import numpy as np
 
-from shoal.core import ConfigError, LengthPredictor, Request
+from shoal.core import LengthPredictor, Request, lookup
 from shoal.forecast.learned import LearnedLengths
 from shoal.forecast.lengths import IntArray, LengthDistribution, LengthHistory
 
-_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
+_NO_RUNNING: IntArray = np.zeros(0, dtype=np.int64)
 _ROUNDING = 1e-6
-"""A mean that misses a whole number by less than this misses it through floating point."""
+"""A mean this close to a whole number differs from it only by floating-point error."""
 
 
 class MaximumLengths:
-    """Every request is believed to reach its ceiling."""
+    """Predicts that every request generates as much as it may."""
 
-    def predict(self, request: Request, generated: int, ceiling: int) -> int:
-        """The ceiling."""
-        return ceiling
+    def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
+        """``max_new_tokens``."""
+        return max_new_tokens
 
     def record(self, request: Request, output_tokens: int) -> None:
         """Nothing to learn."""
 
 
 class HistoryLengths:
-    """The mean of the recent output lengths greater than what is generated, rounded up.
+    """Predicts the mean of the recent output lengths greater than what is generated, rounded up.
 
-    Past-Future scheduler (Gong et al., section 3.2), with the mean in place of a draw. A request that has
-    outgrown all of them is believed to be half done: were it believed to reach its ceiling, as there, an
-    order by remaining length would never let the first long one finish. ``history`` belongs to the service
-    and is recorded there; requests that still run are not asked.
+    Past-Future scheduler (Gong et al., section 3.2), with the mean in place of a draw. A request longer than
+    all of them is predicted to be half done: if it were predicted to reach its limit, as in the paper, an
+    order by remaining length would never let the first long request finish. ``history`` belongs to the
+    service, which also records into it; running requests do not count.
     """
 
     def __init__(self, history: LengthHistory) -> None:
         self._history = history
-        self._seen: LengthDistribution | None = None
-        self._answers: dict[tuple[int, int], int] = {}
+        self._distribution: LengthDistribution | None = None
+        # Predictions from that distribution, by (generated, max_new_tokens).
+        self._predictions: dict[tuple[int, int], int] = {}
 
-    def predict(self, request: Request, generated: int, ceiling: int) -> int:
-        """The mean beyond ``generated``; lengths above the ceiling count as the ceiling."""
-        lengths = self._history.distribution(_NOBODY)
-        if lengths is not self._seen:
-            self._seen = lengths
-            self._answers.clear()
-        answer = self._answers.get((generated, ceiling))
-        if answer is None:
-            longest = int(lengths.lengths[-1]) if len(lengths.lengths) else ceiling
+    def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
+        """The mean of the lengths beyond ``generated``, each capped at ``max_new_tokens``."""
+        distribution = self._history.distribution(_NO_RUNNING)
+        if distribution is not self._distribution:
+            self._distribution = distribution
+            self._predictions.clear()
+        prediction = self._predictions.get((generated, max_new_tokens))
+        if prediction is None:
+            lengths = distribution.lengths
+            longest = int(lengths[-1]) if len(lengths) else max_new_tokens
             if generated >= longest:
-                return min(2 * generated, ceiling)
-            [mean] = lengths.mean_beyond(np.array([generated]), np.array([ceiling]))
-            answer = min(max(math.ceil(mean - _ROUNDING), generated + 1), ceiling)
-            self._answers[generated, ceiling] = answer
-        return answer
+                return min(2 * generated, max_new_tokens)
+            [mean] = distribution.mean_beyond(np.array([generated]), np.array([max_new_tokens]))
+            prediction = min(max(math.ceil(mean - _ROUNDING), generated + 1), max_new_tokens)
+            self._predictions[generated, max_new_tokens] = prediction
+        return prediction
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn: whoever owns the history records there."""
+        """Nothing to learn: the owner of the history records into it."""
 
 
 class OracleLengths:
-    """The true output length of requests that know it (workloads), the ceiling for all others."""
+    """Predicts the true output length of requests that know it (workloads), ``max_new_tokens`` for others."""
 
-    def predict(self, request: Request, generated: int, ceiling: int) -> int:
-        """The truth; the ceiling where there is none, or where the request has outgrown it."""
+    def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
+        """The true length; ``max_new_tokens`` if it is unknown or already exceeded."""
         true = request.true_output_tokens
         if true is None or true <= generated:
-            return ceiling
-        return min(true, ceiling)
+            return max_new_tokens
+        return min(true, max_new_tokens)
 
     def record(self, request: Request, output_tokens: int) -> None:
         """Nothing to learn."""
@@ -83,19 +84,14 @@ PREDICTORS: Mapping[str, Callable[[int, LengthHistory], LengthPredictor]] = {
     "learned": lambda maximum, history: LearnedLengths(maximum),
     "oracle": lambda maximum, history: OracleLengths(),
 }
-"""By name: makes the predictor of one service from its longest output and its history of lengths."""
+"""Factories by name: each makes a service's predictor from its longest output and its length history."""
 
 
 def make_predictor(name: str, maximum: int, history: LengthHistory) -> LengthPredictor:
-    """One service's predictor called ``name``.
+    """Make a service's predictor called ``name``.
 
-    maximum: longest output, in tokens, that the service allows. history: its finished requests; its owner
-    records them, also for ``history``. Raises ConfigError if there is no such predictor.
+    maximum: longest output, in tokens, that the service allows. history: lengths of its finished requests,
+    which its owner records, also for the ``history`` predictor. Raises ConfigError if there is no such
+    predictor.
     """
-    if name not in PREDICTORS:
-        near = get_close_matches(name, PREDICTORS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"length predictor {name!r} is not known; {hint}possible are {', '.join(sorted(PREDICTORS))}"
-        )
-    return PREDICTORS[name](maximum, history)
+    return lookup("length predictor", PREDICTORS, name)(maximum, history)

@@ -1,4 +1,4 @@
-"""Attention times between measured points of one chunk and decodes: linear along each axis of the grid."""
+"""Attention times interpolated between measured points: linear along each axis of a grid."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,13 @@ from shoal.core import ConfigError
 from shoal.forecast.latency import FloatArray
 
 Key = tuple[int, ...]
+"""Chunk, its context, decodes, their context."""
 
 
 class Line:
-    """A piecewise linear function; flat before its first point, and on as it was after its last.
+    """A piecewise linear function; constant before its first point, extrapolated after its last.
 
-    ``at`` and ``many`` do the same operations in the same order, so they agree to the last bit.
+    ``at`` and ``many`` do the same operations in the same order, so their results are equal to the last bit.
     """
 
     def __init__(self, points: FloatArray, values: FloatArray) -> None:
@@ -46,15 +47,15 @@ class Line:
 class AttentionGrid:
     """Microseconds of one layer's attention in a step, by its chunk of a prompt and its decoding rows.
 
-    Two grids: decodes alone (decodes x context), and with a chunk (chunk x its context x decodes x their
-    context), where no decodes is a point of the third axis. A chunk smaller than the smallest measured one
-    costs as much as that; beyond the largest points the lines go on.
+    There are two grids: decodes alone (decodes x context), and with a chunk (chunk x its context x decodes x
+    their context), where 0 decodes is a point of the third axis. A chunk smaller than the smallest measured
+    one costs as much as that; beyond the largest points times are extrapolated.
     """
 
     def __init__(self, measured: Mapping[Key, float], source: Path) -> None:
         """measured: microseconds by (chunk, chunk context, decodes, decode context), from ``source``.
 
-        Raises ConfigError where a point of the grid is missing.
+        Raises ConfigError if a point of the grid is missing.
         """
         decode_only = {key: micros for key, micros in measured.items() if key[0] == 0 and key[2] > 0}
         mixed = {key: micros for key, micros in measured.items() if key[0] > 0}
@@ -103,8 +104,8 @@ class AttentionGrid:
     def chunks(self, rows: Sequence[tuple[int, int]], decodes: int, decode_context: float) -> float:
         """Microseconds of several chunks (new tokens, computed before) beside the decoding rows.
 
-        The longest chunk goes with the decodes; each other adds what it takes alone beyond the smallest chunk
-        measured, whose time is that of starting a kernel.
+        The longest chunk goes with the decodes; each other adds its time alone, less that of the smallest
+        measured chunk, which is the time to start a kernel.
         """
         longest = max(range(len(rows)), key=lambda row: rows[row])
         micros = self.mixed(*rows[longest], decodes, decode_context)
@@ -117,7 +118,10 @@ class AttentionGrid:
 
 
 def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """The point of ``axis`` at or below ``x``, and the share of the way to the next; over 1 past the last."""
+    """Index of the point of ``axis`` at or below ``x``, and the share of the way to the next.
+
+    The share is above 1 beyond the last point.
+    """
     if len(axis) == 1 or x <= axis[0]:
         return 0, 0.0
     i = min(bisect_right(axis, x) - 1, len(axis) - 2)
@@ -129,7 +133,7 @@ def _axis(values: Iterable[int]) -> list[int]:
 
 
 def _repeat_no_decodes(mixed: Mapping[Key, float], contexts: Sequence[int]) -> dict[Key, float]:
-    """Without decodes their context says nothing: the one measurement stands for all."""
+    """Repeat each measurement without decodes for all decode contexts, which do not matter there."""
     table = {key: micros for key, micros in mixed.items() if key[2] > 0}
     for (chunk, context, decodes, _), micros in mixed.items():
         if decodes == 0:

@@ -1,4 +1,4 @@
-"""Times of a mixture-of-experts block by tokens, from times by tokens and experts that they touch."""
+"""Times of a mixture-of-experts block by tokens, from times by tokens and activated experts."""
 
 from collections.abc import Mapping
 
@@ -14,11 +14,11 @@ _DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
 
 
 def expert_block(files: ProfileFiles, model: ModelSpec, tokens: int) -> FloatArray:
-    """Microseconds of one layer's experts, router included, at 0 .. ``tokens`` - 1 tokens; 0 in dense models.
+    """Microseconds of one layer's experts and router at 0 .. ``tokens`` - 1 tokens; 0 in dense models.
 
-    Each device holds an equal share of the experts and computes all tokens of the step. Tokens choose
-    experts independently and evenly, so that every device has as many to read; a trained router prefers
-    some and touches fewer. Raises ConfigError where tables and model do not fit.
+    Each device holds an equal share of the experts and computes all tokens of the step. Tokens are assumed to
+    choose experts independently and evenly, so that every device reads as many; a trained router prefers some
+    and activates fewer. Raises ConfigError if tables and model do not fit together.
     """
     _check(files, model)
     if not files.experts:
@@ -28,10 +28,10 @@ def expert_block(files: ProfileFiles, model: ModelSpec, tokens: int) -> FloatArr
 
 
 def times_at(curves: Mapping[int, Curve], touched: FloatArray) -> FloatArray:
-    """Microseconds at 0, 1, ... tokens that touch ``touched`` experts, linear between measured ones.
+    """Microseconds at 0, 1, ... tokens that activate ``touched`` experts, interpolated linearly.
 
-    curves: by experts touched. Below the fewest experts that were measured their times stand, beyond the
-    most the line of the last two goes on.
+    curves: by activated experts. Below the smallest measured number its times are taken; beyond the largest,
+    times are extrapolated from the last two.
     """
     measured = np.array(sorted(curves), dtype=np.float64)
     times = np.array([curves[int(experts)].at_integers(len(touched) - 1) for experts in measured])

@@ -1,14 +1,16 @@
-"""Reading a folder of measured layer times: three CSV files, or four, and a description.
+"""Reading a folder of measured layer times, in the format of LLMServingSim's profiler.
 
-``dense.csv`` (layer, tokens, time_us): parts of one layer, and of the step, by tokens computed.
-``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
-``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
-chunk of a prompt and some decoding rows of equal context. Newer ones have ``prefill_key`` in place of
-``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``. ``moe.csv`` (ep,
-tokens, activated_experts, time_us), of mixtures of experts alone: one layer's router and experts on one of
-``ep`` devices that share the experts, by tokens computed and experts of that device that they touch; without
-the column ``ep``, on one device. ``meta.yaml``: model, hardware, degrees of tensor parallelism. The format is
-that of LLMServingSim's profiler (https://github.com/casys-kaist/LLMServingSim).
+- ``dense.csv`` (layer, tokens, time_us): parts of one layer, and of the step, by tokens computed.
+- ``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
+- ``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
+  chunk of a prompt and some decoding rows of equal context. Newer files have ``prefill_key`` in place of
+  ``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``.
+- ``moe.csv`` (ep, tokens, activated_experts, time_us), only for mixtures of experts: one layer's router and
+  experts on one of ``ep`` devices that share the experts, by tokens computed and experts of that device that
+  they activate; without the column ``ep``, on one device.
+- ``meta.yaml``: model, hardware, degrees of tensor parallelism.
+
+See https://github.com/casys-kaist/LLMServingSim.
 """
 
 import csv
@@ -31,20 +33,23 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "attention.csv": {"layer": "attention", "decode_q_len": "1"},
     "moe.csv": {"ep": "1"},
 }
-"""What key columns hold that older files lack."""
+"""Values of key columns that older files do not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Microseconds measured at some counts; counts ascending, each once."""
+    """Microseconds measured at some counts."""
 
     counts: FloatArray
+    """Ascending and distinct."""
     micros: FloatArray
+    """The time at each count."""
 
     def at_integers(self, most: int) -> FloatArray:
         """Microseconds at 0, 1, ... ``most``: linear between the measured counts.
 
-        Above the last the line of the last two goes on; below the first its time stands, and 0 costs nothing.
+        Above the last count they are extrapolated from the last two; below the first its time is taken, and 0
+        costs nothing.
         """
         counts = np.arange(most + 1, dtype=np.float64)
         values = np.interp(counts, self.counts, self.micros)
@@ -58,29 +63,33 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFiles:
-    """What a profile's files say, for one degree of tensor parallelism.
-
-    attention: micros by (prefill chunk, prefill context, decodes, decode context), attention_by_key: by
-    (prompt tokens, their key, decodes, decode context); one of the two is empty. experts: micros of one
-    device's experts by tokens, for each measured number of experts that tokens touch on it; from
-    ``experts_file``, empty in dense models.
-    """
+    """The contents of a profile's files, for one degree of tensor parallelism. Times are microseconds."""
 
     folder: Path
+    """Where the tables lie."""
     tp: int
+    """The degree."""
     dense: Mapping[str, Curve]
+    """Times of a layer's parts, and of the step's, by tokens."""
     per_sequence: Mapping[str, Curve]
+    """Times of what runs once per step, by rows that sample."""
     attention: Mapping[tuple[int, ...], float]
+    """Times by (prefill chunk, prefill context, decodes, decode context). This or the next is empty."""
     attention_by_key: Mapping[PrefillPoint, float]
+    """Times by (prompt tokens, their key, decodes, decode context)."""
     experts: Mapping[int, Curve]
+    """Times of one device's experts by tokens, for each measured number of activated experts; empty in dense
+    models."""
     experts_file: Path
+    """The file that ``experts`` is read from."""
     meta: Mapping[str, Any]
+    """Contents of ``meta.yaml``."""
 
 
 def read_profile(folder: Path, tp: int) -> ProfileFiles:
-    """Read the tables of degree ``tp``: those in ``folder/tp<N>``, or in ``folder`` itself where it has one.
+    """Read the tables of degree ``tp`` from ``folder/tp<N>``, or from ``folder`` itself if it has them.
 
-    Raises ConfigError that names the file and line, or the degrees that there are.
+    Raises a ConfigError that names the file and line, or the degrees that there are.
     """
     meta = _read_meta(folder / "meta.yaml")
     tables = _tables_of(folder, tp, meta)
@@ -161,7 +170,7 @@ def _attention_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Sequ
 
 
 def _read_experts(path: Path, devices: int) -> dict[int, Curve]:
-    """Curves over tokens by activated experts, of one of ``devices`` that share the experts."""
+    """Curves over tokens, by activated experts, of one of ``devices`` devices that share the experts."""
     degrees: set[int] = set()
     points: dict[int, dict[float, float]] = {}
     for key, micros in _rows(path, ("ep", "tokens", "activated_experts")):
@@ -190,7 +199,7 @@ def _curve(values: Mapping[float, float]) -> Curve:
 
 
 def _header(path: Path) -> Sequence[str]:
-    """Names of the columns; none where the file is missing or empty."""
+    """Names of the columns; none if the file is missing or empty."""
     if not path.is_file():
         return ()
     with path.open(newline="", encoding="utf-8") as lines:
@@ -198,7 +207,7 @@ def _header(path: Path) -> Sequence[str]:
 
 
 def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | float, ...], float]]:
-    """Each line's (key columns, microseconds); layers are words, keys of prompts numbers, the rest whole."""
+    """Each line's (key columns, microseconds): layers as text, prefill keys as floats, others as integers."""
     defaults = _DEFAULTS.get(path.name, {})
     needed = [name for name in (*keys, "time_us") if name not in defaults]
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Attention times by how far prompts look back: several chunks at once are a point of the table."""
+"""Attention times by the positions that prompt tokens attend: several chunks are one point of a table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,17 +9,17 @@ from shoal.core import ConfigError
 from shoal.forecast.profile_attention import Line, bracket
 
 PrefillPoint = tuple[int, float, int, int]
-"""Prompt tokens, their key, decoding rows, and the context of each."""
+"""Prompt tokens, their key, decoding rows, and the context of these."""
 Plane = list[list[float]]
 """Microseconds by decoding rows and their context."""
 
 
 def prefill_key(chunks: Sequence[tuple[int, int]]) -> float:
-    """How many positions a prompt's token attends, on average over all tokens of ``chunks``.
+    """How many positions a prompt token attends, on average over all tokens of ``chunks``.
 
-    chunks: (new tokens, computed before). A token attends what came before its chunk and, as attention is
-    causal, half of the chunk: two chunks of 100 tokens without context look back 50 each, where one of 200
-    looks back 100. The coordinate is that of LLMServingSim's profiler.
+    chunks: (new tokens, computed before). A token attends what came before its chunk and, because attention
+    is causal, half of the chunk: in two chunks of 100 tokens without context it attends 50 positions, in one
+    chunk of 200 tokens 100. LLMServingSim's profiler has the same coordinate.
     """
     tokens = sum(count for count, _ in chunks)
     return sum(count * (before + count / 2) for count, before in chunks) / tokens
@@ -28,17 +28,17 @@ def prefill_key(chunks: Sequence[tuple[int, int]]) -> float:
 class PrefillKeyTable:
     """Microseconds of one layer's attention in a step, by its prompt tokens, their key and its decoding rows.
 
-    Decodes alone, prompts alone and both together are three tables, as other kernels run. The keys measured
-    may differ from one number of tokens to the next: a short key with many tokens takes several chunks, and
-    their lengths are whole numbers. Within a table times are linear along each axis. Before the first point
-    of an axis its time stands; beyond the last the line of the last two goes on, and never falls.
+    Decodes alone, prompts alone and both together are three tables, because different kernels run. The
+    measured keys may differ from one number of tokens to the next: a short key with many tokens takes several
+    chunks, whose lengths are whole numbers. Within a table times are linear along each axis. Before the first
+    point of an axis its time is taken; beyond the last, times are extrapolated and never fall.
     """
 
     def __init__(self, measured: Mapping[PrefillPoint, float], source: Path) -> None:
         """measured: microseconds, from ``source``.
 
-        Points may be missing, such as those whose context fits no memory: see ``_planes``. Raises ConfigError
-        where one of the three tables has no row.
+        Points may be missing, such as those whose context does not fit in memory: see ``_planes``. Raises
+        ConfigError if one of the three tables has no row.
         """
         alone: dict[int, dict[float, float]] = {}
         decodes_alone: dict[int, dict[float, float]] = {}
@@ -90,7 +90,7 @@ class PrefillKeyTable:
         return _between([self._mixed_at(place, key, decodes, decode_context) for place in places], share)
 
     def _mixed_at(self, place: int, key: float, decodes: int, context: float) -> float:
-        """Microseconds of a measured number of prompt tokens, at ``place`` of its axis, beside decodes."""
+        """Microseconds at a measured number of prompt tokens (index ``place`` of the axis) beside decodes."""
         j, key_share = bracket(self._keys[place], key)
         k, decode_share = bracket(self._rows_axis, decodes)
         m, context_share = bracket(self._context_axis, context)
@@ -102,7 +102,7 @@ class PrefillKeyTable:
 
 
 def _between(ends: Sequence[float], share: float) -> float:
-    """The value at ``share`` of the way between two ends, or the only one; past both it does not fall."""
+    """The value at ``share`` of the way between two ends, or the only end; beyond both it does not fall."""
     rise = ends[-1] - ends[0]
     return ends[-1] if share > 1 and rise < 0 else ends[0] + rise * share
 
@@ -117,10 +117,10 @@ def _planes(
 ) -> list[Plane]:
     """For each key of one number of prompt tokens, microseconds by all rows and all contexts.
 
-    A point that was not measured lies on the line along context or key, whichever has the nearer two ends:
-    where a kernel waits for the prompt its time hardly changes with the decodes' context, and where it waits
-    for the decodes hardly with the key. Without two ends it lies where the line along context goes on, and
-    without any context on the line along rows.
+    A point that was not measured is interpolated along context or key, whichever changes less between its two
+    neighbours: where a kernel waits for the prompt, its time hardly changes with the decodes' context, and
+    where it waits for the decodes, hardly with the key. Without two neighbours it is extrapolated along
+    context, and without any context interpolated along rows.
     """
     by_context: dict[tuple[float, int], dict[float, float]] = {}
     by_key: dict[tuple[int, int], dict[float, float]] = {}
@@ -147,7 +147,7 @@ def _planes(
 def _filled(
     along_context: Mapping[float, float], context: int, along_key: Mapping[float, float], key: float
 ) -> float:
-    """Microseconds at ``context`` and ``key``, on one of the two lines that cross there."""
+    """Microseconds at ``context`` and ``key``, from one of the two lines that cross there."""
     if context in along_context:
         return along_context[context]
     guesses = []

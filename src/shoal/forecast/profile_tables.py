@@ -1,8 +1,8 @@
-"""Step times looked up in measured layer times: a layer's parts by tokens, attention by its shape.
+"""Step times from tables of measured layer times: a layer's parts by tokens, attention by its shape.
 
 A step takes as long as its kernels, one after the other: the parts of a layer, its attention and its experts
-where it has any, once for each layer; embedding, final norm, logits and sampling, once. Between measured
-points times are linear.
+if it has any, once for each layer; embedding, final norm, logits and sampling once. Between measured points
+times are linear.
 """
 
 from collections.abc import Mapping
@@ -24,21 +24,21 @@ from shoal.forecast.step_times import StepRows
 _T = TypeVar("_T")
 
 PER_STEP = frozenset({"embedding", "final_layernorm"})
-"""Parts in ``dense.csv`` that a step has once; all others belong to each layer."""
+"""Parts in ``dense.csv`` that run once in a step; all others run in each layer."""
 TIMES_PER_LAYER = {"layernorm": 2}
-"""Measured once, run more often: before attention and before the MLP."""
+"""Parts that run several times in a layer, such as before attention and before the MLP."""
 LEAST_TOKENS = 8192
-"""Tokens of a step up to which times are laid out beforehand, however few were measured."""
+"""Times are computed beforehand for steps of at least so many tokens, however few were measured."""
 
 
 class ProfileTimes:
-    """Step times from tables of one model on one device; microseconds there, seconds here."""
+    """Step times from tables of one model on one device."""
 
     def __init__(self, files: ProfileFiles, model: ModelSpec, overhead: FloatArray | None = None) -> None:
-        """model: whose layers are counted, the tables hold one's times. overhead: seconds of a step of 0, 1,
-        2 ... tokens that no table holds; at least ``token_range(files)`` of them.
+        """model: says how many layers there are; the tables have the times of one. overhead: seconds that a
+        step of 0, 1, 2, ... tokens takes beyond the tables; at least ``token_range(files)`` entries.
 
-        Raises ConfigError where the model has experts and the tables do not, or the other way round.
+        Raises ConfigError if only one of model and tables has experts.
         """
         tokens = token_range(files)
         per_token = _sum(files.dense, tokens, model.layers)
@@ -67,11 +67,11 @@ class ProfileTimes:
     ) -> "ProfileTimes":
         """Read the tables for ``tp`` devices from ``folder``.
 
-        model: whose layers are counted; left out, the one that ``meta.yaml`` names. device: whose links
-        reduce between ``tp`` devices where ``dense.csv`` has no rows ``all_reduce``; left out, the hardware
-        that ``meta.yaml`` names. overhead_s: time of every step that no table holds, such as what the host
-        does between two steps where nothing hides it. Raises ConfigError that names file and line, the
-        degrees that there are, or what cannot be known.
+        model: says how many layers there are; by default the one that ``meta.yaml`` names. device: says how
+        long a reduction over ``tp`` devices takes if ``dense.csv`` has no rows ``all_reduce``; by default the
+        hardware that ``meta.yaml`` names. overhead_s: time of every step beyond the tables, such as the
+        host's work between two steps if nothing hides it. Raises a ConfigError that names file and line, the
+        degrees that there are, or what is missing.
         """
         if overhead_s < 0:
             raise ConfigError(f"the overhead of a step must not be negative, got {overhead_s}")
@@ -108,7 +108,7 @@ class ProfileTimes:
 
 
 def token_range(files: ProfileFiles) -> int:
-    """How many numbers of tokens, from 0 on, times are laid out for."""
+    """How many entries the tables by tokens have, from 0 tokens on."""
     curves = (*files.dense.values(), *files.experts.values())
     return 1 + max(LEAST_TOKENS, *(int(curve.counts[-1]) for curve in curves))
 
@@ -123,7 +123,7 @@ def _sum(curves: Mapping[str, Curve], count: int, layers: int) -> FloatArray:
 
 
 def _at(values: list[float], count: int) -> float:
-    """The value at ``count``; past the end the last difference goes on."""
+    """The value at ``count``; beyond the end extrapolated from the last two."""
     last = len(values) - 1
     if count <= last:
         return values[count]
@@ -131,7 +131,7 @@ def _at(values: list[float], count: int) -> float:
 
 
 def _named(found: _T | None, what: str, files: ProfileFiles, folder: str | Path) -> _T:
-    """``found``, or a ConfigError that says what ``meta.yaml`` named in vain."""
+    """``found``, or a ConfigError that quotes what ``meta.yaml`` says."""
     if found is None:
         key = {"model": "model", "device": "hardware"}[what]
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Step times from a model's shape and a device's data sheet, corrected by measured efficiencies.
 
-Useful where nothing was measured; where there is a profile, ``ProfileTimes`` is nearer to the truth.
+For devices without measurements; where there is a profile, ``ProfileTimes`` is more accurate.
 Tensor parallelism splits every matrix and the heads evenly and adds two reductions per layer.
 """
 
@@ -46,7 +46,7 @@ class RooflineTimes:
         return self._decoding(sequences, sequences, sequences) + seconds
 
     def _decoding(self, tokens: int, sampled: int, decodes: int) -> float:
-        """What a step of so many rows takes, without reading KV and without its chunks' attention."""
+        """Seconds of a step, without reading the KV of decoding rows and without the attention of chunks."""
         by_tokens = self._by_tokens.get(tokens)
         if by_tokens is None:
             by_tokens = self._by_tokens[tokens] = self._layers(tokens)
@@ -56,7 +56,7 @@ class RooflineTimes:
         return by_tokens + by_sampled + self._per_decode * decodes
 
     def _layers(self, tokens: int) -> float:
-        """Seconds of all layers but for what depends on contexts, and of the step's overhead."""
+        """Seconds of all layers, without what depends on contexts, and of the step's overhead."""
         model, device, tp = self.model, self.device, self.tp
         heads = (self._heads + 2 * self._kv_heads) * model.head_dim
         layer = self._matmul(tokens, model.hidden, heads)
@@ -82,7 +82,7 @@ class RooflineTimes:
         return up + self._matmul(tokens, model.hidden, width)
 
     def _experts(self, tokens: int) -> float:
-        """Seconds of a mixture-of-experts MLP whose tokens choose experts independently and evenly."""
+        """Seconds of a mixture-of-experts MLP, if tokens choose experts independently and evenly."""
         model = self.model
         numbers = model.mlp_matrices * model.hidden * model.intermediate / self.tp
         touched = experts_touched(model.experts, model.experts_per_token, tokens)
@@ -104,7 +104,7 @@ class RooflineTimes:
         return pointwise.seconds(0.0, moved, self.device.flops, self.device.bandwidth) + 3 * pointwise.start_s
 
     def _head(self, sampled: int) -> float:
-        """Seconds of the logits of ``sampled`` rows and of choosing tokens; 0 where none is needed."""
+        """Seconds of the logits of ``sampled`` rows and of sampling; 0 without such rows."""
         if not sampled:
             return 0.0
         model, device = self.model, self.device
@@ -133,14 +133,14 @@ class RooflineTimes:
 
 
 def experts_touched(experts: int, per_token: int, tokens: int) -> float:
-    """Expected number of experts that at least one of ``tokens`` chooses, each ``per_token`` evenly."""
+    """Expected number of experts that some token activates, if each chooses ``per_token`` evenly."""
     return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
 
 
 def kv_tokens(model: ModelSpec, device: DeviceSpec, tp: int = 1, utilisation: float = 0.9) -> int:
-    """Tokens whose KV fits beside the weights in ``utilisation`` of each device's memory.
+    """Tokens whose KV fits beside the weights in a share ``utilisation`` of each device's memory.
 
-    Raises ConfigError where not even the weights fit.
+    Raises ConfigError if not even the weights fit.
     """
     room = int(device.memory_bytes * utilisation) - model.weight_bytes(tp)
     if room <= 0:

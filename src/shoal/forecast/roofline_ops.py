@@ -1,4 +1,4 @@
-"""What one kernel takes on a device: counted work over peak rates, times measured efficiencies.
+"""The time of one kernel on a device: its work divided by peak rates and measured efficiencies.
 
 Every kernel has a time to start, a time for its arithmetic and a time for its memory traffic. The last two
 overlap imperfectly: the norm (compute^q + memory^q)^(1/q) lies between their sum (q = 1) and the roofline's
@@ -12,21 +12,21 @@ from shoal.core import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """How near a kind of kernel comes to a device's peaks.
-
-    compute, memory: shares of the peak rates that large kernels reach, in (0, 1]. start_s: seconds before
-    any work is done. overlap: the power q above; 1 adds the two, large numbers take the longer. row_s: what
-    each sequence of a batch adds, seconds.
-    """
+    """The share of a device's peak rates that a kind of kernel reaches."""
 
     compute: float
+    """Share of the peak arithmetic rate that large kernels reach, in (0, 1]."""
     memory: float
+    """Share of the memory bandwidth that they reach, in (0, 1]."""
     start_s: float
+    """Seconds to start."""
     overlap: float = 1.0
+    """The power q above: 1 adds the two times, a large number takes the longer."""
     row_s: float = 0.0
+    """Seconds that each sequence of a batch adds."""
 
     def __post_init__(self) -> None:
-        """Refuse factors that no kernel has."""
+        """Reject values that no kernel has."""
         if not (0 < self.compute <= 1 and 0 < self.memory <= 1 and self.overlap >= 1):
             raise ConfigError(f"efficiencies must be in (0, 1] and overlap at least 1, got {self}")
 
@@ -44,17 +44,17 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Reductions between the devices of one tensor-parallel group.
-
-    bandwidth: bytes per second that each of two devices sends. start_s: time of the smallest reduction on
-    two devices; device_s: what each further device adds. sharing: n devices have (2 / n)^sharing of the
-    bandwidth each; 0 where a switch connects them, more where they share a bus.
-    """
+    """Reductions between the devices of one tensor-parallel group."""
 
     bandwidth: float
+    """Bytes per second that each of two devices sends."""
     start_s: float
+    """Seconds of the smallest reduction on two devices."""
     device_s: float = 0.0
+    """Seconds that each further device adds."""
     sharing: float = 0.0
+    """Each of n devices has (2 / n)^sharing of the bandwidth: 0 if a switch connects them, more on a shared
+    bus."""
 
     def all_reduce(self, message: float, devices: int) -> float:
         """Seconds to sum ``message`` bytes over ``devices``: each sends 2 (n - 1) / n of them."""
@@ -67,15 +67,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Efficiencies:
-    """The factors of one device, by kind of kernel.
-
-    matmul: dense matrices. prefill: attention of prompt chunks. decode: attention of single tokens, whose
-    arithmetic hides behind its reads. experts: fused mixture-of-experts MLPs. pointwise: norms, rotary
-    embedding, activations, sampling.
-    """
+    """The efficiencies of one device, by kind of kernel."""
 
     matmul: Efficiency
+    """Products with dense matrices."""
     prefill: Efficiency
+    """Attention of prompt chunks."""
     decode: Efficiency
+    """Attention of single tokens, whose arithmetic hides behind its reads."""
     experts: Efficiency
+    """Fused mixture-of-experts MLPs."""
     pointwise: Efficiency
+    """Norms, rotary embedding, activations, sampling."""

@@ -1,4 +1,4 @@
-"""Blocks of the first, the first two, ... of many requests that all get as many more tokens."""
+"""Blocks held by the first, the first two, ... of many requests that grow by equally many tokens."""
 
 from functools import lru_cache
 
@@ -11,13 +11,13 @@ IntArray = npt.NDArray[np.int64]
 def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int) -> IntArray:
     """Blocks that the first i + 1 requests of ``order`` hold after ``steps[i]`` more tokens [draws, n].
 
-    tokens: of each request now, at least 1 [n]. order: requests, line by line; steps: of each place in it
-    [draws, n]. size: tokens of a block.
+    tokens: of each request now, at least 1 [n]. order: indices of requests [draws, n]. steps: for each place
+    in ``order`` [draws, n]. size: tokens in a block.
 
-    A request of a tokens holds ceil(a / size) blocks, after k more (k // size) others, and one further block
-    if the rest of k runs over the end of its last one. How many requests those are is a running count for
-    each possible rest; as many counts as fit share a 64-bit word, each in a field of its own, so that one
-    cumulative sum runs all of them. For arrays of this size the number of calls is what takes time.
+    A request with a tokens holds ceil(a / size) blocks, after k more tokens k // size others, and one further
+    block if the rest of k exceeds the free slots of its last one. How many requests do so is a cumulative
+    count for each possible rest. As many counts as fit share a 64-bit word, each in its own bit field, so
+    that one cumulative sum computes them all: for arrays of this size the number of calls takes the time.
     """
     draws, requests = order.shape
     bits = max(1, requests.bit_length())
@@ -39,7 +39,7 @@ def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int
 
 
 def split(tokens: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """Whole blocks of ``size``, and the tokens that are left; shifts take a fraction of divisions."""
+    """Whole blocks of ``size`` and the remaining tokens; shifts take a fraction of a division's time."""
     if size & (size - 1):
         whole, rest = np.divmod(tokens, size)
         return whole, rest
@@ -47,7 +47,7 @@ def split(tokens: IntArray, size: int) -> tuple[IntArray, IntArray]:
 
 
 def blocks_in(tokens: IntArray, size: int) -> IntArray:
-    """Whole blocks of ``size`` alone, put in the place of the tokens."""
+    """Whole blocks of ``size`` alone, written over ``tokens``."""
     if size & (size - 1):
         tokens //= size
     else:
@@ -57,7 +57,7 @@ def blocks_in(tokens: IntArray, size: int) -> IntArray:
 
 @lru_cache(maxsize=256)
 def _numbers(rows: int, columns: int) -> IntArray:
-    """From 0, line by line."""
+    """0, 1, 2, ... row by row."""
     numbers = np.arange(rows * columns).reshape(rows, columns)
     numbers.flags.writeable = False
     return numbers
@@ -65,10 +65,10 @@ def _numbers(rows: int, columns: int) -> IntArray:
 
 @lru_cache(maxsize=64)
 def _fields(size: int, bits: int) -> tuple[IntArray, IntArray]:
-    """What a request adds to each word, by its part [1 + words, size]; the shift of each rest [size].
+    """What a request adds to each word, by its filled slots [1 + words, size]; the shift of each rest [size].
 
-    Fields have ``bits`` bits; the first line is for whole blocks. No rest, no further block: its shift leaves
-    nothing of a word.
+    Fields have ``bits`` bits; the first row is for whole blocks. Without a rest there is no further block:
+    its shift leaves nothing of a word.
     """
     per_word = 63 // bits
     rests = np.arange(size)
@@ -82,12 +82,12 @@ def _fields(size: int, bits: int) -> tuple[IntArray, IntArray]:
 
 
 def _words(size: int, bits: int) -> IntArray:
-    """The line of each rest's count [size]."""
+    """The row that has each rest's count [size]."""
     words: IntArray = np.maximum(np.arange(size) - 1, 0) // (63 // bits) + 1
     return words
 
 
 @lru_cache(maxsize=256)
 def _rows(size: int, bits: int, entries: int) -> IntArray:
-    """Where the line of each rest begins, if a line has so many ``entries`` [size]."""
+    """Where the row of each rest begins, if a row has so many ``entries`` [size]."""
     return _words(size, bits) * entries

@@ -1,4 +1,4 @@
-"""How long a step takes, whatever the model of it: the protocol that simulation and forecasts ask."""
+"""The interface of all models of step time."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,21 +11,20 @@ from shoal.forecast.latency import FloatArray, LatencyModel, StepShape
 
 @dataclass(frozen=True)
 class StepRows:
-    """What one step of one service's model computes.
-
-    decodes: rows with one new token; decode_context: positions that they attend, summed, the new tokens
-    among them. chunks: (new tokens, tokens computed before) of every row of a prompt; a prompt's last token
-    alone counts as a decode. sampled: rows whose logits are needed.
-    """
+    """What one step of one service's model computes."""
 
     decodes: int
+    """Rows with one new token, also the last token of a prompt."""
     decode_context: int
+    """Positions that they attend, summed, including the new tokens."""
     chunks: tuple[tuple[int, int], ...] = ()
+    """(new tokens, tokens computed before) of each other row."""
     sampled: int = 0
+    """Rows whose logits are needed."""
 
     @cached_property
     def new_tokens(self) -> int:
-        """Tokens computed, over all rows."""
+        """Tokens computed by all rows."""
         return self.decodes + sum(count for count, _ in self.chunks)
 
     @property
@@ -36,7 +35,7 @@ class StepRows:
 
 
 class StepTimes(Protocol):
-    """A model of step time. Pure: the same question has the same answer."""
+    """A model of step time; a pure function."""
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step, more than 0."""
@@ -45,8 +44,8 @@ class StepTimes(Protocol):
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
         """Seconds of each of ``steps`` steps in which the same ``sequences`` rows decode.
 
-        context: ``decode_context`` of the first; it grows by one per row and step. Equal to the last bit to
-        what ``step_time`` says of each step, so that a simulation may skip ahead.
+        context: ``decode_context`` of the first; it grows by one per row and step. Results are equal to those
+        of ``step_time`` to the last bit, so that a simulation may skip ahead.
         """
         ...
 
@@ -56,6 +55,7 @@ class FittedTimes:
     """Step times of a linear model, as ``shoal profile`` fits it."""
 
     model: LatencyModel
+    """The fitted costs."""
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step."""

@@ -37,18 +37,18 @@ class BucketPredictor:
     """The paper's profiler as far as batching sees it: the upper end of one of ten buckets of output lengths.
 
     accuracy: share of requests whose bucket is right; the others are put into a neighbouring one. A request
-    that has outgrown its bucket is believed to end in the next.
+    that has outgrown its bucket is predicted to end in the next.
     """
 
     def __init__(self, accuracy: float) -> None:
         self._accuracy = accuracy
 
-    def predict(self, request: Request, generated: int, ceiling: int) -> int:
-        """The believed length in whole buckets; more than ``generated``, at most ``ceiling``."""
-        width = ceiling / BUCKETS
+    def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
+        """The predicted length in whole buckets; more than ``generated``, at most ``max_new_tokens``."""
+        width = max_new_tokens / BUCKETS
         if generated:
-            return min(ceiling, math.ceil((generated // width + 1) * width))
-        true = min(request.true_output_tokens or ceiling, ceiling)
+            return min(max_new_tokens, math.ceil((generated // width + 1) * width))
+        true = min(request.true_output_tokens or max_new_tokens, max_new_tokens)
         bucket = math.ceil(true / width)
         draw = uniform(request.seed, _MISTAKES)
         if draw >= self._accuracy:

@@ -333,7 +333,8 @@ class Slice(Admission):
 
 def leading(fits: npt.NDArray[np.bool_]) -> int:
     """How many are true before the first that is not."""
-    return len(fits) if fits.all() else int(fits.argmin())
+    first = int(fits.argmin())
+    return len(fits) if fits[first] else first
 
 
 def _most_with_each(

@@ -41,7 +41,7 @@ class ScheduledBatch:
 
     def prefills(self, batch: RunningBatch) -> bool:
         """Whether part of a prompt is computed; its last token alone looks like a decode."""
-        return bool(self.chunks) or bool(batch.prefilling[self.decodes].any())
+        return bool(self.chunks) or bool(np.count_nonzero(batch.prefilling[self.decodes]))
 
     def decoding_rows(self, batch: RunningBatch) -> Rows:
         """``decodes``, as a slice where they are all."""
@@ -50,24 +50,30 @@ class ScheduledBatch:
 
 def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) -> ScheduledBatch:
     """Decodes first, then prompts in chunks, the most wanted first, until ``budget`` tokens are spent."""
-    missing = batch.num_tokens_with_in_flight - batch.num_scheduled
-    able = _able(batch)
-    rows = None
+    prefilling, in_flight = np.count_nonzero(batch.prefilling), np.count_nonzero(batch.in_flight)
+    rows = keys = None
     if turn.seq_ids is not None:
         rows, keys = _taking_part(batch, turn)
-        if len(rows) != len(batch):
-            able &= _mask(rows, len(batch))
-    decoding = able & (missing == 1)
-    decodes = decoding.nonzero()[0]
-    if len(decodes) > budget:
-        wanted = decodes if rows is None else _by_key(rows, keys, decoding)
-        decodes = np.sort(wanted[:budget])
-    full = batch.num_scheduled == batch.num_blocks * block_size
-    growth = [(row, 1) for row in decodes[full[decodes]].tolist()] if full.any() else []
+    growth: list[tuple[int, int]] = []
     chunks: list[tuple[int, int]] = []
+    if not prefilling and not in_flight and (rows is None or len(rows) == len(batch)):
+        # Everybody has exactly one token to compute.
+        decodes = np.arange(len(batch))
+    else:
+        missing = batch.num_tokens_with_in_flight - batch.num_scheduled
+        able = _able(batch)
+        if rows is not None and len(rows) < len(batch):
+            able &= _mask(rows, len(batch))
+        decodes = (able & (missing == 1)).nonzero()[0]
+        prompts = able & (missing > 1)
+    if len(decodes) > budget:
+        wanted = decodes if rows is None else _by_key(rows, keys, _mask(decodes, len(batch)))
+        decodes = np.sort(wanted[:budget])
+    full = (batch.num_scheduled == batch.num_blocks * block_size).nonzero()[0]
+    if len(full):
+        growth = [(row, 1) for row in full.tolist() if len(decodes) == len(batch) or row in decodes]
     budget -= len(decodes)
-    prompts = able & (missing > 1)
-    if prompts.any():
+    if prefilling and np.count_nonzero(prompts):
         wanted = prompts.nonzero()[0] if rows is None else _by_key(rows, keys, prompts)
         chunks, further, budget = _cut(batch, wanted.tolist(), budget, block_size)
         growth += further
@@ -77,7 +83,7 @@ def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) ->
 def _able(batch: RunningBatch) -> BoolArray:
     """Who is not about to end by the plans in flight."""
     able = batch.num_tokens_with_in_flight < batch.num_final_tokens
-    able &= batch.ending == 0
+    able &= batch.is_ending == 0
     return able
 
 
@@ -85,7 +91,7 @@ def _taking_part(batch: RunningBatch, turn: Turn) -> tuple[IntArray, FloatArray 
     """Rows of a turn that still run, and their keys."""
     assert turn.seq_ids is not None
     rows, run = batch.rows_of(turn.seq_ids)
-    if run.all():
+    if np.count_nonzero(run) == len(run):
         return rows, turn.keys
     return rows[run], None if turn.keys is None else turn.keys[run]
 

@@ -5,9 +5,10 @@ another until something ends: nothing but counts change. Such steps are made as 
 """
 
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -45,41 +46,39 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks handed out to the steps of a run, in the order in which the steps would have got them."""
+    """Blocks handed out to a run, in the order in which its steps would have got them."""
 
-    step: IntArray
-    """For which step each block is, from 0."""
-    seq_id: IntArray
-    """For which sequence."""
-    block: IntArray
-    """Its number."""
+    grown: Sequence[tuple[int, tuple[int, ...]]]
+    """(sequence, its blocks), as a plan has it."""
+    first_steps: Sequence[int]
+    """For which step each of these gets its first block, from 0; the others a block's tokens later each."""
+    block_size: int
+    """Tokens in a block."""
     live_before: int
     """Live blocks of the service before."""
 
-    def live_blocks(self, steps: int, max_iterations: int) -> IntArray:
+    def live_blocks(self, steps: int, max_iterations: int) -> list[int]:
         """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
-        plans = np.bincount(self.step // max_iterations, minlength=-(-steps // max_iterations))
-        live: IntArray = plans.cumsum().repeat(max_iterations)[:steps] + self.live_before
-        return live
-
-    def by_sequence(self, first: int = 0, end: int = sys.maxsize) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """(sequence, its blocks) for the steps from ``first`` to before ``end``, as a plan has it."""
-        grown = defaultdict(list)
-        steps = slice(*self.step.searchsorted((first, end)).tolist())
-        for seq_id, block in zip(self.seq_id[steps].tolist(), self.block[steps].tolist(), strict=True):
-            grown[seq_id].append(block)
-        return tuple([(seq_id, tuple(blocks)) for seq_id, blocks in grown.items()])
+        taken = [0] * steps
+        for (_, blocks), first in zip(self.grown, self.first_steps, strict=True):
+            for step in range(first, first + len(blocks) * self.block_size, self.block_size):
+                taken[step - step % max_iterations] += 1
+        return list(accumulate(taken, initial=self.live_before))[1:]
 
     def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
         """The plans that would have been made one after another, in place of one for the whole run."""
-        for first in range(0, plan.iterations, max_iterations):
-            end = min(first + max_iterations, plan.iterations)
+        by_plan: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
+            for place, block in enumerate(blocks):
+                by_plan[(first + place * self.block_size) // max_iterations][seq_id].append(block)
+        for place, first in enumerate(range(0, plan.iterations, max_iterations)):
             yield replace(
                 plan,
                 number=plan.number + first,
-                iterations=end - first,
+                iterations=min(max_iterations, plan.iterations - first),
                 left=plan.left if first == 0 else (),
-                grown=self.by_sequence(first, end),
+                zero=plan.zero if first == 0 else (),
+                grown=tuple([(seq_id, tuple(blocks)) for seq_id, blocks in by_plan[place].items()]),
             )
 
 
@@ -113,7 +112,7 @@ class DecodeRuns:
         batch = state.running
         if state.waiting and not options.order.steady:
             return None
-        if not len(batch) or len(batch) > options.max_batched_tokens or batch.prefilling.any():
+        if not len(batch) or len(batch) > options.max_batched_tokens or np.count_nonzero(batch.prefilling):
             return None
         most = -(-most // max_iterations) * max_iterations
         most = min(most, self._before_admission(state, step), _steps_left(batch))
@@ -123,9 +122,9 @@ class DecodeRuns:
         if until_ns <= now_ns:
             return None
         steps = self._within_memory(state, most)
-        context = int(batch.num_tokens_with_in_flight.sum())
         if not steps:
             return None
+        context = sum(batch.num_tokens_with_in_flight.tolist())
         return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
     def _before_admission(self, state: ServiceState, step: int) -> int:
@@ -163,42 +162,38 @@ class DecodeRuns:
         return np.maximum(0, -((spare - steps) // self._pool.block_size))
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
-        """Extend the tables as so many steps would, one after another."""
+        """Extend the tables as so many steps would, one after another, each in the order of its rows."""
         batch, size = state.running, self._pool.block_size
         live = self._pool.live_blocks(state.service)
-        needs = self._needs(batch, steps)
-        total = int(needs.sum())
-        rows = np.arange(len(batch)).repeat(needs)
-        ends = needs.cumsum()
-        nth = np.arange(total) - (ends - needs).repeat(needs)
-        when = np.maximum(batch.num_blocks * size - batch.num_scheduled, 0)[rows] + nth * size
-        if size == 1 and total == len(batch) * steps:
-            order = np.arange(total).reshape(len(batch), steps).T.ravel()
+        spare = batch.num_blocks * size - batch.num_scheduled
+        growing = (spare < steps).nonzero()[0]
+        firsts, rows = spare[growing].tolist(), growing.tolist()
+        if size == 1 and not any(firsts):
+            blocks = self._allocate(state.service, [len(rows)] * steps)
+            shares = [blocks[place :: len(rows)] for place in range(len(rows))]
         else:
-            order = np.lexsort((rows, when))
-        blocks = np.empty(total, dtype=np.int64)
-        if total:
-            blocks[order] = self._allocate(state.service, when[order])
-        start, by_row = 0, blocks.tolist()
-        for row, end in enumerate(ends.tolist()):
-            if end > start:
-                batch.requests[row].block_ids += by_row[start:end]
-                start = end
-        batch.num_blocks += needs
-        return Growth(when[order], batch.seq_id[rows[order]], blocks[order], live)
+            turns = sorted(
+                [(step, place) for place, first in enumerate(firsts) for step in range(first, steps, size)]
+            )
+            blocks = self._allocate(state.service, list(Counter([step for step, _ in turns]).values()))
+            shares = [[] for _ in rows]
+            for (_, place), block in zip(turns, blocks, strict=True):
+                shares[place].append(block)
+        for row, share in zip(rows, shares, strict=True):
+            batch.grow(row, share)
+        grown = [(batch.requests[row].seq_id, tuple(share)) for row, share in zip(rows, shares, strict=True)]
+        return Growth(grown, firsts, size, live)
 
-    def _allocate(self, service: str, when: IntArray) -> list[int]:
-        """Blocks as the steps in ``when`` (rising) would get them, each its own at once."""
+    def _allocate(self, service: str, counts: Sequence[int]) -> list[int]:
+        """So many blocks for one step after another, each its own at once."""
         pool = self._pool
         layout = pool.layout
         in_order = layout.kind == "merged" and layout.services[service].blocks_per_merged == 1
         if in_order and not pool.prefix_caching:
-            blocks = pool.allocate(service, len(when))
-            assert blocks is not None
-            return blocks
+            # All at once, the pool gives the same.
+            counts = [sum(counts)]
         taken: list[int] = []
-        _, counts = np.unique(when, return_counts=True)
-        for count in counts.tolist():
+        for count in counts:
             blocks = pool.allocate(service, count)
             assert blocks is not None
             taken += blocks
@@ -207,11 +202,11 @@ class DecodeRuns:
 
 def _steps_left(batch: RunningBatch) -> int:
     """Steps that all can take before more has to be done for one than to count; the last may end some."""
-    tokens = batch.num_tokens_with_in_flight
-    if (tokens - batch.num_scheduled != 1).any() or batch.ending.any():
-        return 0
     end = np.minimum(batch.num_final_tokens, batch.slice_end)
     # A step that makes a request outgrow what is predicted of its length is not one of them.
     outgrown = batch.num_prompt_tokens + batch.predicted_tokens
-    milestone = np.where(outgrown >= batch.num_final_tokens, end, np.minimum(end, outgrown - 1))
-    return int((milestone - tokens).min())
+    bounded = outgrown < batch.num_final_tokens
+    if np.count_nonzero(bounded):
+        end = np.where(bounded, np.minimum(end, outgrown - 1), end)
+    left = end - batch.num_tokens_with_in_flight
+    return int(left[left.argmin()])

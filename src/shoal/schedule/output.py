@@ -24,15 +24,25 @@ from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
 _NOT_FINITE = "the model's logits were not finite; in float16 a model may overflow, try bfloat16 or float32"
 
 
-class _Output(NamedTuple):
-    """What a plan's result means for one request: its new tokens, and whether it ends."""
+class _End(NamedTuple):
+    """Why a request ends, and its last tokens."""
 
-    request: RequestState
+    reason: FinishReason
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    finish: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+
+
+class _Outcome(NamedTuple):
+    """What a plan's result means, by the place of a request among those that took part, in that order."""
+
+    events: dict[int, TokenEvent]
+    """Of those that got tokens that are told."""
+    ends: dict[int, _End]
+    """Of those that end."""
+    made: int | IntArray
+    """Tokens that each got."""
 
 
 class _Part(NamedTuple):
@@ -63,22 +73,24 @@ class OutputProcessor:
         part = self._still_running(step, batch)
         if not part.requests:
             return []
-        batch.spend(part.rows, result.duration_ns, now_ns)
-        ends_ns = [now_ns - result.duration_ns + done for done in accumulate(result.durations_ns)]
+        duration_ns = result.duration_ns
+        ends_ns = [now_ns - duration_ns + done for done in accumulate(result.durations_ns)]
         columns = _columns(step, part)
-        if result.tokens and result.tokens[0] and result.tokens[0][0] == ANONYMOUS_TOKEN:
-            outputs, made = self._take_anonymous(batch, part, columns, len(result.tokens), ends_ns)
+        if result.tokens[0] and result.tokens[0][0] == ANONYMOUS_TOKEN:
+            outcome = self._take_anonymous(batch, part, columns, len(result.tokens), ends_ns)
         else:
-            outputs, made = self._take(batch, part, columns, result, ends_ns)
+            outcome = self._take(batch, part, columns, result, ends_ns)
+        made = outcome.made
         if plan.iterations > 1:
-            batch.advance(part.rows, made)
-            batch.withdraw(part.rows, plan.iterations - made)
-        elif plan.new_tokens.count(1) == len(plan.new_tokens):
-            batch.advance(part.rows, 1)
+            batch.advance(part.rows, made, duration_ns, now_ns)
+            if made is not plan.iterations:
+                batch.withdraw(part.rows, plan.iterations - made)
         else:
-            batch.advance(part.rows, np.array(plan.new_tokens)[part.places])
+            alike = plan.new_tokens.count(1) == len(plan.new_tokens)
+            computed = 1 if alike else np.array(plan.new_tokens)[part.places]
+            batch.advance(part.rows, computed, duration_ns, now_ns)
         self._publish(batch, part)
-        return self._tell(batch, outputs, now_ns)
+        return self._tell(batch, part, outcome, now_ns)
 
     def _still_running(self, step: InFlightStep, batch: RunningBatch) -> _Part:
         if step.num_removals == batch.num_removals:
@@ -94,14 +106,16 @@ class OutputProcessor:
 
     def _take_anonymous(
         self, batch: RunningBatch, part: _Part, columns: IntArray | None, count: int, ends_ns: Sequence[int]
-    ) -> tuple[list[_Output], int | IntArray]:
-        """``count`` tokens for each, of which only the time is known: nearly nobody has anything to be told."""
+    ) -> _Outcome:
+        """``count`` tokens for each, of which only the time is known."""
         rows, requests = part.rows, part.requests
         receivers = requests
-        ending = batch.ending[rows] != 0
-        if columns is None and not ending.any():
+        ends: dict[int, _End] = {}
+        if columns is None and not np.count_nonzero(batch.is_ending):
             batch.receive(rows, count, ends_ns)
         else:
+            ending = batch.is_ending[rows] != 0
+            ends = {at: _End(requests[at].ending) for at in ending.nonzero()[0].tolist()}  # type: ignore[arg-type]
             receiving = (~ending if columns is None else (columns >= 0) & ~ending).nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
@@ -110,18 +124,13 @@ class OutputProcessor:
             if request.token_ids:
                 request.token_ids += [ANONYMOUS_TOKEN] * count
         generated = batch.num_generated[rows]
-        done = batch.num_prompt_tokens[rows] + generated >= batch.num_final_tokens[rows]
-        outputs = []
-        for at in (ending | done | (generated >= batch.predicted_tokens[rows])).nonzero()[0].tolist():
-            request = requests[at]
-            if ending[at]:
-                outputs.append(_Output(request, finish=request.ending))
-            elif done[at]:
-                reason, _ = _judge(request, ANONYMOUS_TOKEN, int(generated[at]))
-                outputs.append(_Output(request, (ANONYMOUS_TOKEN,), finish=reason))
-            else:
-                outputs.append(_Output(request))
-        return outputs, count
+        done = generated >= batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
+        for at in done.nonzero()[0].tolist():
+            if at not in ends:
+                reason, _ = _judge(requests[at], ANONYMOUS_TOKEN, int(generated[at]))
+                assert reason is not None
+                ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
+        return _Outcome({}, ends, count)
 
     def _take(
         self,
@@ -130,37 +139,43 @@ class OutputProcessor:
         columns: IntArray | None,
         result: StepResult,
         ends_ns: Sequence[int],
-    ) -> tuple[list[_Output], int | IntArray]:
-        """The tokens of a model: each may end its request. Also returns how many each got."""
+    ) -> _Outcome:
+        """The tokens of a model: each may end its request, and is told."""
         sampled = list(zip(*result.tokens, strict=True))
         places = range(len(part.requests)) if columns is None else columns.tolist()
         generated = batch.num_generated[part.rows].tolist()
         limits = (batch.num_final_tokens[part.rows] - batch.num_prompt_tokens[part.rows]).tolist()
-        outputs, receivers, counts = [], [], []
+        events: dict[int, TokenEvent] = {}
+        ends: dict[int, _End] = {}
+        receivers, counts = [], []
         # Once for every row of every step: this loop is most of what an update takes.
         for at, (request, column, before, limit) in enumerate(
             zip(part.requests, places, generated, limits, strict=True)
         ):
             if request.ending is not None:
-                outputs.append(_Output(request, finish=request.ending))
+                ends[at] = _End(request.ending)
                 continue
             if column < 0:
                 continue
             ids = sampled[column] if result.counts is None else sampled[column][: result.counts[column]]
             if NO_TOKEN in ids:
                 ids = ids[: ids.index(NO_TOKEN)]
-                logprobs = _logprobs(result, column, len(ids)) if ids else None
-                outputs.append(_Output(request, ids, logprobs, FinishReason.ERROR, error=_NOT_FINITE))
+                logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
+                ends[at] = _End(FinishReason.ERROR, ids, logprobs, error=_NOT_FINITE)
                 request.ending = FinishReason.ERROR  # so that nobody else finds its KV
                 continue
-            finish = stop_token = None
+            logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
             if before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):
-                ids, finish, stop_token = _until_end(request, ids, before)
+                ids, reason, stop_token = _until_end(request, ids, before)
+                if reason is not None:
+                    logprobs = None if logprobs is None else logprobs[: len(ids)]
+                    ends[at] = _End(reason, ids, logprobs, stop_token)
             request.token_ids += ids
-            outputs.append(_Output(request, ids, _logprobs(result, column, len(ids)), finish, stop_token))
+            cached = request.num_cached_tokens
+            events[at] = TokenEvent(request.request.id, ids, logprobs, None, None, None, cached)
             receivers.append(at)
             counts.append(len(ids))
-        self._store.count_output(batch.requests[0].service, sum(counts))
+        self._store.count_output(part.requests[0].service, sum(counts))
         made: int | IntArray = 1
         if counts.count(1) < len(counts):
             made = np.zeros(len(part.requests), dtype=np.int64)
@@ -170,37 +185,36 @@ class OutputProcessor:
         else:
             rows = np.arange(len(batch))[part.rows][receivers]
             batch.receive(rows, made if isinstance(made, int) else made[receivers], ends_ns)
-        return outputs, made
+        return _Outcome(events, ends, made)
 
     def _publish(self, batch: RunningBatch, part: _Part) -> None:
         """Offer full blocks to the prefix index."""
         if not self._pool.prefix_caching:
             return
         full = batch.num_computed >= (batch.num_published + 1) * self._pool.block_size
-        if full.any():
+        if np.count_nonzero(full):
             rows = np.arange(len(batch))[part.rows]
             for row in rows[full[rows]].tolist():
                 if batch.requests[row].ending is None:
                     self._store.publish(batch, row)
 
-    def _tell(self, batch: RunningBatch, outputs: Sequence[_Output], now_ns: int) -> list[TokenEvent]:
-        """The events, of which those that end a request take it out of the batch."""
-        outgrown = {
-            batch.requests[row].number
-            for row in (batch.num_generated >= batch.predicted_tokens).nonzero()[0].tolist()
-        }
-        events = []
-        for request, ids, logprobs, finish, stop_token, error in outputs:
-            if finish is not None:
-                events.append(self._store.end(request, finish, now_ns, ids, logprobs, stop_token, error))
-                continue
-            if request.number in outgrown:
+    def _tell(
+        self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int
+    ) -> list[TokenEvent]:
+        """The events. Requests that end leave the batch, in the plan's order; others may be longer than predicted."""
+        events, ends, _ = outcome
+        outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
+        places = {*outgrown.nonzero()[0].tolist(), *ends}
+        for at in sorted(places):
+            request, end = part.requests[at], ends.get(at)
+            if end is None:
                 self._predict(batch, request)
-            if ids:
-                events.append(
-                    TokenEvent(request.request.id, ids, logprobs, cached_tokens=request.num_cached_tokens)
-                )
-        return events
+            else:
+                reason, ids, logprobs, stop_token, error = end
+                events[at] = self._store.end(request, reason, now_ns, ids, logprobs, stop_token, error)
+        if ends and len(events) > len(ends):
+            return [events[at] for at in sorted(events)]
+        return list(events.values())
 
     def _predict(self, batch: RunningBatch, request: RequestState) -> None:
         """It has outgrown what was predicted of its length."""
@@ -221,12 +235,11 @@ def _columns(step: InFlightStep, part: _Part) -> IntArray | None:
     return columns[part.places]
 
 
-def _logprobs(result: StepResult, column: int, count: int) -> tuple[TokenLogprobs, ...] | None:
+def _logprobs(
+    logprobs: Sequence[Sequence[TokenLogprobs | None]], column: int, count: int
+) -> tuple[TokenLogprobs, ...] | None:
     """Of the first tokens in a column; None where the request wants none."""
-    if result.logprobs is None:
-        return None
-    wanted = [row[column] for row in result.logprobs[:count]]
-    return None if wanted[0] is None else tuple([logprobs for logprobs in wanted if logprobs is not None])
+    return tuple([known for row in logprobs[:count] if (known := row[column]) is not None]) or None
 
 
 def _until_end(

@@ -70,14 +70,17 @@ class Planner:
         rows: Rows = slice(decodes) if everybody else scheduled.decodes
         if decodes:
             batch.begin(rows, 1)
-            batch.prefilling[rows] = 0
+            if np.count_nonzero(batch.prefilling):
+                batch.prefilling[rows] = 0
         alike, sampled = _alike(decodes)
         requests = batch.requests.copy()
         if not everybody:
             numbers = scheduled.decodes.tolist() + [row for row, _ in chunks]
-            rows = np.array(numbers, dtype=np.int64)
-            requests = [batch.requests[row] for row in numbers]
             sampled += tuple(_advance_chunks(batch, chunks, decodes))
+            in_order = len(numbers) == len(batch) and decodes + len(admitted) == len(batch)
+            rows = slice(len(batch)) if in_order else np.array(numbers, dtype=np.int64)
+            if not in_order:
+                requests = [requests[row] for row in numbers]
         columns = self._reuse(
             state.service,
             (
@@ -122,7 +125,7 @@ class Planner:
             sampled=columns[2],
             iterations=steps,
             left=tuple(store.left),
-            grown=growth.by_sequence(),
+            grown=tuple(growth.grown),
             zero=self._pool.take_dirty(),
         )
         store.left.clear()

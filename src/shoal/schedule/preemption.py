@@ -59,7 +59,7 @@ class Preemptor:
 
     def preempt_one(self) -> None:
         """Take the memory of one running request, as the victim policy says; never the oldest admitted."""
-        table = RequestTable()
+        table = RequestTable(())
         for state in self._services.values():
             table = table.joined(state.running)
         candidates = table.take(table.seq_id.argsort()[1:])

@@ -117,12 +117,34 @@ class RequestState:
         return len(self.block_ids)
 
     @property
-    def goals_s(self) -> tuple[float, float, float]:
-        """Goals for the first token, each further one, and all together; NaN where there is none."""
-        slo = self.slo
-        if slo is NO_GOALS:
-            return _NO_GOALS_S
-        return tuple([math.nan if goal is None else goal for goal in (slo.ttft_s, slo.tpot_s, slo.e2e_s)])  # type: ignore[return-value]
+    def arrival_ns(self) -> int:
+        """When it arrived."""
+        return self.request.arrival_ns
+
+    @property
+    def prefilling(self) -> bool:
+        """Not while it waits."""
+        return False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it ends at the update of the plan in flight."""
+        return self.ending is not None
+
+    @property
+    def ttft_s(self) -> float:
+        """Goal for the first token; NaN where there is none."""
+        return math.nan if self.slo.ttft_s is None else self.slo.ttft_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Goal for each further token; NaN where there is none."""
+        return math.nan if self.slo.tpot_s is None else self.slo.tpot_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Goal for the whole request; NaN where there is none."""
+        return math.nan if self.slo.e2e_s is None else self.slo.e2e_s
 
     def hash_known(self, block_size: int, until: int) -> None:
         """Extend ``block_hashes`` to the first ``until`` full blocks, as far as tokens are known.
@@ -140,9 +162,6 @@ class RequestState:
             start = len(hashes) * block_size
             parent = hashes[-1] if hashes else b""
             hashes.append(hash_next(parent, self.token_ids[start : start + block_size]))
-
-
-_NO_GOALS_S = (math.nan, math.nan, math.nan)
 
 
 def hash_prompt(prompt: Prompt, block_size: int) -> list[bytes]:

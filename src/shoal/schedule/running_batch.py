@@ -1,8 +1,8 @@
 """The requests of one service as columns of numbers; of those that run, the only record of their progress."""
 
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import Self
+from operator import attrgetter, sub
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,11 @@ _PROGRESS = (
     "last_token_ns",
     "largest_gap_ns",
 )
-_DERIVED = ("num_tokens_with_in_flight", "num_blocks")
-_SET_HERE = ("prefilling", "ending")
-_COLUMNS = _FIXED + _PROGRESS + _DERIVED + _SET_HERE
+_COLUMNS = (*_FIXED, *_PROGRESS, "num_tokens_with_in_flight", "num_blocks", "prefilling", "is_ending")
 _GOALS = ("ttft_s", "tpot_s", "e2e_s")
-_FIRST_PROGRESS = len(_FIXED)
-_read = attrgetter(
-    *("request.arrival_ns" if name == "arrival_ns" else name for name in _FIXED + _PROGRESS + _DERIVED)
-)
+_FIRST_PROGRESS, _END_PROGRESS = len(_FIXED), len(_FIXED) + len(_PROGRESS)
+_NAMES = frozenset(_COLUMNS + _GOALS)
+_read = attrgetter(*_COLUMNS)
 
 
 class RequestTable:
@@ -111,8 +108,8 @@ class RequestTable:
     num_blocks: IntArray
     """Lengths of the block tables."""
     prefilling: IntArray
-    """1: known tokens are not all scheduled; 0: it decodes."""
-    ending: IntArray
+    """1: known tokens are not all scheduled; 0: it decodes, or waits."""
+    is_ending: IntArray
     """1: it ends at the update of the plan in flight."""
     ttft_s: FloatArray
     """Goals for the first token; NaN where there is none."""
@@ -121,30 +118,21 @@ class RequestTable:
     e2e_s: FloatArray
     """Goals for the whole request; NaN where there is none."""
 
-    def __init__(self, requests: Sequence[RequestState] = ()) -> None:
+    def __init__(self, requests: Sequence[RequestState]) -> None:
         self.requests = list(requests)
-        size = max(64, len(requests) + 1)
-        self._table = np.zeros((len(_COLUMNS), size), dtype=np.int64)
-        self._goals = np.zeros((len(_GOALS), size))
-        for row, request in enumerate(requests):
-            self._write(row, request)
-        self._bind()
 
-    @classmethod
-    def _from(cls, requests: list[RequestState], table: IntArray, goals: FloatArray) -> Self:
-        made = object.__new__(cls)
-        made.requests, made._table, made._goals = requests, table, goals
-        made._bind()
-        return made
+    def __getattr__(self, name: str) -> Any:
+        """A column, computed when it is first asked for."""
+        if name not in _NAMES:
+            raise AttributeError(name)
+        column = self._column(name)
+        setattr(self, name, column)
+        return column
 
-    def _write(self, row: int, request: RequestState) -> None:
-        self._table[:, row] = (*_read(request), 1, request.ending is not None)
-        self._goals[:, row] = request.goals_s
-
-    def _bind(self) -> None:
-        count = len(self.requests)
-        self.__dict__.update(zip(_COLUMNS, self._table[:, :count], strict=True))
-        self.__dict__.update(zip(_GOALS, self._goals[:, :count], strict=True))
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """The numbers of requests that wait."""
+        read = attrgetter(name)
+        return np.array([read(request) for request in self.requests], dtype=_dtype(name))
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -157,27 +145,34 @@ class RequestTable:
 
     def take(self, rows: IntArray) -> "RequestTable":
         """Some of them."""
-        requests = [self.requests[row] for row in rows.tolist()]
-        return RequestTable._from(requests, self._table[:, rows], self._goals[:, rows])
+        return _Selection(self, rows)
 
     def joined(self, other: "RequestTable") -> "RequestTable":
         """These and those of another table."""
-        mine, theirs = len(self), len(other)
-        table = np.concatenate((self._table[:, :mine], other._table[:, :theirs]), axis=1)
-        goals = np.concatenate((self._goals[:, :mine], other._goals[:, :theirs]), axis=1)
-        return RequestTable._from(self.requests + other.requests, table, goals)
+        return _Union(self, other)
 
-    def with_candidate(self, request: RequestState) -> "RequestTable":
-        """These and one more, who waits, at the end; valid until the next change."""
-        self._reserve()
-        self._write(len(self.requests), request)
-        return RequestTable._from([*self.requests, request], self._table, self._goals)
 
-    def _reserve(self) -> None:
-        if len(self.requests) == self._table.shape[1]:
-            self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
-            self._goals = np.concatenate((self._goals, np.zeros_like(self._goals)), axis=1)
-            self._bind()
+class _Selection(RequestTable):
+    """Some rows of a table."""
+
+    def __init__(self, table: RequestTable, rows: IntArray) -> None:
+        super().__init__([table.requests[row] for row in rows.tolist()])
+        self._table, self._rows = table, rows
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        column: npt.NDArray[Any] = getattr(self._table, name)[self._rows]
+        return column
+
+
+class _Union(RequestTable):
+    """One table after another."""
+
+    def __init__(self, first: RequestTable, second: RequestTable) -> None:
+        super().__init__(first.requests + second.requests)
+        self._first, self._second = first, second
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate((getattr(self._first, name), getattr(self._second, name)))
 
 
 class RunningBatch(RequestTable):
@@ -187,27 +182,40 @@ class RunningBatch(RequestTable):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(())
         self.num_removals = 0
         """How many requests have been removed: while it stays the same, so do row numbers."""
+        self._table = np.zeros((len(_COLUMNS) + len(_GOALS), 64), dtype=np.int64)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Make the columns attributes again: their length or their memory has changed."""
+        table = self._table[:, : len(self.requests)]
+        self.__dict__.update(zip(_COLUMNS, table, strict=False))
+        self.__dict__.update(zip(_GOALS, table[len(_COLUMNS) :].view(np.float64), strict=True))
 
     def add(self, request: RequestState) -> None:
         """A request runs from now on; its row is the last."""
-        self._reserve()
-        self._write(len(self.requests), request)
+        row = len(self.requests)
+        if row == self._table.shape[1]:
+            self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+        self._table[: len(_COLUMNS), row] = _read(request)
         self.requests.append(request)
         self._bind()
+        self.prefilling[row] = 1
+        for name in _GOALS:
+            getattr(self, name)[row] = getattr(request, name)
 
     def remove(self, request: RequestState) -> None:
         """A request runs no longer: its progress is written to it. Rows behind it move up."""
         row = self.row_of(request)
-        progress = self._table[_FIRST_PROGRESS : _FIRST_PROGRESS + len(_PROGRESS), row].tolist()
+        progress = self._table[_FIRST_PROGRESS:_END_PROGRESS, row].tolist()
         for name, value in zip(_PROGRESS, progress, strict=True):
             setattr(request, name, value)
         del self.requests[row]
         left = len(self.requests)
-        for table in (self._table, self._goals):
-            table[:, row:left] = table[:, row + 1 : left + 1]
+        if row < left:
+            self._table[:, row:left] = self._table[:, row + 1 : left + 1]
         self.num_removals += 1
         self._bind()
 
@@ -227,39 +235,42 @@ class RunningBatch(RequestTable):
         self.num_scheduled[rows] += iterations
         self.in_flight[rows] += 1
 
-    def advance(self, rows: Rows, tokens: int | IntArray) -> None:
-        """A plan of these has ended, in which each computed so many tokens."""
-        self.num_computed[rows] += tokens
+    def advance(self, rows: Rows, tokens: int | IntArray, duration_ns: int, now_ns: int) -> None:
+        """A plan of these ended now, in which each computed so many tokens."""
         self.in_flight[rows] -= 1
+        self.num_computed[rows] += tokens
+        self.service_time_ns[rows] += duration_ns
+        self.last_scheduled_ns[rows] = now_ns
 
     def withdraw(self, rows: Rows, tokens: int | IntArray) -> None:
         """So many tokens of a plan that ended were not made."""
         self.num_tokens_with_in_flight[rows] -= tokens
         self.num_scheduled[rows] -= tokens
 
-    def spend(self, rows: Rows, duration_ns: int, now_ns: int) -> None:
-        """These took part in steps that took so long together and ended now."""
-        self.service_time_ns[rows] += duration_ns
-        self.last_scheduled_ns[rows] = now_ns
-
     def receive(self, rows: Rows, tokens: int | IntArray, ends_ns: Sequence[int]) -> None:
-        """Each of these got so many output tokens, the first and the last of them at the given times.
+        """Each of these got so many output tokens.
 
         ends_ns: when the iterations ended that made them.
         """
-        first_ns, last_ns = ends_ns[0], ends_ns[-1]
-        self.num_generated[rows] += tokens
+        first_ns = ends_ns[0]
         gaps_ns = first_ns - self.last_token_ns[rows]
-        new = self.first_token_ns[rows] == 0
-        if new.any():
-            self.first_token_ns[rows] = np.where(new, first_ns, self.first_token_ns[rows])
+        new = self.num_generated[rows] == 0
+        if np.count_nonzero(new):
+            first_token_ns = self.first_token_ns[rows]
+            first_token_ns[new] = first_ns
+            self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
         if len(ends_ns) > 1:
-            np.maximum(gaps_ns, int(np.diff(ends_ns).max()), out=gaps_ns)
+            np.maximum(gaps_ns, max(map(sub, ends_ns[1:], ends_ns)), out=gaps_ns)
+        self.num_generated[rows] += tokens
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
-        self.last_token_ns[rows] = last_ns
+        self.last_token_ns[rows] = ends_ns[-1]
 
     def grow(self, row: int, blocks: Sequence[int]) -> None:
         """A request's block table gets further blocks."""
         self.requests[row].block_ids += blocks
         self.num_blocks[row] += len(blocks)
+
+
+def _dtype(name: str) -> type:
+    return np.float64 if name in _GOALS else np.int64

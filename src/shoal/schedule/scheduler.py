@@ -192,7 +192,7 @@ class Scheduler:
             row = batch.row_of(request)
             if batch.in_flight[row]:
                 request.ending = reason
-                batch.ending[row] = 1
+                batch.is_ending[row] = 1
                 return None
         self._epoch += 1
         return self._store.end(request, reason, now_ns)
@@ -261,7 +261,7 @@ class Scheduler:
                 if not self._help_to_slice(urgent):
                     return None
                 continue
-            if not self._pool.can_allocate(turn.service, scheduled.new_blocks):
+            if scheduled.new_blocks and not self._pool.can_allocate(turn.service, scheduled.new_blocks):
                 if turn.prefill and not scheduled.prefills(batch):
                     return None
                 self._make_room(turn.service, scheduled.new_blocks)
@@ -295,7 +295,7 @@ class Scheduler:
         )
 
     def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter) -> StepPlan:
-        blocks = self._pool.allocate(service, scheduled.new_blocks)
+        blocks = self._pool.allocate(service, scheduled.new_blocks) if scheduled.new_blocks else []
         assert blocks is not None
         step = self._planner.commit(
             self._num_steps, self._services[service], scheduled, admitter.admitted, blocks
@@ -423,7 +423,8 @@ class Scheduler:
         check_result(plan, result)
         step = self._in_flight.popleft()
         self._epoch += 1
-        self._pool.free(plan.service, step.pinned_blocks)
+        if step.pinned_blocks:
+            self._pool.free(plan.service, step.pinned_blocks)
         self._store.free_swapped(plan.service, step.swapped_blocks)
         missing = plan.iterations - len(result.durations_ns)
         if missing:

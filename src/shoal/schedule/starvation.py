@@ -39,6 +39,11 @@ class StarvationGuard:
         doublings = np.minimum(batch.num_preempted_by_starvation, self._most_doublings)
         return batch.last_scheduled_ns + (self._threshold_ns << doublings)
 
+    def _earliest_due_ns(self, batch: RunningBatch) -> int:
+        """No running request starves before that."""
+        last_ns = batch.last_scheduled_ns
+        return int(last_ns[last_ns.argmin()]) + self._threshold_ns
+
     def starving(self, services: Iterable[ServiceState], now_ns: int) -> list[RequestState]:
         """At most one request of each service, the longest starved first."""
         found = [
@@ -68,7 +73,7 @@ class StarvationGuard:
     def nobody_before_ns(self, state: ServiceState) -> int:
         """A time before which nobody of a service starves, if all who run take part in every step."""
         waits = state.waiting.first_due()
-        due_ns = int(state.running.last_scheduled_ns.min()) + self._threshold_ns
+        due_ns = self._earliest_due_ns(state.running)
         if waits is not None:
             due_ns = min(due_ns, self.due_ns(waits))
         return max(due_ns, self._next_ns(state))
@@ -83,7 +88,7 @@ class StarvationGuard:
         if waits is not None and now_ns >= (due_ns := self.due_ns(waits)):
             starved.append((due_ns, waits))
         batch = state.running
-        if len(batch):
+        if len(batch) and now_ns >= self._earliest_due_ns(batch):
             due = self._running_due_ns(batch)
             row = int(due.argmin())
             if now_ns >= due[row] and not batch.in_flight[row]:

@@ -1,8 +1,8 @@
-"""Serving on a virtual clock: the code that serves for real, with time that costs nothing.
+"""Serving on a virtual clock, with the code that serves for real.
 
-Here belong the clock, the heap of events, arrivals, dispatch over several engines, and what a simulated run
-leaves behind. Decisions are made by the rooms below (``engine``, ``schedule``, ``kvcache``), which are driven
-and not copied; how long a step takes is asked of ``forecast``; what the figures mean is said in ``measure``.
+Here belong the clock, the heap of events, arrivals, dispatch over several engines, and the records of a
+simulated run. Decisions are made by the rooms below (``engine``, ``schedule``, ``kvcache``), which are run
+and not copied; ``forecast`` says how long a step takes, and ``measure`` evaluates the records.
 """
 
 from shoal.simulate.dispatch import (

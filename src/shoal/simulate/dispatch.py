@@ -1,4 +1,4 @@
-"""Which engine a new request goes to."""
+"""Choosing the engine for a new request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,19 @@ from shoal.core import ConfigError, Request
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What dispatch may know of an engine. number: its own. unfinished: requests it has not ended."""
+    """What a dispatch policy knows about an engine."""
 
     number: int
+    """The engine's number."""
     unfinished: int
+    """Requests that it has not finished."""
 
 
 class Dispatch(Protocol):
-    """Chooses among the engines that serve a request's service; pure."""
+    """Chooses among the engines that serve a request's service; a pure function."""
 
     def choose(self, request: Request, count: int, engines: Sequence[EngineView]) -> int:
-        """The number of the engine to take. count: requests of its service dispatched before."""
+        """The number of the chosen engine. count: requests of this service dispatched before."""
         ...
 
 
@@ -42,7 +44,7 @@ class LeastLoaded:
 
 
 DISPATCHES: Mapping[str, Dispatch] = {"round-robin": RoundRobinDispatch(), "least-loaded": LeastLoaded()}
-"""By name."""
+"""Dispatch policies by name."""
 
 
 def dispatch_named(name: str) -> Dispatch:

@@ -1,4 +1,4 @@
-"""Notes what every engine did: totals, samples of its state at fixed times, and spans if they are wanted."""
+"""Records what an engine does: totals, samples of its state at fixed times, and spans if wanted."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,15 +9,19 @@ from shoal.schedule import SchedulerStats
 
 
 class Recorder:
-    """One engine's notes.
+    """The records of one engine.
 
-    capacity: merged blocks of its pool. sample_ns: time between two samples. spans: keep those too.
+    engine: its number. capacity: merged blocks of its pool. sample_ns: time between two samples. spans:
+    whether to keep spans.
     """
 
     def __init__(self, engine: int, capacity: int, sample_ns: int, *, spans: bool) -> None:
         self.samples: list[Sample] = []
+        """The engine's state at fixed times."""
         self.spans: list[StepSpan] = []
+        """When which service stepped."""
         self.end_ns = 0
+        """When the last step ended."""
         self._engine = engine
         self._capacity = capacity
         self._sample_ns = sample_ns
@@ -40,9 +44,9 @@ class Recorder:
         prefill_tokens: int,
         tokens: int,
     ) -> None:
-        """One step from ``start_ns`` to ``end_ns``, after which ``tokens`` were delivered.
+        """Record one step from ``start_ns`` to ``end_ns``, after which ``tokens`` were delivered.
 
-        waiting, running: requests while it lasts. used: merged blocks in use. decodes: rows that decode.
+        waiting, running: requests during the step. used: merged blocks in use. decodes: rows that decode.
         """
         if self._next_ns < end_ns:
             self._sample_idle(start_ns)
@@ -66,7 +70,7 @@ class Recorder:
         running: int,
         used: Sequence[int],
     ) -> None:
-        """A run of steps in which ``running`` requests decode; used: merged blocks in use, at each step."""
+        """Record a run of steps in which ``running`` requests decode; used: merged blocks in use, by step."""
         last_ns, done = ends_ns[-1], 0
         if self._next_ns < last_ns:
             self._sample_idle(start_ns)
@@ -86,7 +90,7 @@ class Recorder:
         self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), running, 0))
 
     def close(self, end_ns: int) -> None:
-        """The run is over; the engine was idle since its last step."""
+        """End the record; the engine has been idle since its last step."""
         self._sample_idle(end_ns + 1)
 
     def totals(self, stats: SchedulerStats) -> EngineTotals:
@@ -98,16 +102,16 @@ class Recorder:
             busy_ns=self._busy_ns,
             kv_used_mean=self._used_sum / (self._steps * self._capacity) if self._steps else 0.0,
             kv_used_peak=self._used_peak / self._capacity,
-            evictions=sum(one.evictions for one in services),
-            recomputed_tokens=sum(one.recomputed_tokens for one in services),
-            swapped_tokens=sum(one.swapped_tokens for one in services),
-            prefill_tokens=sum(one.prompt_tokens - one.cached_tokens for one in services),
-            cached_tokens=sum(one.cached_tokens for one in services),
-            output_tokens=sum(one.output_tokens for one in services),
+            evictions=sum(service.evictions for service in services),
+            recomputed_tokens=sum(service.recomputed_tokens for service in services),
+            swapped_tokens=sum(service.swapped_tokens for service in services),
+            prefill_tokens=sum(service.prompt_tokens - service.cached_tokens for service in services),
+            cached_tokens=sum(service.cached_tokens for service in services),
+            output_tokens=sum(service.output_tokens for service in services),
         )
 
     def _span(self, span: StepSpan) -> None:
-        """Keep a span; steps that only decode, as those just before them did, become one span with those."""
+        """Keep a span; decode steps that follow decode steps of the same rows are added to their span."""
         if not self._keeps_spans:
             return
         last = self.spans[-1] if self.spans else None
@@ -121,7 +125,7 @@ class Recorder:
             self.spans.append(span)
 
     def _sample_idle(self, until_ns: int) -> None:
-        """Nothing happens before ``until_ns``: of a long stretch the first and the last sample are kept."""
+        """Sample an idle engine until ``until_ns``; only the first and the last sample are kept."""
         if self._next_ns < until_ns:
             self._sample(0, 0, 0)
             further = (until_ns - 1 - self._next_ns) // self._sample_ns

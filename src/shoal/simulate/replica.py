@@ -167,9 +167,11 @@ class Replica:
             for part in growth.plans(plan, run.max_iterations):
                 self._on_plan(part)
         view = self.spec.layout.services[run.service]
-        live = growth.live_blocks(steps, run.max_iterations)
-        used = -(-live // view.blocks_per_merged) * view.units_per_block
-        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used.tolist())
+        per_merged, units = view.blocks_per_merged, view.units_per_block
+        used = growth.live_blocks(steps, run.max_iterations)
+        if per_merged > 1 or units > 1:
+            used = [-(-blocks // per_merged) * units for blocks in used]
+        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used)
 
     def _note_iterations(self, under_way: _Iterations) -> None:
         """A plan of several iterations has come to its end."""

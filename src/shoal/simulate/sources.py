@@ -1,4 +1,4 @@
-"""Where requests come from: a trace, or clients that wait for their answers."""
+"""Where requests come from: a trace, or clients that wait for responses."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,49 +13,50 @@ class Source(Protocol):
 
     @property
     def total(self) -> int:
-        """How many requests there are in all."""
+        """Number of all requests."""
         ...
 
     @property
     def next_ns(self) -> int | None:
-        """When the next one arrives as far as is known now; None: not before some request has ended."""
+        """When the next request arrives, as far as is known now; None: not before some request ends."""
         ...
 
     def take(self) -> Request:
-        """The next one."""
+        """Take the next request."""
         ...
 
     def ended(self, request_id: str, now_ns: int) -> None:
-        """A request that was taken has ended, or was refused."""
+        """Notice that a request has ended or was rejected."""
         ...
 
 
 class OpenLoop:
-    """Requests that arrive when they arrive, whatever becomes of those before."""
+    """Requests that arrive at given times, whatever becomes of earlier ones."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = sorted(requests, key=lambda request: request.arrival_ns)
-        self._at = 0
+        self._next = 0
         self.total = len(requests)
+        """Number of all requests."""
 
     @property
     def next_ns(self) -> int | None:
         """The next arrival."""
-        return self._requests[self._at].arrival_ns if self._at < self.total else None
+        return self._requests[self._next].arrival_ns if self._next < self.total else None
 
     def take(self) -> Request:
-        """The next one."""
-        self._at += 1
-        return self._requests[self._at - 1]
+        """Take the next request."""
+        self._next += 1
+        return self._requests[self._next - 1]
 
     def ended(self, request_id: str, now_ns: int) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
 
 class ClosedLoop:
-    """``clients`` users, each of whom sends the next request ``think_ns`` after an answer.
+    """``clients`` users, each of whom sends the next request ``think_ns`` after a response.
 
-    Their first requests arrive at time 0; arrival times in ``requests`` mean nothing.
+    Their first requests arrive at time 0; arrival times in ``requests`` are ignored.
     """
 
     def __init__(self, requests: Sequence[Request], clients: int, think_ns: int = 0) -> None:
@@ -65,16 +66,17 @@ class ClosedLoop:
         self._think_ns = think_ns
         self._arrivals = deque([0] * min(clients, len(requests)))
         self.total = len(requests)
+        """Number of all requests."""
 
     @property
     def next_ns(self) -> int | None:
-        """When the client who was answered first of those who think now asks again."""
+        """When the next client sends a request."""
         return self._arrivals[0] if self._arrivals and self._requests else None
 
     def take(self) -> Request:
-        """The next request, with its time of arrival."""
+        """Take the next request, with its arrival time."""
         return replace(self._requests.popleft(), arrival_ns=self._arrivals.popleft())
 
     def ended(self, request_id: str, now_ns: int) -> None:
-        """Its client thinks, then sends another."""
+        """Let its client send another after ``think_ns``."""
         self._arrivals.append(now_ns + self._think_ns)

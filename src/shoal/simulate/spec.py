@@ -1,4 +1,4 @@
-"""What a simulation is made of: engines, their services, and how closely it is watched."""
+"""The parts of a simulation: engines, their services, and what is recorded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,41 +9,44 @@ from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
 from shoal.schedule import SchedulerOptions
 
 HOST_BYTES_PER_S = 16e9
-"""Between device and host memory, unless a spec says otherwise: about PCIe 4 with 16 lanes, as measured."""
+"""Default rate between device and host memory: about PCIe 4 with 16 lanes, as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """One service on one engine.
-
-    times: how long steps of its model take there. context_tokens: of the model. slo, execution_s, quota: as
-    in ``core.Service``.
-    """
+    """One service on one engine."""
 
     times: StepTimes
+    """How long steps of its model take there."""
     context_tokens: int = 1 << 20
+    """The model's context limit."""
     slo: SLO = NO_GOALS
+    """As in ``core.Service``."""
     execution_s: float | None = None
+    """As in ``core.Service``."""
     quota: int = 8
+    """As in ``core.Service``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One engine: its services by name, its scheduler, and its pool of KV blocks.
-
-    host: layout of the pool for swapped KV; needed, and used, only where victims are swapped.
-    host_bytes_per_s: how fast KV moves between the pools. prefix_caching: as in the real engine.
-    """
+    """One engine."""
 
     services: Mapping[str, ServiceSpec]
+    """Its services by name."""
     layout: PoolLayout
+    """Of its pool of KV blocks."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    """Its scheduler's options."""
     host: PoolLayout | None = None
+    """Of the pool for swapped KV; needed only if preempted requests are swapped."""
     host_bytes_per_s: float = HOST_BYTES_PER_S
+    """How fast KV is copied between the pools."""
     prefix_caching: bool = True
+    """As in the real engine."""
 
     def __post_init__(self) -> None:
-        """Refuse a pool for other services; raises ConfigError."""
+        """Reject a pool for other services; raises ConfigError."""
         if set(self.services) != set(self.layout.services):
             raise ConfigError(
                 f"the engine serves {', '.join(sorted(self.services))}, but its KV pool is for "
@@ -53,24 +56,23 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How a simulation runs and what it keeps. None of it changes what happens.
-
-    skip_ahead: take runs of decode steps at once. sample_s: seconds between samples of the engines' state.
-    spans: keep every step, for a timeline.
-    """
+    """How a simulation runs and what it records. No option changes what happens in it."""
 
     skip_ahead: bool = True
+    """Simulate runs of decode steps at once."""
     sample_s: float = 1.0
+    """Seconds between samples of the engines' state."""
     spans: bool = False
+    """Record every step, for a timeline."""
 
     def __post_init__(self) -> None:
-        """Refuse samples at no distance; raises ConfigError."""
+        """Reject an interval of no length; raises ConfigError."""
         if not self.sample_s >= 1e-6:
             raise ConfigError(f"samples must be at least a microsecond apart, got {self.sample_s} s")
 
 
 def token_layout(blocks: int, block_size: int = 16, *services: str) -> PoolLayout:
-    """A pool of ``blocks`` KV blocks for services with blocks of equal size; their bytes mean nothing."""
+    """A pool of ``blocks`` KV blocks for services with blocks of equal size, of arbitrary bytes."""
     shape = KVShape("bfloat16", (LayerShape(1, 64, 64),))
     names = services or ("default",)
     layout = plan_layout(

@@ -64,7 +64,7 @@ def unfinished_services(view: SchedulerView) -> list[ServiceView]:
 
 def _oldest_prompt(service: ServiceView) -> int | None:
     running = service.running
-    numbers = running.number[running.prefilling != 0].tolist()
+    numbers = running.number[running.prefilling.nonzero()[0]].tolist()
     if service.waiting:
         numbers.append(service.waiting[0].number)
     return min(numbers, default=None)

@@ -1,4 +1,4 @@
-"""Finding a policy by its name."""
+"""Looking up a policy by name."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -12,8 +12,8 @@ Policy = TypeVar("Policy")
 def lookup(axis: str, registry: Mapping[str, Policy], name: str) -> Policy:
     """The entry of ``registry`` called ``name``.
 
-    Raises:
-        ConfigError: there is none; names the axis, the nearest name and all possible ones.
+    axis: what is chosen, for the error. Raises a ConfigError with the axis, the nearest name and all possible
+    names if there is no such entry.
     """
     if name in registry:
         return registry[name]
