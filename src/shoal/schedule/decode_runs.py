@@ -159,7 +159,8 @@ class DecodeRuns:
     def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
         """Blocks that each needs for so many steps."""
         spare = batch.num_blocks * self._pool.block_size - batch.num_scheduled
-        return np.maximum(0, -((spare - steps) // self._pool.block_size))
+        needs: IntArray = np.maximum(0, -((spare - steps) // self._pool.block_size))
+        return needs
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
         """Extend the tables as so many steps would, one after another, each in the order of its rows."""
