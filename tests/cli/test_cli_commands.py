@@ -237,6 +237,21 @@ def test_version(arguments):
     assert runner.invoke(app, arguments).output == f"shoal {shoal.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "new_name"),
+    [
+        (["serve", "smollm2", "--eviction", "swap"], "--preemption-mode"),
+        (["generate", "hi", "--eviction=swap"], "--preemption-mode"),
+        (["simulate", "--preempt"], "--preempt-for-waiting"),
+        (["serve", "--no-preempt"], "--no-preempt-for-waiting"),
+    ],
+)
+def test_a_flag_that_got_another_name_is_refused_with_the_new_one(arguments, new_name):
+    result = runner.invoke(app, arguments, terminal_width=200)
+    assert result.exit_code == 2
+    assert f"is now called {new_name}" in result.output
+
+
 def test_an_unknown_command_is_exit_code_2():
     result = run_cli("serv")
     assert result.returncode == 2

@@ -1,132 +1,122 @@
 """Fakes for orders: services as plain values, and a machine that carries out turns with memory for all."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
-from types import SimpleNamespace
+from collections.abc import Sequence
 
 import numpy as np
+from schedule_builders import SECOND, make_state
 
-from shoal.core import SLO, Request, SyntheticPrompt
-from shoal.forecast import LengthHistory
-from shoal.schedule.columns import Columns
-from shoal.schedule.group import ServiceTraits
-from shoal.schedule.orders import Standing
-from shoal.schedule.tracked import Tracked, track
+from shoal.forecast import LengthDistribution, LengthHistory
+from shoal.schedule import Decision, Order, RequestState, SchedulerView, ServiceTraits, Turn
+from shoal.schedule.running_batch import RequestTable
 
-SECOND = 1_000_000_000
-_numbers = count()
+__all__ = ["SECOND", "FakeService", "Machine", "decide", "make_state", "taking_part", "view_of"]
 
 
-def make_tracked(
-    service: str = "a",
-    *,
-    number: int | None = None,
-    prompt: int = 10,
-    charged_s: float = 0.0,
-    generated: int = 0,
-    predicted: int = 1,
-    ceiling: int = 1_000,
-    arrival_s: float = 0.0,
-    slo: SLO | None = None,
-) -> Tracked:
-    """A request that waits."""
-    number = next(_numbers) if number is None else number
-    request = Request(
-        id=f"r{number}",
-        service=service,
-        prompt=SyntheticPrompt(prompt),
-        arrival_ns=round(arrival_s * SECOND),
-    )
-    one = track(request, number, ceiling, ())
-    one.charged_ns = round(charged_s * SECOND)
-    one.generated = generated
-    one.expected = prompt + generated
-    one.predicted = predicted
-    one.slo = slo or SLO()
-    return one
+class FakeService:
+    """What an order sees of a service.
 
+    running: in the order of admission, of whom some are ``prefilling``. finished: output lengths of the past.
+    """
 
-@dataclass
-class FakeGroup:
-    """What an order sees of a service; ``finished`` are output lengths of the past."""
+    def __init__(
+        self,
+        service: str = "a",
+        *,
+        waiting: Sequence[RequestState] = (),
+        running: Sequence[RequestState] = (),
+        prefilling: Sequence[RequestState] = (),
+        last_step: int = -1,
+        last_prefill: int = -1,
+        consecutive_steps: int = 0,
+        mean_s: float = 1.0,
+        alone_s: float | None = None,
+        deviation_s: float = 0.0,
+        quota: int = 8,
+        finished: Sequence[int] = (),
+    ) -> None:
+        self.service = service
+        self.waiting = waiting
+        self.requests = list(running)
+        self.prefilling = list(prefilling)
+        self.last_step = last_step
+        self.last_prefill = last_prefill
+        self.consecutive_steps = consecutive_steps
+        self.finished = finished
+        self._times = mean_s, deviation_s, quota, alone_s
 
-    service: str = "a"
-    waiting: Sequence[Tracked] = ()
-    running: Sequence[Tracked] = ()
-    prefills: Sequence[Tracked] = ()
-    last_step: int = -1
-    last_prefill: int = -1
-    streak: int = 0
-    mean_s: float = 1.0
-    alone_s: float | None = None
-    deviation_s: float = 0.0
-    quota: int = 8
-    finished: Sequence[int] = field(default_factory=list)
+    @property
+    def running(self) -> RequestTable:
+        for row, request in enumerate(self.requests):
+            request.seq_id = row
+        table = RequestTable(self.requests)
+        table.prefilling[:] = [request in self.prefilling for request in self.requests]
+        return table
 
     @property
     def traits(self) -> ServiceTraits:
-        mean = float(np.mean(self.finished)) if self.finished else None
-        return ServiceTraits(self.mean_s, self.deviation_s, mean, self.quota, self.alone_s)
+        mean_s, deviation_s, quota, alone_s = self._times
+        mean_tokens = float(np.mean(self.finished)) if self.finished else None
+        return ServiceTraits(mean_s, deviation_s, mean_tokens, quota, alone_s)
 
-    @property
-    def columns(self) -> Columns:
-        return Columns.of(self.running)
-
-    def crowd(self) -> SimpleNamespace:
+    def lengths(self) -> LengthDistribution:
         history = LengthHistory(1_000, window=max(1, len(self.finished)))
         for length in self.finished:
             history.record(length)
-        return SimpleNamespace(lengths=history.distribution(np.array([], dtype=np.int64)))
+        return history.distribution(np.array([], dtype=np.int64))
 
 
-def standing(*groups: FakeGroup, step: int = 0) -> Standing:
+def view_of(*services: FakeService, step: int = 0) -> SchedulerView:
     """What an order sees."""
-    return Standing({group.service: group for group in groups}, step)
+    return SchedulerView({service.service: service for service in services}, step)
 
 
-def decide(order, *groups: FakeGroup, step: int = 0):
+def decide(order: Order, *services: FakeService, step: int = 0) -> list[Turn]:
     """The turns that an order lists."""
-    return list(order.decide(standing(*groups, step=step), 0).turns)
+    decision: Decision = order.decide(view_of(*services, step=step), 0)
+    return list(decision.turns)
 
 
-def numbers(requests: Iterable[Tracked]) -> list[int]:
-    """Requests by their numbers."""
-    return [one.number for one in requests]
+def taking_part(turn: Turn, service: FakeService) -> list[RequestState]:
+    """Running requests of a turn, the most wanted first; equals by admission."""
+    rows = np.arange(len(service.requests)) if turn.seq_ids is None else turn.seq_ids
+    if turn.keys is not None:
+        assert turn.seq_ids is not None
+        rows = rows[turn.keys.argsort(kind="stable")]
+    return [service.requests[row] for row in rows]
 
 
 class Machine:
     """Takes an order's first turn that comes to something; a prompt takes one step, memory never lacks.
 
-    ``open``: newcomers are let in, ``joining`` at most in one step.
+    ``admits``: requests that wait are admitted, ``joining`` at most in one step.
     """
 
-    def __init__(self, order, *groups: FakeGroup, joining: int = 1) -> None:
+    def __init__(self, order: Order, *services: FakeService, joining: int = 1) -> None:
         self.order = order
-        self.groups = {group.service: group for group in groups}
+        self.services = {service.service: service for service in services}
         self.joining = joining
-        self.open = True
+        self.admits = True
         self.steps = 0
-        self.log: list[str] = []
-        for group in groups:
-            group.waiting, group.running = list(group.waiting), list(group.running)
+        for service in services:
+            service.waiting = list(service.waiting)
 
     def step(self) -> str:
         """One step: the service's name, in capitals if it computed a prompt."""
-        for turn in self.order.decide(Standing(self.groups, self.steps), 0).turns:
-            group = self.groups[turn.service]
-            joined = list(turn.waiting)[: self.joining] if self.open else []
-            if not joined and (turn.prefill or not turn.running):
+        for turn in self.order.decide(SchedulerView(self.services, self.steps), 0).turns:
+            service = self.services[turn.service]
+            joined = list(turn.waiting)[: self.joining] if self.admits else []
+            if not joined and (turn.prefill or not taking_part(turn, service)):
                 continue
-            for one in joined:
-                group.waiting.remove(one)
-                group.running.append(one)
-            for other in self.groups.values():
-                other.streak = other.streak if other is group else 0
-            group.streak = 0 if joined else group.streak + 1
-            group.last_step = self.steps
+            for request in joined:
+                service.waiting.remove(request)
+                service.requests.append(request)
+            for other in self.services.values():
+                if other is not service:
+                    other.consecutive_steps = 0
+            service.consecutive_steps = 0 if joined else service.consecutive_steps + 1
+            service.last_step = self.steps
             if joined:
-                group.last_prefill = self.steps
+                service.last_prefill = self.steps
             self.steps += 1
             return turn.service.upper() if joined else turn.service
         raise AssertionError("no turn came to anything")

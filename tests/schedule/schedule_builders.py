@@ -1,20 +1,24 @@
-"""Small builders: pools, requests, schedulers, and an executor that remembers what it was told."""
+"""Small builders: pools, requests and their states, schedulers, and runs of them."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from bookkeeping import Bookkeeping
+from replay_executor import STEP_NS, ReplayExecutor
+
 from shoal.core import (
-    BlockCopy,
+    NO_GOALS,
+    SLO,
     FinishReason,
     Idle,
     Request,
     SamplingParams,
     StepPlan,
     StepResult,
+    SyntheticPrompt,
     TokenEvent,
-    derive_seed,
 )
 from shoal.kvcache import BlockPool, KVShape, LayerShape, PoolLayout, ServiceLayout
 from shoal.schedule import (
@@ -22,13 +26,15 @@ from shoal.schedule import (
     Admission,
     Aggressive,
     Order,
+    RequestState,
     Scheduler,
     SchedulerOptions,
     ServiceLimits,
     describe,
 )
+from shoal.schedule.request_state import new_request_state
 
-STEP_NS = 1_000
+SECOND = 1_000_000_000
 _numbers = count()
 
 
@@ -74,6 +80,36 @@ def make_request(
     )
 
 
+def make_state(
+    service: str = "a",
+    *,
+    number: int | None = None,
+    prompt: int = 10,
+    output: int | None = None,
+    service_time_s: float = 0.0,
+    generated: int = 0,
+    predicted: int = 1,
+    max_new_tokens: int = 1_000,
+    arrival_s: float = 0.0,
+    slo: SLO = NO_GOALS,
+) -> RequestState:
+    """The state of a request that waits; ``output``: its true length."""
+    number = next(_numbers) if number is None else number
+    request = Request(
+        id=f"r{number}",
+        service=service,
+        prompt=SyntheticPrompt(prompt),
+        arrival_ns=round(arrival_s * SECOND),
+        true_output_tokens=output,
+    )
+    state = new_request_state(request, number, max_new_tokens, ())
+    state.service_time_ns = round(service_time_s * SECOND)
+    state.num_generated = generated
+    state.predicted_tokens = predicted
+    state.slo = slo
+    return state
+
+
 def make_scheduler(
     pool: BlockPool | None = None,
     *,
@@ -107,120 +143,6 @@ def make_scheduler(
 
 
 @dataclass
-class _Sequence:
-    service: str
-    tokens: list[int]
-    computed: int
-    table: list[int]
-
-
-class ReplayExecutor:
-    """Carries out plans on a pretended memory and objects to whatever a real executor could not do.
-
-    A slot of KV holds a digest of all tokens up to its own; before a sequence computes tokens, the digests of
-    all earlier ones must lie in its blocks. The token sampled is a function of the digest alone, so
-    output depends on the prompt and on nothing else.
-    """
-
-    def __init__(self, pool: BlockPool, vocabulary: int = 10_000) -> None:
-        self.pool = pool
-        self.vocabulary = vocabulary
-        self.sequences: dict[int, _Sequence] = {}
-        self.computed_tokens = 0
-        self.seen: set[int] = set()
-        self.memory: dict[tuple[str, int], list[int]] = {}
-        self.host: dict[tuple[str, int], list[int]] = {}
-        self.copied = Counter[str]()
-        self.owner: dict[int, str] = {}
-        self.users: Counter[tuple[str, int]] = Counter()
-
-    def run(self, plan: StepPlan) -> StepResult:
-        for copy in plan.swap_out_copies:
-            self._copy(copy)
-        # A copy may write where a sequence that leaves in this plan used to be.
-        for number in plan.left:
-            gone = self.sequences.pop(number)
-            self.users.subtract((gone.service, block) for block in gone.table)
-        for number, table in plan.moved:
-            one = self.sequences[number]
-            assert len(table) == len(one.table)
-            self.users.subtract((one.service, block) for block in one.table)
-            one.table = list(table)
-            self.users.update((one.service, block) for block in table)
-        for copy in plan.copies:
-            self._copy(copy)
-        for one in plan.joined:
-            assert one.sequence not in self.seen, "a sequence number was used twice"
-            self.seen.add(one.sequence)
-            assert one.computed < len(one.tokens), "nothing is left to compute"
-            self.sequences[one.sequence] = _Sequence(
-                plan.service, list(one.tokens), one.computed, list(one.blocks)
-            )
-            self.users.update((plan.service, block) for block in one.blocks)
-        for number, blocks in plan.grown:
-            assert number not in {one.sequence for one in plan.joined}
-            self.sequences[number].table += blocks
-            self.users.update((plan.service, block) for block in blocks)
-        assert len(set(plan.seq_ids)) == len(plan.seq_ids)
-        tokens = []
-        for row, (number, new) in enumerate(zip(plan.seq_ids, plan.new_tokens, strict=True)):
-            digest = self._forward(plan.service, self.sequences[number], new)
-            if row in plan.sampled:
-                one = self.sequences[number]
-                assert one.computed == len(one.tokens), "a token is sampled before its input is computed"
-                one.tokens.append(digest % self.vocabulary)
-                tokens.append(digest % self.vocabulary)
-        return StepResult.of_step(tokens, STEP_NS)
-
-    def _copy(self, copy: BlockCopy) -> None:
-        assert not (copy.source_host and copy.target_host)
-        source = self.host if copy.source_host else self.memory
-        target = self.host if copy.target_host else self.memory
-        if not copy.target_host:
-            self._own(copy.service, copy.target)
-        # A block that was reserved and not yet written has nothing to copy.
-        target.pop((copy.service, copy.target), None)
-        if (copy.service, copy.source) in source:
-            target[copy.service, copy.target] = list(source[copy.service, copy.source])
-        self.copied["in" if copy.source_host else "out" if copy.target_host else "within"] += 1
-
-    def _forward(self, service: str, one: _Sequence, new: int) -> int:
-        size = self.pool.block_size
-        assert one.service == service
-        assert new >= 1
-        assert one.computed + new <= len(one.tokens), "more tokens than known"
-        assert one.computed + new <= len(one.table) * size, "more tokens than blocks"
-        digest = 0
-        for at, token in enumerate(one.tokens[: one.computed + new]):
-            digest = derive_seed(digest, token)
-            block, slot = one.table[at // size], at % size
-            if at < one.computed:
-                assert self.owner[self._merged(service, block)] == service
-                assert self.memory[service, block][slot] == digest, "KV of another prefix"
-                continue
-            assert self.users[service, block] == 1, "writes into a block of two tables"
-            self._own(service, block)
-            self.memory.setdefault((service, block), [0] * size)[slot] = digest
-        one.computed += new
-        self.computed_tokens += new
-        return digest
-
-    def _merged(self, service: str, block: int) -> int:
-        return block // self.pool.layout.services[service].blocks_per_merged
-
-    def _own(self, service: str, block: int) -> None:
-        """A merged block that changes hands loses what was in it."""
-        merged = self._merged(service, block)
-        before = self.owner.get(merged)
-        if before is not None and before != service:
-            per_merged = self.pool.layout.services[before].blocks_per_merged
-            for old in range(merged * per_merged, (merged + 1) * per_merged):
-                assert self.users[before, old] == 0, "a merged block has two owners"
-                self.memory.pop((before, old), None)
-        self.owner[merged] = service
-
-
-@dataclass
 class Run:
     """What happened: every plan, and for every request its tokens and how it ended."""
 
@@ -248,13 +170,20 @@ def run(
     *,
     before_step: Callable[[int, Run], bool | None] | None = None,
     vocabulary: int = 10_000,
+    stops: Sequence[int] = (),
+    most_iterations: int = 1,
     limit: int = 20_000,
 ) -> Run:
     """Submit ``requests`` and go on until all have ended; ``before_step`` is told how many plans were
-    made, and returns whether it has more to submit."""
+    made, and returns whether it has more to submit. After every step the rows of all running batches are
+    compared with books of our own.
+
+    stops: tokens after which the executor makes no further iteration. most_iterations: of one plan.
+    """
     pool: BlockPool = scheduler.pool  # type: ignore[attr-defined]
     options = scheduler.options
-    executor = ReplayExecutor(pool, vocabulary)
+    executor = ReplayExecutor(pool, vocabulary, stops)
+    books = Bookkeeping(scheduler, executor)
     done = Run()
     for request in requests:
         scheduler.submit(request, 0)
@@ -263,14 +192,18 @@ def run(
     while scheduler.unfinished or flights or before_step is not None:
         assert len(done.plans) < limit, "no end in sight"
         more = before_step(len(done.plans), done) if before_step is not None else False
-        plan = scheduler.schedule(now)
+        plan = _next_plan(scheduler, now, most_iterations)
         pool.check_integrity()
         if isinstance(plan, StepPlan):
             assert sum(plan.new_tokens) <= options.max_batched_tokens
             assert len(plan.seq_ids) <= options.max_running
             assert plan.seq_ids
             done.plans.append(plan)
-            flights.append((plan, executor.run(plan)))
+            result = executor.run(plan)
+            flights.append((plan, result))
+            books.planned(plan)
+            if len(result.tokens) == plan.iterations:
+                books.compare(done.tokens)
             running = sum(service.running for service in scheduler.stats().services.values())
             assert running <= options.max_running
         else:
@@ -282,9 +215,12 @@ def run(
                     break
                 continue
         if isinstance(plan, Idle) or len(flights) == options.depth:
-            now += STEP_NS
-            done.take(scheduler.update(*flights.popleft(), now))
+            updated, result = flights.popleft()
+            now += result.duration_ns
+            done.take(scheduler.update(updated, result, now))
             pool.check_integrity()
+            books.updated(updated, result, now, done.tokens)
+            books.compare(done.tokens)
     assert scheduler.in_flight == 0
     assert all(pool.live_blocks(service) == 0 for service in pool.layout.services), "memory is lost"
     host = scheduler.host  # type: ignore[attr-defined]
@@ -292,3 +228,13 @@ def run(
     done.computed_tokens = executor.computed_tokens
     done.copied = executor.copied
     return done
+
+
+def _next_plan(scheduler: Scheduler, now_ns: int, most_iterations: int) -> StepPlan | Idle:
+    """Of as many iterations as need no decision, at most ``most_iterations``."""
+    if most_iterations > 1:
+        run = scheduler.decode_run(now_ns, most_iterations)
+        if run is not None:
+            steps = min(run.steps, -((now_ns - run.until_ns) // STEP_NS))
+            return scheduler.commit_run(run, steps)[0]
+    return scheduler.schedule(now_ns)

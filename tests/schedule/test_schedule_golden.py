@@ -8,22 +8,22 @@ from shoal.schedule import Aggressive, Conservative, PastFuture, describe
 
 
 def figure_six(admission):
-    """Capacity 21 tokens; A (3 + 4) and B (6 + 5) run; at step t = 2 the newcomer N (6 + 4) arrives."""
+    """Capacity 21 tokens; A (3 + 4) and B (6 + 5) run; at step t = 2 the request N (6 + 4) arrives."""
     scheduler = make_scheduler(make_pool(21, block_size=1, prefix_caching=False), admission=admission)
     for name, prompt, output in (("A", 3, 4), ("B", 6, 5)):
         scheduler.submit(make_request(prompt, output, id=name, max_tokens=output), 0)
-    newcomer = [make_request(6, 4, id="N", max_tokens=4)]
+    coming = [make_request(6, 4, id="N", max_tokens=4)]
 
     def before_step(step, done):
-        if step == 2 and newcomer:
-            scheduler.submit(newcomer.pop(), 0)
+        if step == 2 and coming:
+            scheduler.submit(coming.pop(), 0)
 
     done = run(scheduler, before_step=before_step)
     rows = [line.split(" | ")[0] for line in done.log]
     return rows, scheduler.stats().services["a"]
 
 
-def test_figure_six_aggressive_admits_at_once_and_evicts_at_22_tokens():
+def test_figure_six_aggressive_admits_at_once_and_preempts_at_22_tokens():
     """At t + 1 the step would hold 6 + 9 + 7 = 22 tokens."""
     rows, stats = figure_six(Aggressive(watermark=1.0))
     assert rows == [
@@ -39,7 +39,7 @@ def test_figure_six_aggressive_admits_at_once_and_evicts_at_22_tokens():
 
 
 def test_figure_six_past_future_admits_a_step_later():
-    """At t it foresees 22 tokens one step on; at t + 1 the newcomer's first token comes when A has left."""
+    """At t 22 tokens are predicted one step on; at t + 1 the new one's first token comes when A has left."""
     rows, stats = figure_six(PastFuture(reserved=0.0))
     assert rows == [
         "0 a: 0+3* 1+6*",
@@ -68,7 +68,7 @@ def test_figure_six_conservative_admits_when_the_first_has_ended():
     assert stats.evictions == 0
 
 
-def test_decodes_go_first_then_chunks_then_newcomers():
+def test_decodes_go_first_then_chunks_then_those_who_wait():
     scheduler = make_scheduler(max_batched_tokens=6)
     done = run(scheduler, [make_request(4, 3), make_request(9, 2), make_request(3, 2)])
     assert done.log == [
@@ -114,6 +114,6 @@ def test_unchanged_columns_are_the_same_objects():
     scheduler = make_scheduler()
     done = run(scheduler, [make_request(4, 6), make_request(5, 6)])
     for before, after in zip(done.plans[1:4], done.plans[2:5], strict=True):
-        assert after.sequences is before.sequences
+        assert after.seq_ids is before.seq_ids
         assert after.new_tokens is before.new_tokens
         assert after.sampled is before.sampled

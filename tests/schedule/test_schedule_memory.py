@@ -11,7 +11,9 @@ TWO = {"a": 1, "b": 1}
 def step(scheduler, now_ns=0, duration_ns=STEP_NS):
     plan = scheduler.schedule(now_ns)
     assert not isinstance(plan, Idle)
-    events = scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), duration_ns), now_ns + duration_ns)
+    events = scheduler.update(
+        plan, StepResult.of_step([7] * len(plan.sampled), duration_ns), now_ns + duration_ns
+    )
     return plan, events
 
 
@@ -57,7 +59,7 @@ def test_a_request_cancelled_while_swapped_leaves_nothing_behind():
     while not scheduler.stats().services["a"].swapped:
         step(scheduler)
     assert scheduler.host.live_blocks("a") > 0
-    waiting = scheduler._groups["a"].waiting[0].request.id
+    waiting = scheduler.services["a"].waiting[0].request.id
     assert scheduler.cancel(waiting, 0) is not None
     assert scheduler.host.live_blocks("a") == 0
 
@@ -65,16 +67,16 @@ def test_a_request_cancelled_while_swapped_leaves_nothing_behind():
 # Compaction
 
 
-def test_a_fragmented_pool_is_compacted_for_a_newcomer():
+def test_a_fragmented_pool_is_compacted_for_a_waiting_request():
     """Three of a's requests fill three merged blocks by half; b needs one, and one is free in pieces."""
     scheduler = make_scheduler(make_pool(3, per_merged={"a": 2, "b": 1}, prefix_caching=False))
     short = [make_request(4, 1, service="a", id=f"short{i}") for i in range(3)]
     long = [make_request(3, 2 + i, service="a", id=f"long{i}") for i in range(3)]
-    requests = [one for pair in zip(long, short, strict=True) for one in pair]
+    requests = [request for pair in zip(long, short, strict=True) for request in pair]
     done = run(scheduler, [*requests, make_request(3, 1, service="b", id="b")])
     assert done.copied["within"] > 0
-    assert sum(one.evictions for one in scheduler.stats().services.values()) == 0
-    # The compaction let it in while a's longest was still there.
+    assert sum(service.evictions for service in scheduler.stats().services.values()) == 0
+    # The compaction made room for it while a's longest was still there.
     assert list(done.ends).index("b") < list(done.ends).index("long2")
 
 
@@ -91,9 +93,9 @@ def budgets(**options):
     )
 
 
-def test_an_urgent_newcomer_takes_memory_of_those_who_outlasted_their_budget():
+def test_an_urgent_request_takes_memory_of_those_who_outlasted_their_budget():
     def ends(preempt):
-        scheduler = budgets(preempt=preempt)
+        scheduler = budgets(preempt_for_waiting=preempt)
         for at in range(2):
             scheduler.submit(make_request(8, 10, service="a", id=f"long{at}"), 0)
         now = 0
@@ -129,7 +131,7 @@ def test_the_oldest_admitted_is_not_preempted():
 
 
 def test_who_made_way_does_not_come_back_in_its_place():
-    """The victim's rank is better than the newcomer's (a long queue of fresh ones drifted); it must wait."""
+    """The victim's rank is better than the new request's (a queue of fresh ones drifted); it must wait."""
     scheduler = budgets(preempt_for_waiting=True)
     for at in range(2):
         scheduler.submit(make_request(8, 10, service="a", id=f"long{at}"), 0)
@@ -139,17 +141,17 @@ def test_who_made_way_does_not_come_back_in_its_place():
         now += STEP_NS
     # Fresh requests of the same service are more urgent than who has outlasted its budget.
     scheduler.submit(make_request(12, 1, service="a", id="fresh"), now)
-    waiting = scheduler._groups["a"].waiting
+    waiting = scheduler.services["a"].waiting
     fresh = waiting[0]
     waiting.remove(fresh)
     fresh.rank = 9.0
     waiting.add(fresh)
     plan, _ = step(scheduler, now)
     assert scheduler.stats().services["a"].evictions == 1
-    assert [len(one.tokens) for one in plan.joined] == [12]
+    assert [len(joined.tokens) for joined in plan.joined] == [12]
 
 
-def test_a_turn_that_evicts_its_only_decode_is_followed_by_another_turn():
+def test_a_turn_that_preempts_its_only_decode_is_followed_by_another_turn():
     """Round-robin offers decodes without prompts; nobody idles while somebody could run."""
     for seed in range(40):
         scheduler = make_scheduler(
@@ -171,7 +173,7 @@ def test_a_starved_request_that_needs_everything_makes_everybody_leave_at_once()
     for _ in range(6):
         plan, _ = step(scheduler, now)
         now += STEP_NS
-        joined.append([len(one.tokens) for one in plan.joined])
+        joined.append([len(sequence.tokens) for sequence in plan.joined])
     assert joined == [[3] * 20, [], [], [116], [], []]
     assert scheduler.stats().services["a"].evictions == 20
 
@@ -198,7 +200,7 @@ def test_a_slice_reserves_its_blocks_when_it_begins_and_none_inside():
 
 
 def test_at_the_end_of_a_slice_a_request_keeps_its_kv_and_waits_for_memory():
-    """Two of 3 + 4 tokens fill 14 of 16; one can have 2 more, the other waits, and nobody is evicted."""
+    """Two of 3 + 4 tokens fill 14 of 16; one can have 2 more, the other waits, and nobody is preempted."""
     scheduler = make_scheduler(make_pool(16, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 6, id=name, max_tokens=6) for name in "xy"]
     done = run(scheduler, requests)
@@ -206,7 +208,7 @@ def test_at_the_end_of_a_slice_a_request_keeps_its_kv_and_waits_for_memory():
     assert list(done.ends) == ["x", "y"]
 
 
-def test_where_nobody_gets_a_slice_the_lowest_priority_is_evicted_and_waits_for_an_end():
+def test_where_nobody_gets_a_slice_the_lowest_priority_is_preempted_and_waits_for_an_end():
     scheduler = make_scheduler(
         make_pool(14, block_size=1, prefix_caching=False),
         admission=Slice(tokens=4),
@@ -215,18 +217,18 @@ def test_where_nobody_gets_a_slice_the_lowest_priority_is_evicted_and_waits_for_
     requests = [make_request(3, 8, id=name, max_tokens=8) for name in "xy"]
     done = run(scheduler, requests)
     evictions = scheduler.stats().services["a"].evictions
-    joined = [one.sequence for plan in done.plans for one in plan.joined]
+    joined = [joined.seq_id for plan in done.plans for joined in plan.joined]
     assert list(done.ends) == ["x", "y"]
     assert (evictions, len(joined)) in {(0, 2), (1, 3)}
 
 
-def test_a_newcomer_stays_out_where_nobody_could_go_on_afterwards():
+def test_a_waiting_request_stays_out_where_nobody_could_go_on_afterwards():
     """x holds 7 of 13 after its prompt, and could then still get its last 2; with y's 7 nobody could."""
     scheduler = make_scheduler(make_pool(13, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 8, id=name, max_tokens=8) for name in "xy"]
     done = run(scheduler, requests)
     assert scheduler.stats().services["a"].evictions == 0
-    first_of_y = next(plan.number for plan in done.plans if any(one.sequence == 1 for one in plan.joined))
+    first_of_y = next(plan.number for plan in done.plans if any(joined.seq_id == 1 for joined in plan.joined))
     assert first_of_y == 8
 
 
@@ -238,7 +240,7 @@ def test_conservative_admission_is_not_preempted_into():
         make_pool(6, per_merged=TWO, prefix_caching=False), admission=Conservative(), order=DoublingBudget()
     )
     run(scheduler, [make_request(8, 6, service=name, max_tokens=8) for name in "abab"])
-    assert sum(one.evictions for one in scheduler.stats().services.values()) == 0
+    assert sum(service.evictions for service in scheduler.stats().services.values()) == 0
 
 
 def test_who_needs_the_whole_pool_gets_in_although_its_prompt_is_cached():

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orders_builders import FakeGroup, decide, make_tracked, standing
+from orders_builders import FakeService, decide, make_state, taking_part, view_of
 
 from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError
 from shoal.schedule.orders import ORDERS, DoublingBudget, FcfsStrict, order_class
 from shoal.schedule.orders.doubling_budget import VARIANTS
+from shoal.schedule.running_batch import RequestTable
 
 EVERY = [cls() for cls in ORDERS.values()] + [DoublingBudget(variant=variant) for variant in VARIANTS[1:]]
 
@@ -34,10 +35,10 @@ class OnlyTheHead(Sequence):
 
 def a_request(name):
     return st.builds(
-        make_tracked,
+        make_state,
         st.just(name),
         prompt=st.integers(1, 5_000),
-        charged_s=st.floats(0, 10),
+        service_time_s=st.floats(0, 10),
         generated=st.integers(0, 20),
         predicted=st.integers(21, 50),
         arrival_s=st.floats(0, 5),
@@ -46,49 +47,54 @@ def a_request(name):
 
 
 @st.composite
-def some_groups(draw):
-    groups = []
+def some_services(draw):
+    services = []
     for name in "abc"[: draw(st.integers(1, 3))]:
         running = draw(st.lists(a_request(name), max_size=5))
         begun = draw(st.sets(st.sampled_from(range(5))))
         last_prefill = draw(st.integers(-1, 20))
-        groups.append(
-            FakeGroup(
+        services.append(
+            FakeService(
                 name,
                 waiting=OnlyTheHead(draw(st.lists(a_request(name), max_size=3))),
                 running=running,
-                prefills=[one for at, one in enumerate(running) if at in begun],
+                prefilling=[request for at, request in enumerate(running) if at in begun],
                 last_step=draw(st.integers(last_prefill, 20)),
                 last_prefill=last_prefill,
-                streak=draw(st.integers(0, 10)),
+                consecutive_steps=draw(st.integers(0, 10)),
                 mean_s=draw(st.floats(0.1, 10)),
                 deviation_s=draw(st.floats(0, 5)),
                 finished=draw(st.sampled_from([[], [5, 30]])),
             )
         )
-    return groups
+    return services
+
+
+def _taking_part(turns, service):
+    return {request for turn in turns for request in taking_part(turn, service)}
 
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
 @settings(max_examples=examples(25), deadline=None)
-@given(groups=some_groups(), step=st.integers(21, 200))
-def test_everybody_has_a_turn_whatever_memory_refuses(order, groups, step):
-    turns = decide(order, *groups, step=step)
-    by_name = {group.service: group for group in groups}
+@given(services=some_services(), step=st.integers(21, 200))
+def test_everybody_has_a_turn_whatever_memory_refuses(order, services, step):
+    turns = decide(order, *services, step=step)
+    by_name = {service.service: service for service in services}
     for turn in turns:
-        assert len(set(turn.running)) == len(turn.running)
-        assert set(turn.running) <= set(by_name[turn.service].running)
+        running = taking_part(turn, by_name[turn.service])
+        assert len(set(running)) == len(running)
+        assert turn.seq_ids is None or sorted(turn.seq_ids) == turn.seq_ids.tolist()
         if turn.waiting is not by_name[turn.service].waiting:
             assert len(turn.waiting) == 0
-    for group in groups:
-        own = [turn for turn in turns if turn.service == group.service]
-        assert {one for turn in own for one in turn.running} == set(group.running)
+    for service in services:
+        own = [turn for turn in turns if turn.service == service.service]
+        assert _taking_part(own, service) == set(service.requests)
         # Whoever decodes needs no prompt of another to get on.
-        unconditional = {one for turn in own if not turn.prefill for one in turn.running}
-        assert unconditional >= set(group.running) - set(group.prefills)
+        unconditional = _taking_part([turn for turn in own if not turn.prefill], service)
+        assert unconditional >= set(service.requests) - set(service.prefilling)
         if not isinstance(order, FcfsStrict):
-            assert any(turn.waiting is group.waiting for turn in own) or not len(group.waiting)
-        if not group.running and not len(group.waiting):
+            assert any(turn.waiting is service.waiting for turn in own) or not len(service.waiting)
+        if not service.requests and not len(service.waiting):
             assert own == []
     if isinstance(order, FcfsStrict) and turns:
         assert turns[0].waiting is by_name[turns[0].service].waiting
@@ -96,24 +102,25 @@ def test_everybody_has_a_turn_whatever_memory_refuses(order, groups, step):
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
 @settings(max_examples=examples(10), deadline=None)
-@given(groups=some_groups())
-def test_deciding_twice_is_deciding_once(order, groups):
-    first, second = (order.decide(standing(*groups, step=30), 7) for _ in range(2))
-    assert list(map(_as_lists, first.turns)) == list(map(_as_lists, second.turns))
+@given(services=some_services())
+def test_deciding_twice_is_deciding_once(order, services):
+    by_name = {service.service: service for service in services}
+
+    def as_lists(turn):
+        return turn.service, taking_part(turn, by_name[turn.service]), turn.waiting, turn.prefill
+
+    first, second = (order.decide(view_of(*services, step=30), 7) for _ in range(2))
+    assert list(map(as_lists, first.turns)) == list(map(as_lists, second.turns))
     assert first.until_ns == second.until_ns
-
-
-def _as_lists(turn):
-    return turn.service, list(turn.running), turn.waiting, turn.prefill
 
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
 def test_priorities_do_not_depend_on_who_else_is_asked_about(order):
-    group = FakeGroup(running=[make_tracked(charged_s=at, generated=at, predicted=99) for at in range(6)])
-    group.finished = [3, 30]
-    together = list(order.priorities(group, group.running))
-    assert together == [order.priorities(group, [one])[0] for one in group.running]
-    assert order.rank(group.running[0], group) == order.rank(group.running[0], group)
+    requests = [make_state(service_time_s=at, generated=at, predicted=99) for at in range(6)]
+    service = FakeService(running=requests, finished=[3, 30])
+    together = order.keys(service, service.running).tolist()
+    assert together == [order.keys(service, RequestTable([request]))[0] for request in requests]
+    assert order.rank(requests[0], service) == order.rank(requests[0], service)
 
 
 def test_orders_are_found_by_name_and_others_refused():
@@ -134,4 +141,4 @@ def test_orders_are_found_by_name_and_others_refused():
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
 def test_nothing_to_do_is_no_turn(order):
-    assert decide(order, FakeGroup("a"), FakeGroup("b")) == []
+    assert decide(order, FakeService("a"), FakeService("b")) == []

@@ -3,26 +3,27 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orders_builders import SECOND, FakeGroup, decide, make_tracked, numbers
+from orders_builders import SECOND, FakeService, decide, make_state, taking_part
 
 from shoal.core import ConfigError
 from shoal.schedule.orders import DoublingBudget
 from shoal.schedule.orders.doubling_budget import budget_left, budget_of
+from shoal.schedule.running_batch import RequestTable
 
 
-def priority(order, group, one):
-    return order.priorities(group, [one])[0]
+def key(order, service, request):
+    return order.keys(service, RequestTable([request]))[0]
 
 
 def test_a_budget_is_the_mean_and_the_deviation():
-    assert budget_of(FakeGroup(mean_s=2.0, deviation_s=0.5).traits) == 2.5 * SECOND
-    group = FakeGroup(mean_s=2.0, deviation_s=0.5)
-    assert priority(DoublingBudget(), group, make_tracked()) == pytest.approx(2.5 * 2.0)
-    assert priority(DoublingBudget(), group, make_tracked(charged_s=1.0)) == pytest.approx(1.5 * 2.0)
+    assert budget_of(FakeService(mean_s=2.0, deviation_s=0.5).traits) == 2.5 * SECOND
+    service = FakeService(mean_s=2.0, deviation_s=0.5)
+    assert key(DoublingBudget(), service, make_state()) == pytest.approx(2.5 * 2.0)
+    assert key(DoublingBudget(), service, make_state(service_time_s=1.0)) == pytest.approx(1.5 * 2.0)
 
 
 def test_nothing_known_of_a_service_breaks_nothing():
-    assert priority(DoublingBudget(), FakeGroup(mean_s=0.0), make_tracked(charged_s=1.0)) == 0.0
+    assert key(DoublingBudget(), FakeService(mean_s=0.0), make_state(service_time_s=1.0)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -48,111 +49,110 @@ def test_what_is_left_is_what_charging_step_by_step_leaves(budget, steps):
 
 
 def test_a_request_longer_than_the_mean_drops_behind_then_rises_again():
-    order, group = DoublingBudget(), FakeGroup(mean_s=2.0)
-    fresh = priority(order, group, make_tracked())
-    seen = [priority(order, group, make_tracked(charged_s=charged)) / fresh for charged in range(0, 8)]
+    order, service = DoublingBudget(), FakeService(mean_s=2.0)
+    fresh = key(order, service, make_state())
+    seen = [key(order, service, make_state(service_time_s=charged)) / fresh for charged in range(0, 8)]
     assert seen == pytest.approx([1.0, 0.5, 2.0, 1.5, 1.0, 0.5, 4.0, 3.5])
 
 
 def test_a_long_request_lets_shorter_services_pass_when_its_budget_is_used_up():
-    short = FakeGroup("short", waiting=[make_tracked("short")], mean_s=1.5)
-    within, beyond = make_tracked("long", charged_s=1.9), make_tracked("long", charged_s=2.0)
-    long = FakeGroup("long", running=[within], mean_s=2.0)
+    short = FakeService("short", waiting=[make_state("short")], mean_s=1.5)
+    within, beyond = make_state("long", service_time_s=1.9), make_state("long", service_time_s=2.0)
+    long = FakeService("long", running=[within], mean_s=2.0)
     assert decide(DoublingBudget(), short, long)[0].service == "long"
-    long.running = [beyond]
+    long.requests = [beyond]
     assert decide(DoublingBudget(), short, long)[0].service == "short"
 
 
-def test_the_queue_is_ranked_by_the_share_left_whatever_the_beliefs_are():
+def test_the_queue_is_ranked_by_the_share_left_whatever_is_known_of_the_service():
     order = DoublingBudget()
-    assert order.rank(make_tracked(), FakeGroup(mean_s=1.0, deviation_s=2.0)) == 1.0
-    assert order.rank(make_tracked(), FakeGroup(mean_s=7.0)) == 1.0
-    assert order.rank(make_tracked(charged_s=1.0), FakeGroup(mean_s=4.0)) == 0.75
-    assert order.rank(make_tracked(charged_s=1.0), FakeGroup(mean_s=1.0)) == 2.0
+    assert order.rank(make_state(), FakeService(mean_s=1.0, deviation_s=2.0)) == 1.0
+    assert order.rank(make_state(), FakeService(mean_s=7.0)) == 1.0
+    assert order.rank(make_state(service_time_s=1.0), FakeService(mean_s=4.0)) == 0.75
+    assert order.rank(make_state(service_time_s=1.0), FakeService(mean_s=1.0)) == 2.0
 
 
-def test_join_steps_the_service_of_the_smallest_with_newcomers_and_decodes():
-    old, young = make_tracked("a", charged_s=1.0), make_tracked("a", charged_s=3.0)
-    newcomer = make_tracked("a")
-    a = FakeGroup("a", waiting=[newcomer], running=[old, young], mean_s=4.0)
-    b = FakeGroup("b", waiting=[make_tracked("b")], mean_s=3.0)
+def test_join_steps_the_service_of_the_smallest_with_those_who_wait_and_decodes():
+    old, young = make_state("a", service_time_s=1.0), make_state("a", service_time_s=3.0)
+    a = FakeService("a", waiting=[make_state("a")], running=[old, young], mean_s=4.0)
+    b = FakeService("b", waiting=[make_state("b")], mean_s=3.0)
     turns = decide(DoublingBudget(), a, b)
     assert [(turn.service, turn.prefill) for turn in turns] == [("a", False), ("b", True), ("a", True)]
-    assert numbers(turns[0].running) == [young.number, old.number]
+    assert taking_part(turns[0], a) == [young, old]
     assert turns[0].waiting is a.waiting
 
 
-def test_a_newcomer_that_memory_refuses_no_longer_speaks_for_its_service():
-    a = FakeGroup("a", waiting=[make_tracked("a")], running=[make_tracked("a", charged_s=1.0)], mean_s=1.0)
-    b = FakeGroup("b", running=[make_tracked("b", charged_s=1.0)], mean_s=1.2)
+def test_a_waiting_request_that_memory_rejects_no_longer_speaks_for_its_service():
+    a = FakeService("a", waiting=[make_state("a")], running=[make_state("a", service_time_s=1.0)], mean_s=1.0)
+    b = FakeService("b", running=[make_state("b", service_time_s=1.0)], mean_s=1.2)
     turns = decide(DoublingBudget(), a, b)
     assert [(turn.service, turn.prefill) for turn in turns] == [("b", False), ("a", True), ("a", False)]
 
 
 def test_equals_are_served_first_come_first_served():
     young, old = (
-        FakeGroup(name, waiting=[make_tracked(name, number=at)]) for name, at in (("a", 9), ("b", 4))
+        FakeService(name, waiting=[make_state(name, number=at)]) for name, at in (("a", 9), ("b", 4))
     )
     assert [turn.service for turn in decide(DoublingBudget(), young, old)] == ["b", "a"]
 
 
 def test_literal_serves_one_phase_at_a_time():
-    decode = make_tracked("a", charged_s=1.0)
-    begun, far = make_tracked("a", charged_s=0.5), make_tracked("a", charged_s=0.7)
-    waiting = [make_tracked("a"), make_tracked("a")]
-    a = FakeGroup("a", waiting=waiting, running=[decode, begun, far], prefills=[begun, far], mean_s=4.0)
+    decode = make_state("a", service_time_s=1.0)
+    begun, far = make_state("a", service_time_s=0.5), make_state("a", service_time_s=0.7)
+    waiting = [make_state("a"), make_state("a")]
+    a = FakeService("a", waiting=waiting, running=[decode, begun, far], prefilling=[begun, far], mean_s=4.0)
     decodes, prompts = decide(DoublingBudget(variant="literal"), a)
-    assert numbers(decodes.running) == [decode.number]
+    assert taking_part(decodes, a) == [decode]
     assert (list(decodes.waiting), decodes.prefill) == ([], False)
-    assert numbers(prompts.running) == [far.number, begun.number]
+    assert taking_part(prompts, a) == [far, begun]
     assert (prompts.waiting, prompts.prefill) == (waiting, True)
 
 
 def test_literal_drains_its_batch_before_anybody_joins():
-    """A running request always has less left than a newcomer, until it outlasts its budget."""
-    running = make_tracked("a", charged_s=0.1)
-    a = FakeGroup("a", waiting=[make_tracked("a")], running=[running])
+    """A running request always has less left than one that waits, until it outlasts its budget."""
+    running = make_state("a", service_time_s=0.1)
+    a = FakeService("a", waiting=[make_state("a")], running=[running])
     literal = DoublingBudget(variant="literal")
     assert not decide(literal, a)[0].prefill
-    running.charged_ns = 1 * SECOND
+    running.service_time_ns = 1 * SECOND
     assert decide(literal, a)[0].prefill
-    running.charged_ns = round(2.1 * SECOND)
+    running.service_time_ns = round(2.1 * SECOND)
     assert not decide(literal, a)[0].prefill
 
 
 def test_batch_puts_fifty_requests_of_1_2_before_one_of_1():
-    many = FakeGroup("many", waiting=[make_tracked("many") for _ in range(50)], mean_s=1.2)
-    single = FakeGroup("single", waiting=[make_tracked("single")], mean_s=1.0)
+    many = FakeService("many", waiting=[make_state("many") for _ in range(50)], mean_s=1.2)
+    single = FakeService("single", waiting=[make_state("single")], mean_s=1.0)
     assert decide(DoublingBudget(), many, single)[0].service == "single"
     assert decide(DoublingBudget(variant="batch"), many, single)[0].service == "many"
     assert decide(DoublingBudget(variant="batch", max_batch=1), many, single)[0].service == "single"
 
 
 def test_batch_counts_no_more_requests_than_a_step_serves():
-    many = FakeGroup("many", waiting=[make_tracked("many") for _ in range(50)])
-    one = make_tracked("many")
-    assert priority(DoublingBudget(variant="batch"), many, one) == pytest.approx(1 / 50)
-    assert priority(DoublingBudget(variant="batch", max_batch=8), many, one) == pytest.approx(1 / 8)
-    many.running = [make_tracked("many") for _ in range(100)]
-    assert priority(DoublingBudget(variant="batch"), many, one) == pytest.approx(1 / 64)
+    many = FakeService("many", waiting=[make_state("many") for _ in range(50)])
+    request = make_state("many")
+    assert key(DoublingBudget(variant="batch"), many, request) == pytest.approx(1 / 50)
+    assert key(DoublingBudget(variant="batch", max_batch=8), many, request) == pytest.approx(1 / 8)
+    many.requests = [make_state("many") for _ in range(100)]
+    assert key(DoublingBudget(variant="batch"), many, request) == pytest.approx(1 / 64)
 
 
 def test_c_mu_expects_what_past_requests_went_on_to_need():
     """Half of them end after 10 tokens, half after 90: one that is past the 10 has far to go."""
-    group = FakeGroup(mean_s=5.0, finished=[10, 90])
+    service = FakeService(mean_s=5.0, finished=[10, 90])
     order = DoublingBudget(variant="c-mu")
-    requests = [make_tracked(generated=generated) for generated in (0, 8, 10, 88)]
+    requests = [make_state(generated=generated) for generated in (0, 8, 10, 88)]
     token_s = 5.0 / 50
-    assert order.priorities(group, requests) == pytest.approx(
+    assert order.keys(service, RequestTable(requests)) == pytest.approx(
         [remaining * token_s * 5.0 for remaining in (50, 42, 80, 2)]
     )
-    limited = make_tracked(generated=10, ceiling=30)
-    assert priority(order, group, limited) == pytest.approx(20 * token_s * 5.0)
+    limited = make_state(generated=10, max_new_tokens=30)
+    assert key(order, service, limited) == pytest.approx(20 * token_s * 5.0)
 
 
 def test_c_mu_is_as_join_before_the_first_request_has_finished():
-    group, one = FakeGroup(mean_s=2.0, deviation_s=1.0), make_tracked(charged_s=1.0)
-    assert priority(DoublingBudget(variant="c-mu"), group, one) == priority(DoublingBudget(), group, one)
+    service, request = FakeService(mean_s=2.0, deviation_s=1.0), make_state(service_time_s=1.0)
+    assert key(DoublingBudget(variant="c-mu"), service, request) == key(DoublingBudget(), service, request)
 
 
 def test_knobs_without_meaning_are_refused():

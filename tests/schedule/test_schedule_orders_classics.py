@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orders_builders import SECOND, FakeGroup, Machine, decide, make_tracked, numbers
+from orders_builders import SECOND, FakeService, Machine, decide, make_state, taking_part
 
 from shoal.core import SLO, ConfigError
-from shoal.schedule.columns import Columns
 from shoal.schedule.orders import (
     PATIENCE_STEPS,
     EarliestDeadline,
@@ -16,25 +15,26 @@ from shoal.schedule.orders import (
     RoundRobin,
     ShortestRemaining,
 )
+from shoal.schedule.running_batch import RequestTable
 
 
 def requests(service, count, **traits):
-    return [make_tracked(service, **traits) for _ in range(count)]
+    return [make_state(service, **traits) for _ in range(count)]
 
 
 # First come, first served
 
 
 def test_fcfs_takes_the_oldest_prompt_then_whoever_stepped_longest_ago():
-    a = FakeGroup("a", running=requests("a", 1), last_step=4)
-    b = FakeGroup("b", waiting=requests("b", 1), running=requests("b", 1), last_step=3)
+    a = FakeService("a", running=requests("a", 1), last_step=4)
+    b = FakeService("b", waiting=requests("b", 1), running=requests("b", 1), last_step=3)
     turns = decide(Fcfs(), a, b, step=5)
     assert [(turn.service, turn.prefill) for turn in turns] == [("b", True), ("b", False), ("a", False)]
 
 
 def test_fcfs_passes_over_nobody_for_long():
-    a = FakeGroup("a", running=requests("a", 1), last_step=0)
-    b = FakeGroup("b", waiting=requests("b", 1), running=requests("b", 1), last_step=PATIENCE_STEPS)
+    a = FakeService("a", running=requests("a", 1), last_step=0)
+    b = FakeService("b", waiting=requests("b", 1), running=requests("b", 1), last_step=PATIENCE_STEPS)
     assert decide(Fcfs(), a, b, step=PATIENCE_STEPS)[0].service == "b"
     assert decide(Fcfs(), a, b, step=PATIENCE_STEPS + 1)[0].service == "a"
 
@@ -42,7 +42,7 @@ def test_fcfs_passes_over_nobody_for_long():
 def test_fcfs_strict_admits_for_the_service_of_the_oldest_alone():
     b, a = requests("b", 1), requests("a", 2)
     turns = decide(
-        FcfsStrict(), FakeGroup("a", waiting=a[1:], running=a[:1]), FakeGroup("b", waiting=b, running=[])
+        FcfsStrict(), FakeService("a", waiting=a[1:], running=a[:1]), FakeService("b", waiting=b, running=[])
     )
     assert [turn.service for turn in turns] == ["b", "a"]
     assert turns[0].waiting is b
@@ -53,56 +53,63 @@ def test_fcfs_strict_admits_for_the_service_of_the_oldest_alone():
 
 
 def test_decodes_go_round_by_quota():
-    groups = [FakeGroup(name, running=requests(name, 2), quota=quota) for name, quota in (("a", 3), ("b", 2))]
-    assert Machine(RoundRobin(), *groups).run(12) == "aaabb" * 2 + "aa"
+    services = [
+        FakeService(name, running=requests(name, 2), quota=quota) for name, quota in (("a", 3), ("b", 2))
+    ]
+    assert Machine(RoundRobin(), *services).run(12) == "aaabb" * 2 + "aa"
 
 
 def test_a_service_alone_is_not_held_up_by_its_quota():
-    a = FakeGroup("a", running=requests("a", 1), quota=2)
+    a = FakeService("a", running=requests("a", 1), quota=2)
     assert Machine(RoundRobin(), a).run(5) == "aaaaa"
 
 
 def test_prompts_go_round_and_put_off_decodes_by_one_step():
     """Capitals are prompt steps; the decodes of a prompt's own service ride along."""
-    groups = [FakeGroup(name, waiting=requests(name, 3)) for name in "abc"]
-    machine = Machine(RoundRobin(), *groups)
+    services = [FakeService(name, waiting=requests(name, 3)) for name in "abc"]
+    machine = Machine(RoundRobin(), *services)
     assert machine.run(24) == "ABa" + "CbaAcbBac" * 2 + "Cba"
     assert machine.run(19) == "a" * 7 + "c" * 8 + "b" * 4
 
 
 def test_within_a_service_the_oldest_is_prefilled_first():
     waiting = requests("a", 3)
-    turn = decide(RoundRobin(), FakeGroup("a", waiting=waiting))[0]
+    turn = decide(RoundRobin(), FakeService("a", waiting=waiting))[0]
     assert turn.waiting is waiting
 
 
 def test_where_no_prompt_fits_decodes_go_on_by_quota():
-    groups = [FakeGroup(name, waiting=requests(name, 1), running=requests(name, 1), quota=2) for name in "ab"]
-    machine = Machine(RoundRobin(), *groups)
-    machine.open = False
+    services = [
+        FakeService(name, waiting=requests(name, 1), running=requests(name, 1), quota=2) for name in "ab"
+    ]
+    machine = Machine(RoundRobin(), *services)
+    machine.admits = False
     assert machine.run(8) == "aabbaabb"
-    machine.open = True
+    machine.admits = True
     assert machine.run(4) == "AbBa"
 
 
 def test_a_decode_turn_computes_no_prompt():
     decode, begun = requests("a", 2)
-    group = FakeGroup("a", running=[decode, begun], prefills=[begun])
-    turns = decide(RoundRobin(), group)
-    assert [(numbers(turn.running), turn.prefill) for turn in turns] == [
-        ([decode.number, begun.number], True),
-        ([decode.number], False),
+    service = FakeService("a", running=[decode, begun], prefilling=[begun])
+    turns = decide(RoundRobin(), service)
+    assert [(taking_part(turn, service), turn.prefill) for turn in turns] == [
+        ([decode, begun], True),
+        ([decode], False),
     ]
 
 
 def test_a_prompt_does_not_pass_for_a_decode_that_is_never_due():
     begun, decode, other = (
-        make_tracked("a", number=0),
-        make_tracked("a", number=5),
-        make_tracked("b", number=3),
+        make_state("a", number=0),
+        make_state("a", number=5),
+        make_state("b", number=3),
     )
-    groups = FakeGroup("a", running=[begun, decode], prefills=[begun]), FakeGroup("b", running=[other])
-    turns = decide(EarliestDeadline(default_s=float("inf")), *groups)
+    services = (
+        FakeService("a", running=[begun, decode], prefilling=[begun]),
+        FakeService("b", running=[other]),
+    )
+    turns = decide(EarliestDeadline(default_s=float("inf")), *services)
     assert [(turn.service, turn.prefill) for turn in turns] == [("a", True), ("b", False), ("a", False)]
 
 
@@ -113,8 +120,8 @@ def feedback(**knobs):
     return Mlfq(**{"quantum_s": 1.0, "levels": 4, "prefill_tokens_per_s": 10.0, **knobs})
 
 
-def level_of(one, **knobs):
-    return feedback(**knobs).levels_of(Columns.of([one]))[0]
+def level_of(request, **knobs):
+    return feedback(**knobs).levels_of(RequestTable([request]))[0]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +129,11 @@ def level_of(one, **knobs):
     [(1, 0), (10, 0), (11, 1), (20, 1), (21, 2), (40, 2), (41, 3), (80, 3), (81, 3), (10_000, 3)],
 )
 def test_a_request_joins_the_level_whose_quantum_covers_its_prefill(prompt, level):
-    assert level_of(make_tracked(prompt=prompt)) == level
+    assert level_of(make_state(prompt=prompt)) == level
 
 
 @pytest.mark.parametrize(
-    ("prompt", "charged_s", "level"),
+    ("prompt", "service_time_s", "level"),
     [
         (5, 0.999, 0),
         (5, 1.0, 1),
@@ -143,8 +150,8 @@ def test_a_request_joins_the_level_whose_quantum_covers_its_prefill(prompt, leve
         (35, 4.0, 3),
     ],
 )
-def test_a_request_is_demoted_when_it_has_used_its_quantum(prompt, charged_s, level):
-    assert level_of(make_tracked(prompt=prompt, charged_s=charged_s)) == level
+def test_a_request_is_demoted_when_it_has_used_its_quantum(prompt, service_time_s, level):
+    assert level_of(make_state(prompt=prompt, service_time_s=service_time_s)) == level
 
 
 @settings(deadline=None)
@@ -157,45 +164,45 @@ def test_levels_are_those_of_a_queue_that_is_walked_step_by_step(prompt, quarter
     while level < levels - 1 and left >= 2**level:
         left -= 2**level
         level += 1
-    assert level_of(make_tracked(prompt=prompt, charged_s=quarters / 4), levels=levels) == level
+    assert level_of(make_state(prompt=prompt, service_time_s=quarters / 4), levels=levels) == level
 
 
 def test_lower_levels_first_then_first_come_first_served():
-    low, low_too = make_tracked("b", charged_s=0.5), make_tracked("a", charged_s=0.9)
-    high = make_tracked("a", number=0, charged_s=1.5)
-    a = FakeGroup("a", running=[high, low_too])
-    b = FakeGroup("b", running=[low])
+    low, low_too = make_state("b", service_time_s=0.5), make_state("a", service_time_s=0.9)
+    high = make_state("a", number=0, service_time_s=1.5)
+    a = FakeService("a", running=[high, low_too])
+    b = FakeService("b", running=[low])
     turns = decide(feedback(), a, b)
     assert [turn.service for turn in turns] == ["b", "a"]
-    assert numbers(turns[1].running) == [low_too.number, 0]
-    low.charged_ns = SECOND
+    assert taking_part(turns[1], a) == [low_too, high]
+    low.service_time_ns = SECOND
     assert [turn.service for turn in decide(feedback(), a, b)] == ["a", "b"]
 
 
 def test_the_queue_is_ranked_by_level():
-    assert feedback().rank(make_tracked(prompt=40), FakeGroup()) == 2
+    assert feedback().rank(make_state(prompt=40), FakeService()) == 2
 
 
 # Shortest remaining
 
 
 def test_the_shortest_remaining_time_first():
-    fast = FakeGroup("fast", running=[make_tracked("fast", predicted=50, generated=10)], finished=[100])
-    slow = FakeGroup("slow", running=[make_tracked("slow", predicted=30)], finished=[20, 20], mean_s=1.0)
+    fast = FakeService("fast", running=[make_state("fast", predicted=50, generated=10)], finished=[100])
+    slow = FakeService("slow", running=[make_state("slow", predicted=30)], finished=[20, 20], mean_s=1.0)
     # 40 tokens of 10 ms against 30 of 50 ms.
     assert [turn.service for turn in decide(ShortestRemaining(), slow, fast)] == ["fast", "slow"]
-    assert ShortestRemaining().priorities(slow, slow.running) == pytest.approx([1.5])
-    slow.running[0].generated = 25
+    assert ShortestRemaining().keys(slow, slow.running) == pytest.approx([1.5])
+    slow.requests[0].num_generated = 25
     assert [turn.service for turn in decide(ShortestRemaining(), slow, fast)] == ["slow", "fast"]
 
 
-def test_before_anything_has_finished_a_token_takes_what_is_believed():
-    group = FakeGroup(mean_s=5.0)
-    assert ShortestRemaining(token_s=0.5).priorities(group, [make_tracked(predicted=4)]) == [2.0]
+def test_before_anything_has_finished_a_token_takes_what_is_assumed():
+    service = FakeService(mean_s=5.0)
+    assert ShortestRemaining(token_s=0.5).keys(service, RequestTable([make_state(predicted=4)])) == [2.0]
 
 
 def test_the_queue_is_ranked_by_predicted_tokens_left():
-    assert ShortestRemaining().rank(make_tracked(predicted=9, generated=2), FakeGroup()) == 7
+    assert ShortestRemaining().rank(make_state(predicted=9, generated=2), FakeService()) == 7
 
 
 # Earliest deadline
@@ -217,22 +224,23 @@ def test_the_queue_is_ranked_by_predicted_tokens_left():
     ],
 )
 def test_when_the_next_token_is_due(slo, generated, allowed_s):
-    one = make_tracked(slo=slo, generated=generated, arrival_s=100.0)
-    assert EarliestDeadline().allowed_s(one) == allowed_s
-    assert EarliestDeadline().rank(one, FakeGroup()) == (100.0 + allowed_s) * SECOND
+    request = make_state(slo=slo, generated=generated, arrival_s=100.0)
+    due_ns = (100.0 + allowed_s) * SECOND
+    assert EarliestDeadline().keys(FakeService(), RequestTable([request])) == [due_ns]
+    assert EarliestDeadline().rank(request, FakeService()) == due_ns
 
 
 def test_the_earliest_deadline_first():
     """a: due at 3, 6 and 60; b: 4; a's second is ahead of its goals, though it came first."""
-    late = make_tracked("a", arrival_s=0.0)
-    ahead = make_tracked("a", arrival_s=1.0, generated=4, slo=SLO(ttft_s=1.0, tpot_s=1.0))
-    urgent = make_tracked("a", arrival_s=2.0, slo=SLO(ttft_s=1.0))
-    middle = make_tracked("b", arrival_s=0.0, slo=SLO(e2e_s=4.0))
-    a = FakeGroup("a", waiting=[urgent], running=[late, ahead])
-    b = FakeGroup("b", running=[middle])
+    late = make_state("a", arrival_s=0.0)
+    ahead = make_state("a", arrival_s=1.0, generated=4, slo=SLO(ttft_s=1.0, tpot_s=1.0))
+    urgent = make_state("a", arrival_s=2.0, slo=SLO(ttft_s=1.0))
+    middle = make_state("b", arrival_s=0.0, slo=SLO(e2e_s=4.0))
+    a = FakeService("a", waiting=[urgent], running=[late, ahead])
+    b = FakeService("b", running=[middle])
     turns = decide(EarliestDeadline(), a, b)
     assert [(turn.service, turn.prefill) for turn in turns] == [("a", True), ("b", False), ("a", False)]
-    assert numbers(turns[0].running) == [ahead.number, late.number]
+    assert taking_part(turns[0], a) == [ahead, late]
 
 
 @pytest.mark.parametrize(

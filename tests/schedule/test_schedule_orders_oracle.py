@@ -7,10 +7,11 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orders_builders import SECOND, FakeGroup, make_tracked, standing
+from orders_builders import SECOND, FakeService, make_state, taking_part, view_of
 
 from hypothesis_profiles import examples
 from shoal.schedule.orders import DoublingBudget
+from shoal.schedule.running_batch import RequestTable
 
 Job = tuple[int, int]
 """(release, time) in seconds; its service's mean execution time is its own."""
@@ -18,34 +19,34 @@ Job = tuple[int, int]
 
 def served_by(order, jobs: list[Job]) -> float:
     """Sum of latencies over times if in every second the job runs that the order wants most."""
-    groups = {}
+    services = {}
     requests = []
     for number, (release, time) in enumerate(jobs):
         name = f"L{time}"
-        groups.setdefault(name, FakeGroup(name, waiting=[], running=[], mean_s=time))
-        requests.append(make_tracked(name, number=number, arrival_s=release))
+        services.setdefault(name, FakeService(name, waiting=[], mean_s=time))
+        requests.append(make_state(name, number=number, arrival_s=release))
     left = [time for _, time in jobs]
     total, now = 0.0, 0
     while any(left):
         for number, (release, _) in enumerate(jobs):
             if release == now:
-                groups[requests[number].service].waiting.append(requests[number])
-        turns = order.decide(standing(*groups.values()), now * SECOND).turns
+                services[requests[number].service].waiting.append(requests[number])
+        turns = order.decide(view_of(*services.values()), now * SECOND).turns
         now += 1
         if not turns:
             continue
-        group = groups[turns[0].service]
-        candidates = [*turns[0].running, *list(turns[0].waiting)[:1]]
-        priorities = order.priorities(group, candidates)
-        _, number = min((priority, one.number) for priority, one in zip(priorities, candidates, strict=True))
-        one = requests[number]
-        if one in group.waiting:
-            group.waiting.remove(one)
-            group.running.append(one)
-        one.charged_ns += SECOND
+        service = services[turns[0].service]
+        candidates = RequestTable([*taking_part(turns[0], service), *list(turns[0].waiting)[:1]])
+        keys = order.keys(service, candidates).tolist()
+        _, number = min(zip(keys, candidates.number.tolist(), strict=True))
+        request = requests[number]
+        if request in service.waiting:
+            service.waiting.remove(request)
+            service.requests.append(request)
+        request.service_time_ns += SECOND
         left[number] -= 1
         if not left[number]:
-            group.running.remove(one)
+            service.requests.remove(request)
             release, time = jobs[number]
             total += (now - release) / time
     return total

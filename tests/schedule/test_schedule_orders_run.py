@@ -44,20 +44,20 @@ def requests():
     made = []
     for number in range(24):
         service = draw.choice("abc")
-        one = make_request(
+        request = make_request(
             [1_000 + number * 100 + at for at in range(draw.randint(1, 40))],
             draw.randint(1, OUTPUTS[service]),
             id=f"r{number}",
             service=service,
         )
         slo = draw.choice([SLO(), SLO(ttft_s=5 * STEP_S, tpot_s=2 * STEP_S)])
-        made.append(replace(one, arrival_ns=number * STEP_NS, slo=slo))
+        made.append(replace(request, arrival_ns=number * STEP_NS, slo=slo))
     return made
 
 
 @cache
 def serve(order, **options):
-    """A pool that holds a part of the requests, so that some are evicted; half arrive while others run."""
+    """A pool that holds a part of the requests, so that some are preempted; half arrive while others run."""
     pool = make_pool(30, per_merged={"a": 1, "b": 2, "c": 3})
     scheduler = make_scheduler(
         pool, order=order, max_batched_tokens=32, max_running=8, execution_s=20 * STEP_S, **options
@@ -73,10 +73,10 @@ def serve(order, **options):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("preempt", [False, True])
+@pytest.mark.parametrize("preempt_for_waiting", [False, True])
 @pytest.mark.parametrize("order", TUNED, ids=repr)
-def test_every_order_answers_everybody(order, preempt, depth):
-    done = serve(order, preempt=preempt, depth=depth)
+def test_every_order_answers_everybody(order, preempt_for_waiting, depth):
+    done = serve(order, preempt_for_waiting=preempt_for_waiting, depth=depth)
     assert len(done.ends) == 24
     assert set(done.ends.values()) == {FinishReason.STOP}
     assert done.tokens == serve(Fcfs(), preempt_for_waiting=False, depth=1).tokens
@@ -85,5 +85,8 @@ def test_every_order_answers_everybody(order, preempt, depth):
 def test_orders_differ():
     """Otherwise the test above would show little."""
     assert {type(order) for order in TUNED} == set(ORDERS.values())
-    sequences = {tuple(plan.service for plan in serve(order, preempt_for_waiting=True, depth=1).plans) for order in TUNED}
+    sequences = {
+        tuple(plan.service for plan in serve(order, preempt_for_waiting=True, depth=1).plans)
+        for order in TUNED
+    }
     assert len(sequences) == len(TUNED)

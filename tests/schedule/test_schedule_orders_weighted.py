@@ -2,32 +2,32 @@
 
 from collections import Counter
 
-from orders_builders import FakeGroup, decide, make_tracked
+from orders_builders import FakeService, decide, make_state, taking_part
 
 from shoal.schedule import DoublingBudget
 from shoal.schedule.orders import WeightedTurns
 
 
-def shares_of_turns(*groups, steps=2_100):
+def shares_of_turns(*services, steps=2_100):
     """How often each steps."""
     turns = Counter()
     for step in range(steps):
-        chosen = decide(WeightedTurns(), *groups, step=step)[0].service
-        next(group for group in groups if group.service == chosen).last_step = step
+        chosen = decide(WeightedTurns(), *services, step=step)[0].service
+        next(service for service in services if service.service == chosen).last_step = step
         turns[chosen] += 1
     return turns
 
 
-def group_of(name, count, **traits):
-    return FakeGroup(name, running=[make_tracked(name) for _ in range(count)], **traits)
+def service_of(name, count, **traits):
+    return FakeService(name, running=[make_state(name) for _ in range(count)], **traits)
 
 
 def test_services_step_as_often_as_their_weights_say():
     """(N / L^2)^1.5 is 16 of a, 4 of b and 1 of c."""
     turns = shares_of_turns(
-        group_of("a", 4, mean_s=2 / 16 ** (1 / 3)),
-        group_of("b", 4, mean_s=2 / 4 ** (1 / 3)),
-        group_of("c", 4, mean_s=2.0),
+        service_of("a", 4, mean_s=2 / 16 ** (1 / 3)),
+        service_of("b", 4, mean_s=2 / 4 ** (1 / 3)),
+        service_of("c", 4, mean_s=2.0),
     )
     assert abs(turns["a"] - 1_600) < 80
     assert abs(turns["b"] - 400) < 60
@@ -36,34 +36,34 @@ def test_services_step_as_often_as_their_weights_say():
 
 def test_the_number_of_requests_counts_less_than_their_length():
     """b has four times as many, each four times as long: a's weight is 4^1.5 times b's."""
-    turns = shares_of_turns(group_of("a", 3, mean_s=1.0), group_of("b", 12, mean_s=4.0))
+    turns = shares_of_turns(service_of("a", 3, mean_s=1.0), service_of("b", 12, mean_s=4.0))
     assert 6.9 < turns["a"] / turns["b"] < 8.1
 
 
 def test_the_time_alone_counts_where_it_is_known():
     """Batches inflate b's mean; alone its requests are as short as those of a."""
-    unknown = shares_of_turns(group_of("a", 2, mean_s=1.0), group_of("b", 2, mean_s=4.0))
+    unknown = shares_of_turns(service_of("a", 2, mean_s=1.0), service_of("b", 2, mean_s=4.0))
     known = shares_of_turns(
-        group_of("a", 2, mean_s=1.0, alone_s=0.5), group_of("b", 2, mean_s=4.0, alone_s=0.5)
+        service_of("a", 2, mean_s=1.0, alone_s=0.5), service_of("b", 2, mean_s=4.0, alone_s=0.5)
     )
     assert unknown["b"] < 100
     assert abs(known["a"] - known["b"]) <= 2
 
 
-def test_a_newcomer_counts_where_it_can_join():
+def test_a_waiting_request_counts_where_it_can_join():
     """Each has one that runs, b also one that waits: with it b's weight is larger."""
-    a = FakeGroup("a", running=[make_tracked("a")], mean_s=1.0)
-    b = FakeGroup("b", running=[make_tracked("b")], waiting=[make_tracked("b")], mean_s=1.3)
+    a = FakeService("a", running=[make_state("a")], mean_s=1.0)
+    b = FakeService("b", running=[make_state("b")], waiting=[make_state("b")], mean_s=1.3)
     turns = decide(WeightedTurns(), a, b)
     assert [(turn.service, turn.prefill) for turn in turns] == [("b", True), ("a", False), ("b", False)]
 
 
 def test_within_a_service_and_for_memory_it_is_doubling_budget():
-    group = FakeGroup(running=[make_tracked(charged_s=at) for at in (0.5, 2.5, 0.9, 0.0)], mean_s=1.0)
+    service = FakeService(running=[make_state(service_time_s=at) for at in (0.5, 2.5, 0.9, 0.0)], mean_s=1.0)
     ours, budgets = WeightedTurns(), DoublingBudget()
-    assert ours.priorities(group, group.running) == budgets.priorities(group, group.running)
-    assert [ours.rank(one, group) for one in group.running] == [
-        budgets.rank(one, group) for one in group.running
+    assert (ours.keys(service, service.running) == budgets.keys(service, service.running)).all()
+    assert [ours.rank(request, service) for request in service.requests] == [
+        budgets.rank(request, service) for request in service.requests
     ]
-    [turn] = decide(ours, group)
-    assert [one.charged_ns / 1e9 for one in turn.running] == [0.9, 0.5, 2.5, 0.0]
+    [turn] = decide(ours, service)
+    assert [request.service_time_ns / 1e9 for request in taking_part(turn, service)] == [0.9, 0.5, 2.5, 0.0]

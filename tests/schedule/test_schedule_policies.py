@@ -1,10 +1,8 @@
-"""Orders, admissions and victims: who goes first, who is let in, who leaves."""
-
-from dataclasses import replace
+"""Orders, admissions and victims: who goes first, who is admitted, who is preempted."""
 
 import numpy as np
 import pytest
-from schedule_builders import make_pool, make_request, make_scheduler, run
+from schedule_builders import make_pool, make_request, make_scheduler, make_state, run
 
 from shoal.core import ConfigError, Idle, StepPlan, StepResult, derive_seed
 from shoal.forecast import LengthHistory
@@ -14,6 +12,7 @@ from shoal.schedule import (
     Aggressive,
     Conservative,
     Decision,
+    MemoryPressure,
     Oracle,
     PastFuture,
     Predicted,
@@ -22,16 +21,14 @@ from shoal.schedule import (
     Turn,
     admission_class,
 )
-from shoal.schedule.crowd import Crowd
-from shoal.schedule.members import Members
+from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.orders import PATIENCE_STEPS, Fcfs, order_class
-from shoal.schedule.tracked import track
+from shoal.schedule.running_batch import RequestTable
 from shoal.schedule.victims import (
     FewestTokens,
     LargeYoung,
     LowestPriority,
     Newest,
-    Shortage,
     SmallestThatFits,
 )
 
@@ -42,19 +39,20 @@ def services(done):
     return "".join(plan.service for plan in done.plans)
 
 
-def crowd_of(pool, *pairs, history=None, service="a"):
-    """Requests of (prompt, generated, ceiling) in one crowd."""
-    tracked = []
-    for number, (prompt, generated, ceiling) in enumerate(pairs):
-        one = track(make_request(prompt, None, max_tokens=ceiling), number, ceiling, ())
-        one.generated = generated
-        one.expected = prompt + generated
-        one.sequence = number
-        one.blocks = list(range(-(-(prompt + generated) // pool.block_size)))
-        tracked.append(one)
+def forecast_of(pool, *shapes, history=None, service="a"):
+    """Running requests of (prompt, generated, most output tokens), and their memory."""
+    requests = []
+    for number, (prompt, generated, most) in enumerate(shapes):
+        request = make_state(number=number, prompt=prompt, generated=generated, max_new_tokens=most)
+        request.seq_id = number
+        request.block_ids = list(range(-(-request.num_tokens // pool.block_size)))
+        requests.append(request)
     history = history or LengthHistory(1_000)
+    table = RequestTable(requests)
     layout = pool.layout.services[service]
-    return tracked, Crowd.of(layout, pool.block_size, Members.of(tracked, None), tracked, history)
+    return MemoryForecast(
+        layout, pool.block_size, table, None, lambda: history.distribution(table.num_generated)
+    )
 
 
 # Orders
@@ -102,12 +100,11 @@ def test_an_order_can_wait_and_choose_requests():
     """What later orders need: own priorities over requests, and a time to be asked again."""
 
     class ShortestPromptAtNoon(Fcfs):
-        def decide(self, standing, now_ns):
+        def decide(self, view, now_ns):
             if now_ns < 12:
                 return Decision((), until_ns=12)
-            group = standing.groups["a"]
-            waiting = sorted(group.waiting, key=lambda one: one.prompt_tokens)
-            return Decision([Turn("a", group.running, waiting)])
+            waiting = sorted(view.services["a"].waiting, key=lambda request: request.num_prompt_tokens)
+            return Decision([Turn("a", waiting=waiting)])
 
     scheduler = make_scheduler(order=ShortestPromptAtNoon(), max_running=1)
     for length in (9, 3, 6):
@@ -125,27 +122,27 @@ def test_an_order_can_wait_and_choose_requests():
 
 def test_conservative_adds_up_what_everybody_could_take():
     pool = make_pool(10)
-    _, crowd = crowd_of(pool, (6, 2, 7), (3, 0, 10))
+    forecast = forecast_of(pool, (6, 2, 7), (3, 0, 10))
     # 6 + 7 - 1 tokens are 3 blocks, 3 + 10 - 1 are 3: the last token of an output is never stored.
-    assert Conservative().demand([crowd]) == 6
-    assert Conservative().fits([crowd], 6)
-    assert not Conservative().fits([crowd], 5)
-    assert Conservative(overcommit=1.2).fits([crowd], 5)
+    assert Conservative().demand([forecast]) == 6
+    assert Conservative().fits([forecast], 6)
+    assert not Conservative().fits([forecast], 5)
+    assert Conservative(overcommit=1.2).fits([forecast], 5)
 
 
 def test_aggressive_counts_what_is_there():
     pool = make_pool(10)
-    _, crowd = crowd_of(pool, (6, 2, 7), (3, 0, 10))
-    assert Aggressive().demand([crowd]) == 2 + 1
-    assert Aggressive(watermark=0.75).fits([crowd], 4)
-    assert not Aggressive(watermark=0.7).fits([crowd], 4)
+    forecast = forecast_of(pool, (6, 2, 7), (3, 0, 10))
+    assert Aggressive().demand([forecast]) == 2 + 1
+    assert Aggressive(watermark=0.75).fits([forecast], 4)
+    assert not Aggressive(watermark=0.7).fits([forecast], 4)
 
 
 def test_oracle_foresees_who_leaves_first():
     pool = make_pool(10, block_size=1)
-    _, crowd = crowd_of(pool, (10, 0, 5), (1, 0, 20))
-    assert Oracle().demand([crowd]) == max(10 + 4 + 1 + 4, 1 + 19)
-    assert Conservative().demand([crowd]) == 10 + 4 + 1 + 19
+    forecast = forecast_of(pool, (10, 0, 5), (1, 0, 20))
+    assert Oracle().demand([forecast]) == max(10 + 4 + 1 + 4, 1 + 19)
+    assert Conservative().demand([forecast]) == 10 + 4 + 1 + 19
 
 
 def test_past_future_is_the_mean_or_the_largest_of_its_draws():
@@ -153,20 +150,20 @@ def test_past_future_is_the_mean_or_the_largest_of_its_draws():
     history = LengthHistory(1_000, window=2)
     history.record(10)
     history.record(30)
-    _, crowd = crowd_of(pool, (5, 0, 100), history=history)
+    forecast = forecast_of(pool, (5, 0, 100), history=history)
     seed = np.array([derive_seed(0, 0)], dtype=np.uint64)
-    lengths = crowd.lengths.draw(seed, np.array([0]), np.array([100]), 10)[:, 0]
+    lengths = forecast.lengths.draw(seed, np.array([0]), np.array([100]), 10)[:, 0]
     assert set(lengths.tolist()) == {10, 30}
-    assert PastFuture().demand([crowd]) == pytest.approx(np.mean(5 + lengths - 1))
-    _, crowd = crowd_of(pool, (5, 0, 100), history=history)
-    assert PastFuture(draws="max").demand([crowd]) == max(5 + lengths[:5] - 1)
+    assert PastFuture().demand([forecast]) == pytest.approx(np.mean(5 + lengths - 1))
+    forecast = forecast_of(pool, (5, 0, 100), history=history)
+    assert PastFuture(draws="max").demand([forecast]) == max(5 + lengths[:5] - 1)
     assert PastFuture(reserved=0.25).limit(100) == 75
 
 
 def test_several_services_need_the_sum_of_their_peaks():
     pool = make_pool(20, per_merged={"a": 1, "b": 3})
-    _, a = crowd_of(pool, (8, 0, 1))
-    _, b = crowd_of(pool, (16, 0, 1), service="b")
+    a = forecast_of(pool, (8, 0, 1))
+    b = forecast_of(pool, (16, 0, 1), service="b")
     assert Oracle().demand([a, b]) == 2 + 2
 
 
@@ -179,11 +176,11 @@ def test_shared_prefixes_count_once():
     scheduler.submit(first, 0)
     plan = scheduler.schedule(0)
     scheduler.update(plan, StepResult.of_step([7], 1), 0)
-    for one in others:
-        scheduler.submit(one, 0)
+    for request in others:
+        scheduler.submit(request, 0)
     plan = scheduler.schedule(0)
     assert isinstance(plan, StepPlan)
-    assert [one.computed for one in plan.joined] == [16, 16]
+    assert [joined.computed for joined in plan.joined] == [16, 16]
 
 
 def test_admission_is_tried_every_so_many_steps_and_whenever_nothing_runs():
@@ -223,71 +220,57 @@ def test_looking_again_changes_nothing():
 # Victims
 
 
-def shortage_of(pool, tracked, crowd, capacity):
-    class Running:
-        running = tracked
-
-    def by_number(requests):
-        return [one.number for one in requests]
-
-    return Shortage(tracked, {"a": Running()}, {"a": crowd}, capacity, by_number)
+def pressure_on(forecast, capacity=9, keys=None):
+    """All of them are candidates; without ``keys`` the order prefers who came first."""
+    wanted = forecast.table.number if keys is None else np.array(keys)
+    return MemoryPressure(forecast.table, {"a": forecast}, capacity, lambda: wanted.astype(np.float64))
 
 
 def test_newest_is_the_last_admitted():
-    pool = make_pool()
-    tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
-    assert Newest().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[2]
+    forecast = forecast_of(make_pool(), (4, 1, 9), (9, 1, 9), (2, 1, 9))
+    assert Newest().choose(pressure_on(forecast)) is forecast.table.requests[2]
 
 
 def test_lowest_priority_is_what_the_order_wants_least():
-    pool = make_pool()
-    tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
-    shortage = shortage_of(pool, tracked, crowd, 9)
-    assert LowestPriority().choose(shortage) is tracked[2]
-    wanted = {id(one): value for one, value in zip(tracked, (3.0, 7.0, 7.0), strict=True)}
-    shortage = replace(shortage, priority=lambda requests: [wanted[id(one)] for one in requests])
-    assert LowestPriority().choose(shortage) is tracked[2]
-    wanted[id(tracked[0])] = 8.0
-    assert LowestPriority().choose(shortage) is tracked[0]
+    forecast = forecast_of(make_pool(), (4, 1, 9), (9, 1, 9), (2, 1, 9))
+    requests = forecast.table.requests
+    assert LowestPriority().choose(pressure_on(forecast)) is requests[2]
+    assert LowestPriority().choose(pressure_on(forecast, keys=[3.0, 7.0, 7.0])) is requests[2]
+    assert LowestPriority().choose(pressure_on(forecast, keys=[8.0, 7.0, 7.0])) is requests[0]
 
 
 def test_fewest_tokens_loses_least():
-    pool = make_pool()
-    tracked, crowd = crowd_of(pool, (4, 1, 9), (9, 1, 9), (2, 1, 9))
-    for one, computed in zip(tracked, (5, 3, 3), strict=True):
-        one.computed = computed
-    assert FewestTokens().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[2]
-    tracked[0].computed = 2
-    assert FewestTokens().choose(shortage_of(pool, tracked, crowd, 9)) is tracked[0]
+    forecast = forecast_of(make_pool(), (4, 1, 9), (9, 1, 9), (2, 1, 9))
+    forecast.table.num_computed[:] = (5, 3, 3)
+    assert FewestTokens().choose(pressure_on(forecast)) is forecast.table.requests[2]
+    forecast.table.num_computed[0] = 2
+    assert FewestTokens().choose(pressure_on(forecast)) is forecast.table.requests[0]
 
 
 def test_large_young_takes_the_largest_below_the_mean_length():
-    pool = make_pool()
     history = LengthHistory(1_000, window=1)
     history.record(20)
-    tracked, crowd = crowd_of(pool, (40, 16, 90), (20, 15, 90), (4, 1, 90), history=history)
-    shortage = shortage_of(pool, tracked, crowd, 9)
-    assert LargeYoung().choose(shortage) is tracked[1]
-    tracked[1].evictions = 1
-    assert LargeYoung().choose(shortage) is tracked[2]
-    tracked[2].evictions = 1
-    assert LargeYoung().choose(shortage) is tracked[2]
+    forecast = forecast_of(make_pool(), (40, 16, 90), (20, 15, 90), (4, 1, 90), history=history)
+    requests = forecast.table.requests
+    assert LargeYoung().choose(pressure_on(forecast)) is requests[1]
+    requests[1].num_preemptions = 1
+    assert LargeYoung().choose(pressure_on(forecast)) is requests[2]
+    requests[2].num_preemptions = 1
+    assert LargeYoung().choose(pressure_on(forecast)) is requests[2]
 
 
 def test_smallest_that_fits_frees_just_enough():
-    pool = make_pool(block_size=1)
     history = LengthHistory(1_000, window=1)
     history.record(11)
-    tracked, crowd = crowd_of(pool, (30, 1, 90), (5, 1, 90), (12, 1, 90), history=history)
+    shapes = (30, 1, 90), (5, 1, 90), (12, 1, 90)
+    forecast = forecast_of(make_pool(block_size=1), *shapes, history=history)
     # Each stores 9 tokens more: 40 + 15 + 22 = 77 at the end.
-    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 62)) is tracked[1]
-    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 61)) is tracked[2]
-    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 54)) is tracked[0]
-    assert SmallestThatFits().choose(shortage_of(pool, tracked, crowd, 30)) is tracked[0]
+    chosen = [SmallestThatFits().choose(pressure_on(forecast, capacity)) for capacity in (62, 61, 54, 30)]
+    assert [request.number for request in chosen] == [1, 2, 0, 0]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_an_evicted_request_goes_on_where_it_was(victim):
+def test_a_preempted_request_goes_on_where_it_was(victim):
     scheduler = make_scheduler(make_pool(5, prefix_caching=False), victim=victim)
     requests = [make_request(7, 8, id="x"), make_request(6, 8, id="y")]
     done = run(scheduler, requests)
@@ -314,7 +297,7 @@ def test_names_are_looked_up_with_a_hint():
     [
         (lambda: SchedulerOptions(max_running=0), "max_running must be at least 1, got 0"),
         (lambda: SchedulerOptions(max_batched_tokens=0), "max_batched_tokens"),
-        (lambda: SchedulerOptions(eviction="forget"), "recompute or swap, got 'forget'"),
+        (lambda: SchedulerOptions(preemption_mode="forget"), "recompute or swap, got 'forget'"),
         (lambda: SchedulerOptions(starvation_s=0.0), "starvation must be above 0"),
         (lambda: SchedulerOptions(lengths="guess"), "lengths 'guess' is not known"),
         (lambda: Slice(tokens=0), "tokens must be at least 1"),

@@ -53,20 +53,21 @@ ORDER_POINTS = [
     EarliestDeadline(),
     WeightedTurns(),
 ]
-EVICTIONS = [
-    {"eviction": "recompute"},
-    {"eviction": "recompute", "preempt": True},
-    {"eviction": "swap"},
-    {"eviction": "swap", "preempt": True, "host_blocks": 3},
-    {"eviction": "swap", "preempt": True, "starvation_s": 7 * STEP_S},
-    {"eviction": "recompute", "starvation_s": 3 * STEP_S},
+PREEMPTIONS = [
+    {"preemption_mode": "recompute"},
+    {"preemption_mode": "recompute", "preempt_for_waiting": True},
+    {"preemption_mode": "swap"},
+    {"preemption_mode": "swap", "preempt_for_waiting": True, "host_blocks": 3},
+    {"preemption_mode": "swap", "preempt_for_waiting": True, "starvation_s": 7 * STEP_S},
+    {"preemption_mode": "recompute", "starvation_s": 3 * STEP_S},
 ]
+STOPS = (3, 4)
 LENGTHS = ["maximum", "history", "oracle"]
 
 
 def test_every_policy_is_tried_below():
-    assert {type(one) for one in ADMISSION_POINTS} == set(ADMISSIONS.values())
-    assert {type(one) for one in ORDER_POINTS} == set(ORDERS.values())
+    assert {type(admission) for admission in ADMISSION_POINTS} == set(ADMISSIONS.values())
+    assert {type(order) for order in ORDER_POINTS} == set(ORDERS.values())
 
 
 @st.composite
@@ -84,8 +85,8 @@ def workloads(draw, services=("a", "b", "c")):
         family = draw(st.integers(0, 2))
         common = draw(st.integers(0, length))
         prompt = [family] * common + [100 + number] * (length - common)
-        ceiling = draw(st.integers(1, longest - length))
-        output = draw(st.integers((ceiling + 1) // 2, ceiling))
+        most = draw(st.integers(1, longest - length))
+        output = draw(st.integers((most + 1) // 2, most))
         bounded = draw(st.booleans())
         requests.append(
             make_request(
@@ -93,12 +94,12 @@ def workloads(draw, services=("a", "b", "c")):
                 output if draw(st.booleans()) or not bounded else None,
                 id=f"{number}",
                 service=service,
-                max_tokens=ceiling if bounded else None,
+                max_tokens=most if bounded else None,
                 ignore_eos=draw(st.booleans()),
             )
         )
     arrivals = [draw(st.sampled_from([0, 0, 5, 30])) for _ in requests]
-    cancels = {one.id: draw(st.integers(0, 60)) for one in requests if draw(st.integers(0, 4)) == 0}
+    cancels = {request.id: draw(st.integers(0, 60)) for request in requests if draw(st.integers(0, 4)) == 0}
     return {
         "pool": (blocks, block_size, per_merged),
         "requests": requests,
@@ -111,22 +112,21 @@ def workloads(draw, services=("a", "b", "c")):
     }
 
 
-def check_columns(group):
-    """What is kept from step to step is what the requests say."""
-    columns, running = group.columns, list(group.running)
-    assert columns.requests == running
-    for name in ("prompt_tokens", "expected", "generated", "charged_ns", "predicted"):
-        assert getattr(columns, name).tolist() == [getattr(one, name) for one in running], name
-    assert columns.last_tokens.tolist() == [one.last_token for one in running]
-    assert columns.numbers.tolist() == [one.number for one in running]
-    assert group.ending == sum(one.ending is not None for one in running)
-
-
-def serve(work, admission, order="fcfs", victim="newest", **options):
+def serve(
+    work,
+    admission,
+    order="fcfs",
+    victim="newest",
+    *,
+    vocabulary=200,
+    most_iterations=1,
+    stops_early=True,
+    **options,
+):
     blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
         make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
-        eos=(3, 4),
+        eos=STOPS,
         admission=admission,
         order=order,
         victim=victim,
@@ -146,27 +146,33 @@ def serve(work, admission, order="fcfs", victim="newest", **options):
             event = scheduler.cancel(cancels.pop(0)[0], step * STEP_NS)
             if event is not None:
                 done.take([event])
-        for group in scheduler.groups.values():
-            check_columns(group)
         return bool(ahead)
 
-    return scheduler, run(scheduler, before_step=before_step, vocabulary=200)
+    done = run(
+        scheduler,
+        before_step=before_step,
+        vocabulary=vocabulary,
+        stops=STOPS if stops_early else (),
+        most_iterations=most_iterations,
+    )
+    return scheduler, done
 
 
 def check_ends(work, scheduler, done):
-    for one in work["requests"]:
-        tokens, end = done.tokens[one.id], done.ends[one.id]
-        stops = () if one.sampling.ignore_eos else (3, 4)
+    for request in work["requests"]:
+        tokens, end = done.tokens[request.id], done.ends[request.id]
+        stops = () if request.sampling.ignore_eos else STOPS
         if end is FinishReason.CANCELLED:
-            assert one.id in work["cancels"]
+            assert request.id in work["cancels"]
         elif end is FinishReason.LENGTH:
-            assert len(tokens) == (one.sampling.max_tokens or scheduler.ceiling(one.service, len(one.prompt)))
+            most_tokens = scheduler.most_tokens(request.service, len(request.prompt))
+            assert len(tokens) == (request.sampling.max_tokens or most_tokens)
         else:
-            assert tokens[-1] in stops or len(tokens) == one.true_output_tokens
+            assert tokens[-1] in stops or len(tokens) == request.true_output_tokens
         assert not set(tokens[:-1]) & set(stops)
     stats = scheduler.stats().services.values()
-    assert sum(one.finished + one.cancelled for one in stats) == len(work["requests"])
-    assert sum(one.waiting + one.running for one in stats) == 0
+    assert sum(service.finished + service.cancelled for service in stats) == len(work["requests"])
+    assert sum(service.waiting + service.running for service in stats) == 0
 
 
 policies = st.fixed_dictionaries(
@@ -179,37 +185,37 @@ policies = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
-@pytest.mark.parametrize("eviction", EVICTIONS, ids=str)
+@pytest.mark.parametrize("preemption", PREEMPTIONS, ids=str)
 @settings(max_examples=examples(25), deadline=None)
 @given(work=workloads(), admission=st.sampled_from(ADMISSION_POINTS), policy=policies)
-def test_every_request_ends_exactly_once(order, eviction, work, admission, policy):
-    scheduler, done = serve(work, admission, **{**policy, **eviction, "order": order})
-    assert done.ends.keys() == {one.id for one in work["requests"]}
+def test_every_request_ends_exactly_once(order, preemption, work, admission, policy):
+    scheduler, done = serve(work, admission, **{**policy, **preemption, "order": order})
+    assert done.ends.keys() == {request.id for request in work["requests"]}
     check_ends(work, scheduler, done)
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(workloads(), st.sampled_from(ADMISSION_POINTS), policies, st.sampled_from(EVICTIONS))
-def test_outputs_do_not_depend_on_the_policy(work, admission, policy, eviction):
+@given(workloads(), st.sampled_from(ADMISSION_POINTS), policies, st.sampled_from(PREEMPTIONS))
+def test_outputs_do_not_depend_on_the_policy(work, admission, policy, preemption):
     work = {**work, "cancels": {}}
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1}, Conservative())
-    _, other = serve(work, admission, **policy, **eviction)
+    _, other = serve(work, admission, **policy, **preemption)
     assert other.tokens == plain.tokens
     assert other.ends == plain.ends
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(workloads(), st.sampled_from([1, 2]), policies)
-def test_conservative_never_evicts(work, depth, policy):
-    """With several services packed demand counts: compaction may be needed, eviction never is."""
+def test_conservative_never_preempts(work, depth, policy):
+    """With several services packed demand counts: compaction may be needed, preemption never is."""
     scheduler, _ = serve({**work, "depth": depth}, Conservative(), **policy)
-    assert sum(one.evictions for one in scheduler.stats().services.values()) == 0
+    assert sum(service.evictions for service in scheduler.stats().services.values()) == 0
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(EVICTIONS))
-def test_nobody_is_evicted_inside_a_slice(work, tokens, policy, eviction):
-    """Who leaves has generated a multiple of a slice's tokens since it was let in."""
+@given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(PREEMPTIONS))
+def test_nobody_is_preempted_inside_a_slice(work, tokens, policy, preemption):
+    """Who leaves has generated a multiple of a slice's tokens since it was admitted."""
     blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
         make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
@@ -218,34 +224,35 @@ def test_nobody_is_evicted_inside_a_slice(work, tokens, policy, eviction):
         max_running=work["max_running"],
         max_batched_tokens=work["max_batched_tokens"],
         **policy,
-        **eviction,
+        **preemption,
     )
-    at_entry, evicted = {}, []
+    at_admission, inside_slice = {}, []
 
     def before_step(step, done):
         if done.plans:
-            at_entry.update({one.sequence: len(one.tokens) for one in done.plans[-1].joined})
+            at_admission.update({joined.seq_id: len(joined.tokens) for joined in done.plans[-1].joined})
 
-    ledger = scheduler._ledger
-    evict = ledger.evict
+    store = scheduler._store
+    preempt = store.preempt
 
-    def watch(one):
-        evicted.append((one.known - at_entry[one.sequence]) % tokens)
-        evict(one)
+    def watch(request):
+        seq_id = request.seq_id
+        preempt(request)
+        inside_slice.append((request.num_tokens - at_admission[seq_id]) % tokens)
 
-    ledger.evict = watch
+    store.preempt = watch
     run(scheduler, work["requests"], before_step=before_step)
-    assert not any(evicted)
+    assert not any(inside_slice)
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(workloads(services=("a",)))
-def test_the_oracle_never_evicts_in_lockstep(work):
+def test_the_oracle_never_preempts_in_lockstep(work):
     """One service, whole prompts in one step, every length known: the forecast is exact."""
     requests = []
-    for number, one in enumerate(work["requests"]):
-        output = one.true_output_tokens or one.sampling.max_tokens
-        requests.append(make_request(one.prompt, output, id=f"{number}", ignore_eos=True))
+    for number, request in enumerate(work["requests"]):
+        output = request.true_output_tokens or request.sampling.max_tokens
+        requests.append(make_request(request.prompt, output, id=f"{number}", ignore_eos=True))
     plain = {"cancels": {}, "depth": 1, "max_running": 100, "max_batched_tokens": 10_000}
     scheduler, _ = serve({**work, "requests": requests, **plain}, Oracle())
     assert scheduler.stats().services["a"].evictions == 0
@@ -254,14 +261,14 @@ def test_the_oracle_never_evicts_in_lockstep(work):
 @settings(max_examples=examples(80), deadline=None)
 @given(workloads(), st.sampled_from(ADMISSION_POINTS))
 def test_every_token_is_computed_once_where_nothing_is_found_or_lost(work, admission):
-    """Prompt and output without the last token; what was evicted or found in the prefix index beside."""
+    """Prompt and output without the last token; what was preempted or found in the prefix index beside."""
     scheduler, done = serve({**work, "cancels": {}, "depth": 1}, admission)
-    needed = sum(len(one.prompt) + len(done.tokens[one.id]) - 1 for one in work["requests"])
+    needed = sum(len(request.prompt) + len(done.tokens[request.id]) - 1 for request in work["requests"])
     stats = scheduler.stats().services.values()
-    cached = sum(one.cached_tokens for one in stats)
-    again = sum(one.recomputed_tokens for one in stats)
+    cached = sum(service.cached_tokens for service in stats)
+    again = sum(service.recomputed_tokens for service in stats)
     if work["caching"]:
-        # After an eviction more may be found than was lost: others have computed it meanwhile.
+        # After a preemption more may be found than was lost: others have computed it meanwhile.
         assert done.computed_tokens <= needed - cached + again
     else:
         assert (done.computed_tokens, cached) == (needed + again, 0)

@@ -16,7 +16,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.kvcache import hash_blocks
-from shoal.schedule import Aggressive, PastFuture, tracked
+from shoal.schedule import Aggressive, PastFuture, request_state
 
 
 def step(scheduler, *tokens):
@@ -44,7 +44,7 @@ def test_what_can_never_fit_is_refused(request_, param, code, message):
 
 def test_the_context_limits_too():
     scheduler = make_scheduler(context=12)
-    assert scheduler.ceiling("a", 10) == 2
+    assert scheduler.most_tokens("a", 10) == 2
     scheduler.submit(make_request(10, max_tokens=2), 0)
     with pytest.raises(InvalidRequest, match="12 tokens"):
         scheduler.submit(make_request(12), 0)
@@ -52,12 +52,14 @@ def test_the_context_limits_too():
 
 def test_the_whole_pool_is_what_the_service_could_hold_of_it():
     scheduler = make_scheduler(make_pool(5, per_merged={"a": 1, "b": 3}))
-    assert (scheduler.ceiling("a", 1), scheduler.ceiling("b", 1)) == (19, 59)
+    assert (scheduler.most_tokens("a", 1), scheduler.most_tokens("b", 1)) == (19, 59)
 
 
 def test_choices_of_a_call_have_their_prompt_hashed_once(monkeypatch):
     hashed = []
-    monkeypatch.setattr(tracked, "hash_blocks", lambda *given: hashed.append(given) or hash_blocks(*given))
+    monkeypatch.setattr(
+        request_state, "hash_blocks", lambda *given: hashed.append(given) or hash_blocks(*given)
+    )
     scheduler, first = make_scheduler(), make_request([1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=2)
     scheduler.submit_all([replace(first, id=f"r-{choice}") for choice in range(3)], 0)
     assert len(hashed) == 1
@@ -148,7 +150,7 @@ def test_with_depth_two_a_decode_is_scheduled_before_its_input_is_known():
     scheduler = make_scheduler(pool, depth=2, eos=(2,))
     scheduler.submit(make_request(3, None, id="x"), 0)
     first, second = scheduler.schedule(0), scheduler.schedule(0)
-    assert (second.sequences, second.new_tokens, second.joined) == ((0,), (1,), ())
+    assert (second.seq_ids, second.new_tokens, second.joined) == ((0,), (1,), ())
     assert scheduler.schedule(0) == Idle()
     assert scheduler.in_flight == 2
     (event,) = scheduler.update(first, StepResult.of_step([2], 1), 0)
@@ -159,7 +161,7 @@ def test_with_depth_two_a_decode_is_scheduled_before_its_input_is_known():
     assert pool.live_blocks("a") == 0
 
 
-def test_nothing_is_scheduled_beyond_the_ceiling():
+def test_nothing_is_scheduled_beyond_max_tokens():
     scheduler = make_scheduler(depth=2)
     scheduler.submit(make_request(3, None, max_tokens=2), 0)
     first, second = scheduler.schedule(0), scheduler.schedule(0)
@@ -183,8 +185,8 @@ def test_plans_are_updated_in_order_and_in_full():
 def test_a_synthetic_prompt_has_a_length_and_shares_by_its_hashes():
     scheduler = make_scheduler(max_running=1)
     done = run_synthetic(scheduler, SyntheticPrompt(9, (11, 12)), SyntheticPrompt(10, (11, 13)))
-    joined = [one for plan in done for one in plan.joined]
-    assert [(len(one.tokens), one.computed) for one in joined] == [(9, 0), (10, 4)]
+    joined = [sequence for plan in done for sequence in plan.joined]
+    assert [(len(sequence.tokens), sequence.computed) for sequence in joined] == [(9, 0), (10, 4)]
 
 
 def run_synthetic(scheduler, *prompts):
@@ -197,14 +199,15 @@ def run_synthetic(scheduler, *prompts):
     return plans
 
 
-def test_steps_are_charged_to_those_that_took_part():
+def test_service_time_is_that_of_the_steps_a_request_took_part_in():
     scheduler = make_scheduler()
     scheduler.submit(make_request(id="x"), 0)
     step(scheduler, 7)
     scheduler.submit(make_request(id="y"), 0)
     step(scheduler, 7, 7)
-    charged = {name: one.charged_ns for name, one in scheduler._ledger.requests.items()}
-    assert charged == {"x": 20, "y": 10}
+    running = scheduler.services["a"].running
+    assert [request.request.id for request in running.requests] == ["x", "y"]
+    assert running.service_time_ns.tolist() == [20, 10]
 
 
 def test_unfilled_tokens_are_the_slots_that_tables_have_beyond_what_is_scheduled():
@@ -218,8 +221,8 @@ def test_unfilled_tokens_are_the_slots_that_tables_have_beyond_what_is_scheduled
         scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), 1), 0)
     # Of 8 and 8 slots 5 and 8 are used; then a block more for the second, filled a token at a time.
     assert unfilled == [3, 2 + 3, 1 + 2, 0 + 1]
-    for request in list(scheduler._ledger.requests):
-        scheduler.cancel(request, 0)
+    for request in list(scheduler.services["a"].running.requests):
+        scheduler.cancel(request.request.id, 0)
     assert scheduler.stats().services["a"].unfilled_tokens == 0
 
 
@@ -239,7 +242,7 @@ def test_a_request_whose_text_is_complete_ends_as_stopped_and_its_length_is_reme
     assert event.finish is FinishReason.STOP
     counted = scheduler.stats().services["a"]
     assert (counted.finished, counted.cancelled) == (1, 0)
-    assert 2 in scheduler._groups["a"].history._recent
+    assert 2 in scheduler._services["a"].statistics.history._recent
 
 
 def test_a_row_without_a_token_fails_alone_and_publishes_nothing():

@@ -21,7 +21,7 @@ SERVICES = {"a": 1, "b": 1, "c": 1}
 THRESHOLD_STEPS = 40
 
 
-def waits(order, admission, eviction, starved="a", threshold=THRESHOLD_STEPS):
+def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS):
     """Steps until the first of a long request of each ``starved`` service, and the longest time between two.
 
     Service c gets two new short requests before every step, which alone would fill the pool without end.
@@ -32,7 +32,7 @@ def waits(order, admission, eviction, starved="a", threshold=THRESHOLD_STEPS):
         admission=admission,
         starvation_s=threshold * STEP_S,
         execution_s=2 * STEP_S,
-        **eviction,
+        **preemption,
     )
     now, steps, ended = 0, {name: [0] for name in starved}, set()
     for _ in range(12):
@@ -58,17 +58,19 @@ def waits(order, admission, eviction, starved="a", threshold=THRESHOLD_STEPS):
 @pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
 @pytest.mark.parametrize("admission", [Aggressive(), PastFuture(), Predicted(), Conservative()], ids=str)
 @pytest.mark.parametrize(
-    "eviction", [{"eviction": "swap", "preempt": True}, pytest.param({}, marks=pytest.mark.slow)], ids=str
+    "preemption",
+    [{"preemption_mode": "swap", "preempt_for_waiting": True}, pytest.param({}, marks=pytest.mark.slow)],
+    ids=str,
 )
-def test_the_wait_of_a_long_request_is_bounded(order, admission, eviction):
-    """threshold + (starved services ahead + 1) longest steps; evicting takes no step of its own here.
+def test_the_wait_of_a_long_request_is_bounded(order, admission, preemption):
+    """threshold + (starved services ahead + 1) longest steps; preempting takes no step of its own here.
 
     c's own queue grows for ever, so that c counts among the starved.
     """
-    _, longest = waits(order, admission, eviction)
+    _, longest = waits(order, admission, preemption)
     assert longest <= THRESHOLD_STEPS + 2
-    # Those of two do not fit beside each other; who was evicted for the other waits longer each time.
-    first, longest = waits(order, admission, eviction, starved="ab")
+    # Those of two do not fit beside each other; who was preempted for the other waits longer each time.
+    first, longest = waits(order, admission, preemption, starved="ab")
     assert first <= THRESHOLD_STEPS + 3
     assert longest <= 4 * THRESHOLD_STEPS + 3
 
@@ -87,4 +89,4 @@ def test_who_starved_while_running_is_served_once_in_a_threshold():
         scheduler.update(plan, StepResult.of_step([5] * len(plan.sampled), STEP_NS), (step + 1) * STEP_NS)
     late_ns = 10 * STEP_NS
     assert isinstance(scheduler.schedule(late_ns), StepPlan)
-    assert scheduler._groups["a"].served_guard_ns == late_ns
+    assert scheduler._services["a"].starved_served_ns == late_ns

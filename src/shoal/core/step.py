@@ -56,10 +56,10 @@ class BlockCopy:
 class StepPlan:
     """One or more iterations of one service's model.
 
-    Executed in this order: ``swap_out_copies``, ``zero``, ``copies``, then the changes of the batch (``left``,
-    ``moved``, ``joined``, ``grown``), then the forward pass over ``new_tokens`` of ``seq_ids``, then one token
-    sampled for each row in ``sampled``. ``left``, ``moved`` and the copies may name any service; all else
-    belongs to ``service``. A plan without rows carries copies, or lets sequences leave.
+    Executed in this order: ``swap_out_copies``, ``zero``, ``copies``, then the changes of the batch
+    (``left``, ``moved``, ``joined``, ``grown``), then the forward pass over ``new_tokens`` of ``seq_ids``,
+    then one token sampled for each row in ``sampled``. ``left``, ``moved`` and the copies may name any
+    service; all else belongs to ``service``. A plan without rows carries copies, or lets sequences leave.
     """
 
     number: int
@@ -73,8 +73,8 @@ class StepPlan:
     sampled: tuple[int, ...]
     """Rows whose last known token is computed by this step, so that one is sampled."""
     iterations: int = 1
-    """Most tokens that each row may get. Above 1 every row decodes and samples, and has blocks for as many. No
-    row goes beyond its last token; the executor stops early after an iteration that ends a row, or when an
+    """Most tokens that each row may get. Above 1 every row decodes and samples, and has blocks for as many.
+    No row goes beyond its last token; the executor stops early after an iteration that ends a row, or when an
     arrival or a cancellation waits."""
     joined: tuple[Joined, ...] = ()
     """Sequences that enter the batch."""
@@ -113,14 +113,14 @@ class StepResult:
     """What a plan produced: at least one token for each entry of ``plan.sampled``, in that order."""
 
     tokens: Sequence[Sequence[int]]
-    """Tokens [n][sampled]: the first of every row, then the second, ...; NO_TOKEN where none could be sampled.
-    n is the number of iterations done, unless ``counts`` says otherwise; at least 1, at most
+    """Tokens [n][sampled]: the first of every row, then the second, ...; NO_TOKEN where none could be
+    sampled. n is the number of iterations done, unless ``counts`` says otherwise; at least 1, at most
     ``plan.iterations``."""
     durations_ns: Sequence[int]
     """Of each iteration done."""
     counts: Sequence[int] | None = None
-    """How many of its column's tokens each row has; None: all. An executor that makes several tokens of a row in
-    one iteration (speculation) says it here."""
+    """How many of its column's tokens each row has; None: all. An executor that makes several tokens of a
+    row in one iteration (speculation) says it here."""
     logprobs: Sequence[Sequence[TokenLogprobs | None]] | None = None
     """Of each token (None where the request wants none); or None."""
     timings: StepTimings = field(default_factory=StepTimings)

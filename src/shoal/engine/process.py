@@ -81,7 +81,7 @@ class EngineServer:
 
     def _has_messages(self) -> bool:
         """Whether something has come that the engine does not know of."""
-        return bool(self._arrived) or bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(self._arrived) or bool(self._socket.poll(0))
 
     def _take_messages(self) -> None:
         """Read what has come, and submit no more of it than a step may wait for."""

@@ -162,8 +162,8 @@ class Counts:
     kv_in_use: float
     """Mean over steps."""
     future_required: float
-    """Mean, over the moments at which the queue is looked at, of the memory that running requests will need at
-    once (M* of their true lengths)."""
+    """Mean, over the moments at which the queue is looked at, of the memory that running requests will need
+    at once (M* of their true lengths)."""
     evictions: float
     """How often each request was preempted."""
     recomputed_tokens: int
@@ -212,8 +212,8 @@ class _Onlooker:
         self.peaks += moments * int(self._truth.demand([forecast]))
         # Only overcommitment would admit a request that there is no room for.
         if isinstance(self._admission, Conservative) and self._admission.overcommit > 1:
-            first = RequestTable(service.waiting[:1])
-            self.turned_away += moments * self._admission.how_many_fit(forecast, first, [], CAPACITY)
+            head = RequestTable(service.waiting[:1])
+            self.turned_away += moments * self._admission.how_many_fit(forecast, head, [], CAPACITY)
 
 
 def run_full_queue(run: FullQueue) -> Counts:

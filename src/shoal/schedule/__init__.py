@@ -35,9 +35,9 @@ from shoal.schedule.orders import (
     Turn,
     WeightedTurns,
 )
+from shoal.schedule.request_state import RequestState
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
-from shoal.schedule.request_state import RequestState
 from shoal.schedule.validation import ServiceLimits
 from shoal.schedule.victims import VICTIMS, MemoryPressure, Victim
 from shoal.schedule.view import SchedulerView, ServiceTraits, ServiceView

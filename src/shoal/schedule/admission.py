@@ -12,7 +12,7 @@ and compaction makes them so.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ import numpy.typing as npt
 from shoal.core import ConfigError, lookup
 from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.schedule.memory_forecast import MemoryForecast, most_tokens, peaks_with_each, total_peaks
-from shoal.schedule.running_batch import IntArray, RequestTable
+from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 
-Numbers = npt.NDArray[np.floating[Any]] | IntArray
+Numbers = FloatArray | IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Admission(ABC):
     ) -> int:
         """How many of ``candidates``, from the first on, fit in ``capacity`` merged blocks.
 
-        running: requests of the candidates' service; the candidates share no blocks with them. others: those of
-        the other services.
+        running: requests of the candidates' service; the candidates share no blocks with them. others: those
+        of the other services.
         """
         return leading(self.demand_with_each(running, candidates, others) <= self.limit(capacity))
 
@@ -246,9 +246,8 @@ class PastFuture(Forecasting):
 
     def combine(self, peaks: IntArray) -> Numbers:
         """Mean or largest."""
-        if self.draws == "mean":
-            return peaks.sum(axis=-1) / peaks.shape[-1]
-        return peaks.max(axis=-1)
+        combined: Numbers = peaks.mean(axis=-1) if self.draws == "mean" else peaks.max(axis=-1)
+        return combined
 
     def new_history(self, maximum: int) -> LengthHistory:
         """A window as asked for."""
@@ -299,8 +298,8 @@ class Predicted(Forecasting):
 class Slice(Admission):
     """Every request owns the blocks of its next ``tokens`` output tokens, and is scheduled anew after them.
 
-    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is preempted inside one.
-    At its end a request keeps its KV and waits for memory for the next; where nobody can go on, one is
+    SCLS on continuous batching: memory for a slice is reserved exactly, so that nobody is preempted inside
+    one. At its end a request keeps its KV and waits for memory for the next; where nobody can go on, one is
     preempted.
     """
 
@@ -340,7 +339,7 @@ def leading(fits: npt.NDArray[np.bool_]) -> int:
 def _most_with_each(
     running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
 ) -> IntArray:
-    """Merged blocks if every output is as long as it may be, with the first, the first two, ... candidates."""
+    """Merged blocks if every output is as long as it may be, with each further candidate."""
     of_others = sum([other.most for other in others])
     return running.with_each(most_tokens(running.table), most_tokens(candidates)) + of_others
 

@@ -103,7 +103,7 @@ def _mask(rows: IntArray, count: int) -> BoolArray:
 
 
 def _by_key(rows: IntArray, keys: FloatArray | None, among: BoolArray) -> IntArray:
-    """Those of ``rows`` that are ``among`` the rows wanted, the smallest key first; equals keep their order."""
+    """Those of ``rows`` that are ``among`` the rows wanted, smallest key first; equals keep their order."""
     chosen = among[rows]
     if keys is None:
         return rows[chosen]
@@ -114,7 +114,7 @@ def _by_key(rows: IntArray, keys: FloatArray | None, among: BoolArray) -> IntArr
 def _cut(
     batch: RunningBatch, rows: Iterable[int], budget: int, block_size: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-    """(row, tokens) of prompts while ``budget`` lasts, (row, blocks) that they need, and what is left of it."""
+    """(row, tokens) of prompts while ``budget`` lasts, (row, blocks) that they need, and what is left."""
     chunks = []
     growth = []
     for row in rows:

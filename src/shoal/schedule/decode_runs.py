@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -67,18 +67,20 @@ class Growth:
 
     def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
         """The plans that would have been made one after another, in place of one for the whole run."""
-        by_plan: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        by_plan: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
-            for place, block in enumerate(blocks):
-                by_plan[(first + place * self.block_size) // max_iterations][seq_id].append(block)
-        for place, first in enumerate(range(0, plan.iterations, max_iterations)):
+            steps = range(first, first + len(blocks) * self.block_size, self.block_size)
+            by_number = groupby(zip(steps, blocks, strict=True), key=lambda pair: pair[0] // max_iterations)
+            for number, pairs in by_number:
+                by_plan[number].append((seq_id, tuple([block for _, block in pairs])))
+        for number, start in enumerate(range(0, plan.iterations, max_iterations)):
             yield replace(
                 plan,
-                number=plan.number + first,
-                iterations=min(max_iterations, plan.iterations - first),
-                left=plan.left if first == 0 else (),
-                zero=plan.zero if first == 0 else (),
-                grown=tuple([(seq_id, tuple(blocks)) for seq_id, blocks in by_plan[place].items()]),
+                number=plan.number + start,
+                iterations=min(max_iterations, plan.iterations - start),
+                left=plan.left if start == 0 else (),
+                zero=plan.zero if start == 0 else (),
+                grown=tuple(by_plan[number]),
             )
 
 
@@ -122,9 +124,9 @@ class DecodeRuns:
         if until_ns <= now_ns:
             return None
         steps = self._within_memory(state, most)
+        context = sum(batch.num_tokens_with_in_flight.tolist())
         if not steps:
             return None
-        context = sum(batch.num_tokens_with_in_flight.tolist())
         return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
     def _before_admission(self, state: ServiceState, step: int) -> int:
@@ -159,8 +161,8 @@ class DecodeRuns:
     def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
         """Blocks that each needs for so many steps."""
         spare = batch.num_blocks * self._pool.block_size - batch.num_scheduled
-        needs: IntArray = np.maximum(0, -((spare - steps) // self._pool.block_size))
-        return needs
+        needs: IntArray = -((spare - steps) // self._pool.block_size)
+        return np.maximum(needs, 0, out=needs)
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
         """Extend the tables as so many steps would, one after another, each in the order of its rows."""

@@ -21,8 +21,8 @@ def describe(plan: StepPlan) -> str:
         parts.append(f"iterations {plan.iterations}")
     if plan.joined:
         joined = (
-            f"{sequence.seq_id}({sequence.computed} of {len(sequence.tokens)} cached: {_ids(sequence.blocks)})"
-            for sequence in plan.joined
+            f"{new.seq_id}({new.computed} of {len(new.tokens)} cached: {_ids(new.blocks)})"
+            for new in plan.joined
         )
         parts.append("joined " + " ".join(joined))
     if plan.left:

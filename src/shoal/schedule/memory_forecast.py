@@ -105,7 +105,8 @@ def remaining(table: RequestTable, lengths: IntArray) -> IntArray:
 
 def most_tokens(table: RequestTable) -> IntArray:
     """Tokens stored at the end of outputs as long as they may be [n]."""
-    return np.maximum(table.num_prompt_tokens + table.max_new_tokens - 1, table.num_tokens_with_in_flight)
+    longest: IntArray = table.num_prompt_tokens + table.max_new_tokens - 1
+    return np.maximum(longest, table.num_tokens_with_in_flight, out=longest)
 
 
 def peaks_with_each(
@@ -124,4 +125,5 @@ def peaks_with_each(
 def total_peaks(forecasts: Sequence[MemoryForecast], lengths: Sequence[IntArray]) -> IntArray:
     """The sum of every service's M* in merged blocks [draws], for output lengths [draws, n] of each."""
     peaks = [forecast.timeline(some).peak() for forecast, some in zip(forecasts, lengths, strict=True)]
-    return np.sum(peaks, axis=0, dtype=np.int64)
+    total: IntArray = np.sum(peaks, axis=0, dtype=np.int64)
+    return total

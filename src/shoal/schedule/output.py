@@ -63,7 +63,8 @@ class OutputProcessor:
         self._store = store
 
     def process(self, step: InFlightStep, result: StepResult, now_ns: int) -> list[TokenEvent]:
-        """Count what a plan produced; returns one event for each request that it changed, in the plan's order.
+        """Count what a plan produced; returns one event for each request that it changed, in the plan's
+        order.
 
         Tokens are all anonymous or none is; of anonymous ones, which say nothing, only the last of a request
         has an event.
@@ -115,7 +116,10 @@ class OutputProcessor:
             batch.receive(rows, count, ends_ns)
         else:
             ending = batch.is_ending[rows] != 0
-            ends = {at: _End(requests[at].ending) for at in ending.nonzero()[0].tolist()}  # type: ignore[arg-type]
+            for at in ending.nonzero()[0].tolist():
+                reason = requests[at].ending
+                assert reason is not None
+                ends[at] = _End(reason)
             receiving = (~ending if columns is None else (columns >= 0) & ~ending).nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
@@ -128,7 +132,7 @@ class OutputProcessor:
         for at in done.nonzero()[0].tolist():
             if at not in ends:
                 reason, _ = _judge(requests[at], ANONYMOUS_TOKEN, int(generated[at]))
-                assert reason is not None
+                assert reason is not None  # it has all the tokens that it was to have
                 ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
         return _Outcome({}, ends, count)
 
@@ -198,10 +202,8 @@ class OutputProcessor:
                 if batch.requests[row].ending is None:
                     self._store.publish(batch, row)
 
-    def _tell(
-        self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int
-    ) -> list[TokenEvent]:
-        """The events. Requests that end leave the batch, in the plan's order; others may be longer than predicted."""
+    def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
+        """The events, for which requests that end leave the batch; others may have outgrown predictions."""
         events, ends, _ = outcome
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
         places = {*outgrown.nonzero()[0].tolist(), *ends}
@@ -275,7 +277,9 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         raise ValueError(
             f"plan {plan.number} has {plan.iterations} iterations, got tokens of {len(result.tokens)}"
         )
-    if not 1 <= len(result.durations_ns) <= len(result.tokens):
-        raise ValueError(
-            f"plan {plan.number} has {len(result.tokens)} tokens of a row, got {len(result.durations_ns)} times"
-        )
+    most, times = len(result.tokens), len(result.durations_ns)
+    if not (times == most or (result.counts is not None and 1 <= times <= most)):
+        raise ValueError(f"plan {plan.number} has {most} tokens of a row, got {times} times")
+    counts = result.counts
+    if counts is not None and (len(counts) != wanted or not all(1 <= count <= most for count in counts)):
+        raise ValueError(f"plan {plan.number} has 1 to {most} tokens of {wanted} rows, got counts {counts}")

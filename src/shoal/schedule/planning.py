@@ -111,7 +111,7 @@ class Planner:
         return InFlightStep(plan, requests, rows, batch.num_removals, pinned, swapped)
 
     def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
-        """A plan with ``steps`` iterations in which all running requests decode, and have the blocks for it."""
+        """A plan with ``steps`` iterations in which all running requests decode, and have blocks for it."""
         batch, store = state.running, self._store
         rows = slice(len(batch))
         batch.begin(rows, steps)
@@ -138,7 +138,7 @@ class Planner:
         state.consecutive_steps -= steps
 
     def _count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
-        """Steps of a service, ``number`` the first of them: what orders that alternate between services read."""
+        """Steps of a service, ``number`` the first: what orders that alternate between services read."""
         for other in self._store.services.values():
             if other is not state:
                 other.consecutive_steps = 0
@@ -163,7 +163,7 @@ def _alike(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _advance_chunks(batch: RunningBatch, chunks: Sequence[tuple[int, int]], first: int) -> list[int]:
-    """Count tokens as scheduled; the plan's rows, from ``first``, that sample a token, expected from now on."""
+    """Count tokens as scheduled; the plan's rows, from ``first``, that sample a token."""
     sampled = []
     for place, (row, count) in enumerate(chunks, start=first):
         batch.num_scheduled[row] += count

@@ -1,7 +1,7 @@
 """The requests of one service as columns of numbers; of those that run, the only record of their progress."""
 
 from collections.abc import Sequence
-from operator import attrgetter, sub
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from shoal.schedule.request_state import RequestState
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 Rows = IntArray | slice
 """Some rows of a table; ``ALL`` for every one."""
@@ -260,11 +260,17 @@ class RunningBatch(RequestTable):
             first_token_ns[new] = first_ns
             self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
+        last_ns: int | IntArray = ends_ns[-1]
         if len(ends_ns) > 1:
-            np.maximum(gaps_ns, max(map(sub, ends_ns[1:], ends_ns)), out=gaps_ns)
+            # Who ended early got nothing from the last iterations.
+            last = np.minimum(tokens, len(ends_ns)) - 1
+            times_ns = np.array(ends_ns)
+            longest_ns = np.maximum.accumulate(np.diff(times_ns, prepend=first_ns))
+            np.maximum(gaps_ns, longest_ns[last], out=gaps_ns)
+            last_ns = times_ns[last]
         self.num_generated[rows] += tokens
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
-        self.last_token_ns[rows] = ends_ns[-1]
+        self.last_token_ns[rows] = last_ns
 
     def grow(self, row: int, blocks: Sequence[int]) -> None:
         """A request's block table gets further blocks."""

@@ -9,7 +9,6 @@ from shoal.core import (
     FinishReason,
     Idle,
     InvalidRequest,
-    Prompt,
     Request,
     StepPlan,
     StepResult,
@@ -49,16 +48,17 @@ class Scheduler:
     on_end: told of every request that ends.
 
     Progress. When running requests need blocks and none is free, the pool is compacted, or requests are
-    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody, unless
-    it may preempt those less urgent or has starved. The request admitted longest ago, over all services, is
-    never a candidate (but for a starved one). It alone fits into the pool, because the most it may take does;
-    so it runs to its end, the next then is the oldest, and two requests cannot preempt each other for ever. A
-    request that needs blocks is itself a candidate. Where requests own slices, nobody is preempted inside one;
-    if all holders of memory wait for a slice that none can get, one of them is preempted.
+    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody,
+    unless it may preempt those less urgent or has starved. The request admitted longest ago, over all
+    services, is never a candidate (but for a starved one). It alone fits into the pool, because the most it
+    may take does; so it runs to its end, the next then is the oldest, and two requests cannot preempt each
+    other for ever. A request that needs blocks is itself a candidate. Where requests own slices, nobody is
+    preempted inside one; if all holders of memory wait for a slice that none can get, one of them is
+    preempted.
 
     With plans in flight a shortage waits for them first: they may end requests. So a preempted request is
-    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while it
-    is part of a later plan are freed at that plan's update.
+    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while
+    it is part of a later plan are freed at that plan's update.
 
     Looking again changes nothing: a head that was rejected is not examined again before something happened.
     """
@@ -73,8 +73,8 @@ class Scheduler:
     ) -> None:
         self.options = options
         self.on_steps: Callable[[int, int], None] | None = None
-        """Set it to be told of steps as they are planned: the number of the first, and how many; those running
-        now are in all of them."""
+        """Set it to be told of steps as they are planned: the number of the first, and how many; those
+        running now are in all of them."""
         self._pool = pool
         self._limits = services
         self._order = options.order
@@ -146,7 +146,9 @@ class Scheduler:
         self.submit_all((request,), now_ns)
 
     def submit_all(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Queue all of ``requests`` or none. A prompt that neighbours share, as choices do, is hashed once.
+        """Queue all of ``requests`` or none.
+
+        Neighbours with the same prompt object are choices of one call: it is hashed and computed once.
 
         Raises:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
@@ -158,14 +160,21 @@ class Scheduler:
                     f"request id {request.id!r} is in use by an unfinished request", param="id"
                 )
             most.append(check_request(request, self._limits, self._pool))
-        hashed: Prompt | None = None
+        choices: list[RequestState] = []
         hashes: list[bytes] = []
         for request, most_tokens in zip(requests, most, strict=True):
-            if self._pool.prefix_caching and request.prompt is not hashed:
-                hashed, hashes = request.prompt, hash_prompt(request.prompt, self._pool.block_size)
-            self._queue(request, most_tokens, hashes, now_ns)
+            if not choices or request.prompt is not choices[0].request.prompt:
+                choices = []
+                if self._pool.prefix_caching:
+                    hashes = hash_prompt(request.prompt, self._pool.block_size)
+            choices.append(self._queue(request, most_tokens, hashes, now_ns))
+            if len(choices) > 1:
+                for choice in choices:
+                    choice.choices = choices
 
-    def _queue(self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int) -> None:
+    def _queue(
+        self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
+    ) -> RequestState:
         eos = self._limits[request.service].eos_token_ids
         waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
         state = self._services[request.service]
@@ -174,6 +183,7 @@ class Scheduler:
         waiting.predicted_tokens = predictor.predict(request, 0, waiting.max_new_tokens)
         self._num_submitted += 1
         self._store.add(waiting, now_ns)
+        return waiting
 
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
@@ -334,7 +344,7 @@ class Scheduler:
         return admitter
 
     def _make_way(self, admitter: Admitter, urgent: RequestState | None) -> bool:
-        """Do something so that the request that was rejected may be admitted now; whether anything was done."""
+        """Do something so that the rejected request may be admitted now; whether anything was done."""
         assert admitter.rejected is not None
         request, rejection = admitter.rejected
         try:
@@ -371,7 +381,7 @@ class Scheduler:
         return True
 
     def _help_to_slice(self, request: RequestState) -> bool:
-        """A starved holder of memory gets no slice: preempt another who is between slices, if there is any."""
+        """A starved holder of memory gets no slice: preempt another who is between slices, if any is."""
         if self._admission.slice_tokens is None:
             return False
         batch = self._services[request.service].running
@@ -394,7 +404,7 @@ class Scheduler:
         self._epoch += 1
 
     def _unstick(self) -> bool:
-        """Where all holders of memory wait for a slice, help one to it or preempt one; whether that was so."""
+        """Where all holders of memory wait for a slice, help one to it or preempt one; whether so."""
         slice_tokens = self._admission.slice_tokens
         if slice_tokens is None or self._in_flight or self.running < 2:
             return False
@@ -435,8 +445,8 @@ class Scheduler:
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
-        None where the next step is or may be something else. Where a plan makes several, ``most`` is rounded up
-        to whole plans. Changes nothing.
+        None where the next step is or may be something else. Where a plan makes several, ``most`` is rounded
+        up to whole plans. Changes nothing.
         """
         return None if self._in_flight else self._runs.foresee(now_ns, most, self._num_steps)
 

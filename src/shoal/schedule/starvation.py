@@ -82,7 +82,7 @@ class StarvationGuard:
         return 0 if state.starved_served_ns is None else state.starved_served_ns + self._threshold_ns
 
     def _starved(self, state: ServiceState, now_ns: int) -> list[tuple[int, RequestState]]:
-        """(when it starved, request) of the one who waits and the one who runs for whom it was longest ago."""
+        """(when it starved, request) of who waits and of who runs, for whom it was longest ago."""
         starved = []
         waits = state.waiting.first_due()
         if waits is not None and now_ns >= (due_ns := self.due_ns(waits)):

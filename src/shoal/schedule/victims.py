@@ -35,10 +35,9 @@ class MemoryPressure:
     def sizes(self) -> FloatArray:
         """Merged blocks that each candidate holds, in fractions."""
         layouts = [self.forecasts[request.service].layout for request in self.candidates.requests]
-        per_merged = np.array([layout.blocks_per_merged for layout in layouts])
-        return (
-            self.candidates.num_blocks / per_merged * np.array([layout.units_per_block for layout in layouts])
-        )
+        sizes: FloatArray = self.candidates.num_blocks / [layout.blocks_per_merged for layout in layouts]
+        sizes *= [layout.units_per_block for layout in layouts]
+        return sizes
 
 
 class Victim(Protocol):

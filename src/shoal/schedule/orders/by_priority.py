@@ -85,7 +85,7 @@ class ByPriority(ABC):
         """The requests of a service that pick it, and their priorities."""
         running = view.running
         count = len(running)
-        table = running.joined(RequestTable(view.waiting[:1])) if view.waiting else running
+        table = running.joined(RequestTable([view.waiting[0]])) if view.waiting else running
         keys = self.keys(view, table)
         prefilling = running.prefilling != 0
         prompts = prefilling.nonzero()[0]
