@@ -6,8 +6,8 @@
 One engine for each setting, around the same weights, in this process. They take turns within each round, so
 that a machine that slows down does so for all. All requests of a run come at once and have as many prompt and
 output tokens as asked (ignore_eos). Printed are medians over the rounds: tokens after the first ones per
-second, the time between two tokens of a request (TPOT, as the engine makes them), and what `schedule` and
-`update` cost a decode step.
+second, the same divided by the first setting's in the same round, the time between two tokens of a request
+(TPOT, as the engine makes them), and what `schedule` and `update` cost a decode step.
 """
 
 import argparse
@@ -101,17 +101,27 @@ def build_engines(args: argparse.Namespace) -> dict[int, Engine]:
 def show(runs: list[Run]) -> None:
     """A row for each setting and concurrency."""
     table = Table(title="medians over the rounds")
-    for column in ("concurrent", "max_iterations", "decode tokens/s", "TPOT, ms", "scheduling, us a step"):
+    columns = (
+        "concurrent",
+        "max_iterations",
+        "decode tokens/s",
+        "ratio",
+        "TPOT, ms",
+        "scheduling, us a step",
+    )
+    for column in columns:
         table.add_column(column, justify="right")
-    kinds = sorted({(run.concurrency, run.max_iterations) for run in runs})
-    for concurrency, max_iterations in kinds:
-        group = [
-            run for run in runs if (run.concurrency, run.max_iterations) == (concurrency, max_iterations)
-        ]
+    groups: dict[tuple[int, int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.concurrency, run.max_iterations), []).append(run)
+    for (concurrency, max_iterations), group in groups.items():
+        first = groups[concurrency, runs[0].max_iterations]
+        ratios = [run.tokens_per_s / other.tokens_per_s for run, other in zip(group, first, strict=True)]
         table.add_row(
             str(concurrency),
             str(max_iterations),
             f"{median(run.tokens_per_s for run in group):.1f}",
+            f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
             f"{median(run.tpot_ms for run in group):.2f}",
             f"{median(run.scheduling_us for run in group):.0f}",
         )

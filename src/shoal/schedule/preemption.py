@@ -44,6 +44,14 @@ class Drain(Exception):
 class Preemptor:
     """Makes room by compaction and preemption; raises Drain where plans in flight must end first.
 
+    When running requests need blocks and none is free, the pool is compacted, or requests are preempted until
+    it fits; a request that needs blocks is itself a candidate. A request that waits preempts nobody, unless
+    it may preempt those less urgent or has starved. Where requests own slices, nobody is preempted inside
+    one; if all holders of memory wait for a slice that none can get, one of them is preempted.
+
+    Plans in flight may end requests, so they come first. A preempted request is thereby never part of one,
+    and its blocks are freed at once.
+
     in_flight: those plans, as the scheduler knows them.
     """
 

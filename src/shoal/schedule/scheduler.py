@@ -39,18 +39,9 @@ class Scheduler:
     host: pool of KV saved in host memory, where preempted KV is to be swapped instead of computed again.
     on_end: told of every request that ends.
 
-    Progress. When running requests need blocks and none is free, the pool is compacted, or requests are
-    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody,
-    unless it may preempt those less urgent or has starved. The request admitted longest ago, over all
-    services, is never a candidate (but for a starved one). It alone fits into the pool, because the most it
-    may take does; so it runs to its end, the next then is the oldest, and two requests cannot preempt each
-    other for ever. A request that needs blocks is itself a candidate. Where requests own slices, nobody is
-    preempted inside one; if all holders of memory wait for a slice that none can get, one of them is
-    preempted.
-
-    With plans in flight a shortage waits for them first: they may end requests. So a preempted request is
-    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while
-    it is part of a later plan are freed at that plan's update.
+    Progress: the request admitted longest ago is never preempted (but for a starved one). It alone fits into
+    the pool, because the most it may take does; so it runs to its end, the next then is the oldest, and two
+    requests cannot preempt each other for ever. How room is made says ``Preemptor``.
 
     Looking again changes nothing: a head that was rejected is not examined again before something happened.
     """
