@@ -59,12 +59,11 @@ class Growth:
 
     def live_blocks(self, steps: int, max_iterations: int) -> list[int]:
         """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
-        taken = [0] * -(-steps // max_iterations)
-        for first in self.first_steps:
-            for step in range(first, steps, self.block_size):
-                taken[step // max_iterations] += 1
-        live = list(accumulate(taken, initial=self.live_before))[1:]
-        return [live[step // max_iterations] for step in range(steps)]
+        taken = [0] * steps
+        for (_, blocks), first in zip(self.grown, self.first_steps, strict=True):
+            for step in range(first, first + len(blocks) * self.block_size, self.block_size):
+                taken[step - step % max_iterations] += 1
+        return list(accumulate(taken, initial=self.live_before))[1:]
 
     def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
         """The plans that would have been made one after another, in place of one for the whole run."""
