@@ -8,7 +8,7 @@ A new admission or victim is a class in ``admission`` or ``victims``, entered in
 that file; a new order is a file in ``orders``, entered in that package's registry.
 """
 
-from shoal.schedule.admission import (
+from shoal.schedule.admissions import (
     ADMISSIONS,
     Admission,
     Aggressive,

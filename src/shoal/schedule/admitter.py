@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core import BlockCopy, Joined, SyntheticPrompt
 from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
-from shoal.schedule.admission import Admission
+from shoal.schedule.admissions import Admission
 from shoal.schedule.batching import slice_blocks, slice_end, slice_ends
 from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState
@@ -112,6 +112,9 @@ class Admitter:
                 if not coming:
                     return
             request = coming[0]
+            if request.choices and self._prompt_is_computed_now(request):
+                del coming[0]  # it is passed over: soon its prompt will be there
+                continue
             if request.rejected_epoch == epoch and urgent is None:
                 return
             tokens: int | Rejection = Rejection.MEMORY
@@ -180,10 +183,34 @@ class Admitter:
             copies = [BlockCopy(service, source, target, source_host=True) for source, target in back]
         self.admitted.append(Admitted(request, tokens, copies))
 
+    def _prompt_is_computed_now(self, request: RequestState) -> bool:
+        """Whether another choice of the same call computes their prompt."""
+        batch = self._state.running
+        admitted = [admitted.request for admitted in self.admitted]
+        return any(
+            choice in admitted
+            or (choice.seq_id >= 0 and batch.num_computed[batch.row_of(choice)] < choice.num_prompt_tokens)
+            for choice in request.choices
+        )
+
+    def _find_in_choices(self, request: RequestState) -> list[int]:
+        """Full blocks of its prompt that another choice of the same call holds, now with a reference more."""
+        for choice in request.choices:
+            if choice.seq_id >= 0 and choice is not request:
+                full = request.num_prompt_tokens // self._pool.block_size
+                # From now on others know of them.
+                if choice.num_shareable < full:
+                    self._state.shared.hold(choice.block_ids[choice.num_shareable : full])
+                    choice.num_shareable = full
+                blocks = choice.block_ids[:full]
+                self._pool.share(request.service, blocks)
+                return blocks
+        return []
+
     def _find(self, request: RequestState) -> list[int]:
         """Blocks of its leading tokens that are at hand, now with a reference each."""
         if not self._pool.prefix_caching:
-            return []
+            return self._find_in_choices(request)
         request.hash_known(self._pool.block_size, request.num_tokens // self._pool.block_size)
         return self._pool.match_prefix(request.service, request.block_hashes)
 

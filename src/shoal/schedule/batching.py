@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.kvcache import BlockPool
 from shoal.schedule.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import ALL, BoolArray, FloatArray, IntArray, Rows, RunningBatch
@@ -46,6 +47,32 @@ class ScheduledBatch:
     def decoding_rows(self, batch: RunningBatch) -> Rows:
         """``decodes``, as a slice where they are all."""
         return ALL if len(self.decodes) == len(batch) else self.decodes
+
+
+class Batcher:
+    """Forms batches of the running requests of a turn.
+
+    max_tokens: most tokens of a step. slice_tokens: length of slices, where requests own such.
+    """
+
+    def __init__(self, pool: BlockPool, max_tokens: int, slice_tokens: int | None) -> None:
+        self._pool = pool
+        self._max_tokens = max_tokens
+        self._slice_tokens = slice_tokens
+
+    def form(self, batch: RunningBatch, turn: Turn) -> ScheduledBatch:
+        """What the turn's running requests would compute; changes nothing."""
+        size = self._pool.block_size
+        if self._slice_tokens is None:
+            return form_batch(batch, turn, self._max_tokens, size)
+        return form_slices(
+            batch,
+            turn,
+            self._max_tokens,
+            size,
+            self._slice_tokens,
+            lambda blocks: self._pool.can_allocate(turn.service, blocks),
+        )
 
 
 def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) -> ScheduledBatch:

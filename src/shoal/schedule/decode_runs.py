@@ -86,7 +86,7 @@ class Growth:
 
 
 class DecodeRuns:
-    """Foresees runs of decode steps and finds blocks for them; asked while no plan is in flight."""
+    """Finds runs of decode steps and the blocks for them; asked while no plan is in flight."""
 
     def __init__(
         self, pool: BlockPool, store: RequestStore, guard: StarvationGuard, options: SchedulerOptions
@@ -101,7 +101,7 @@ class DecodeRuns:
         """There was no memory to admit ``request`` with ``step``."""
         self._rejected = (request, step, self._store.num_ended)
 
-    def foresee(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
+    def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
         """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
 
         A run ends where one of its plans does; ``most`` is rounded up to whole plans.

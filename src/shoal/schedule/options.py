@@ -5,7 +5,7 @@ from typing import Literal
 
 from shoal.core import ConfigError, lookup
 from shoal.forecast import PREDICTORS
-from shoal.schedule.admission import Admission, Aggressive
+from shoal.schedule.admissions import Admission, Aggressive
 from shoal.schedule.orders import Order, WeightedTurns
 from shoal.schedule.victims import VICTIMS
 
@@ -56,7 +56,7 @@ class SchedulerOptions:
             raise ConfigError(f"scheduler depth must be 1 or 2 plans in flight, got {self.depth}")
         if self.max_iterations > 1 and self.depth > 1:
             raise ConfigError(
-                f"scheduler max_iterations {self.max_iterations} needs depth 1: with depth {self.depth} the next"
-                " plan is made before anybody knows after how many iterations this one stops; set depth to 1,"
-                " or max_iterations to 1"
+                f"scheduler max_iterations {self.max_iterations} needs depth 1: with depth {self.depth} the"
+                " next plan is made before anybody knows after how many iterations this one stops;"
+                " set depth to 1, or max_iterations to 1"
             )

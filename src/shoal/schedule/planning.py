@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shoal.core import StepPlan
+from shoal.core import BlockCopy, Joined, StepPlan
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitted
 from shoal.schedule.batching import ScheduledBatch
@@ -81,56 +81,72 @@ class Planner:
             rows = slice(len(batch)) if in_order else np.array(numbers, dtype=np.int64)
             if not in_order:
                 requests = [requests[row] for row in numbers]
-        columns = self._reuse(
+        seq_ids = tuple(batch.seq_id[rows].tolist())
+        plan = self._make_plan(
+            number,
             state.service,
-            (
-                tuple(batch.seq_id[rows].tolist()),
-                alike + tuple([count for _, count in chunks]),
-                sampled,
-            ),
-        )
-        plan = StepPlan(
-            number=number,
-            service=state.service,
-            seq_ids=columns[0],
-            new_tokens=columns[1],
-            sampled=columns[2],
-            joined=tuple([some.joined() for some in admitted]),
-            left=tuple(store.left),
+            (seq_ids, alike + tuple([count for _, count in chunks]), sampled),
             grown=grown,
-            swap_out_copies=tuple(store.swap_out_copies),
-            zero=self._pool.take_dirty(),
+            joined=tuple([some.joined() for some in admitted]),
             copies=tuple([copy for some in admitted for copy in some.copies]),
-            moved=tuple(store.moved.items()),
         )
-        store.left.clear()
-        store.swap_out_copies.clear()
-        store.moved.clear()
         self._count_steps(number, 1, state, prefill=bool(chunks))
         pinned = [copy.source for copy in plan.copies if not copy.source_host]
         return InFlightStep(plan, requests, rows, batch.num_removals, pinned, swapped)
 
     def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
         """A plan with ``steps`` iterations in which all running requests decode, and have blocks for it."""
-        batch, store = state.running, self._store
+        batch = state.running
         rows = slice(len(batch))
         batch.begin(rows, steps)
         alike, sampled = _alike(len(batch))
-        columns = self._reuse(state.service, (tuple(batch.seq_id.tolist()), alike, sampled))
-        plan = StepPlan(
-            number=number,
-            service=state.service,
-            seq_ids=columns[0],
-            new_tokens=columns[1],
-            sampled=columns[2],
-            iterations=steps,
-            left=tuple(store.left),
+        plan = self._make_plan(
+            number,
+            state.service,
+            (tuple(batch.seq_id.tolist()), alike, sampled),
             grown=tuple(growth.grown),
-            zero=self._pool.take_dirty(),
+            iterations=steps,
         )
-        store.left.clear()
         self._count_steps(number, steps, state, prefill=False)
         return InFlightStep(plan, batch.requests.copy(), rows, batch.num_removals, [], [])
+
+    def _make_plan(
+        self,
+        number: int,
+        service: str,
+        columns: _Columns,
+        *,
+        grown: tuple[tuple[int, tuple[int, ...]], ...],
+        iterations: int = 1,
+        joined: tuple[Joined, ...] = (),
+        copies: tuple[BlockCopy, ...] = (),
+    ) -> StepPlan:
+        """The plan of some rows, with all that the executor was not told of yet."""
+        store = self._store
+        last = self._columns.get(service)
+        if columns == last:
+            columns = last  # so that an executor can tell by identity
+        self._columns[service] = columns
+        seq_ids, new_tokens, sampled = columns
+        plan = StepPlan(
+            number=number,
+            service=service,
+            seq_ids=seq_ids,
+            new_tokens=new_tokens,
+            sampled=sampled,
+            iterations=iterations,
+            joined=joined,
+            left=tuple(store.left),
+            grown=grown,
+            swap_out_copies=tuple(store.swap_out_copies),
+            zero=self._pool.take_dirty(),
+            copies=copies,
+            moved=tuple(store.moved.items()),
+        )
+        store.left.clear()
+        store.swap_out_copies.clear()
+        store.moved.clear()
+        return plan
 
     def withdraw(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""
@@ -146,14 +162,6 @@ class Planner:
         state.last_step = number + steps - 1
         if prefill:
             state.last_prefill = number
-
-    def _reuse(self, service: str, columns: _Columns) -> _Columns:
-        """The last plan's tuples where nothing changed, so that an executor can tell by identity."""
-        last = self._columns.get(service)
-        if columns == last:
-            return last
-        self._columns[service] = columns
-        return columns
 
 
 @lru_cache(maxsize=64)

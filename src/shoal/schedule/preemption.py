@@ -1,20 +1,21 @@
 """Making room: who gives up memory so that a running, a starved or a more urgent request can go on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import numpy as np
 
 from shoal.kvcache import BlockPool
-from shoal.schedule.admission import Admission
-from shoal.schedule.batching import slice_blocks
+from shoal.schedule.admitter import Rejection
+from shoal.schedule.batching import next_slice_blocks, slice_blocks
 from shoal.schedule.memory_forecast import MemoryForecast
-from shoal.schedule.orders import Order
+from shoal.schedule.options import SchedulerOptions
+from shoal.schedule.planning import InFlightStep
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 from shoal.schedule.service_state import ServiceState
-from shoal.schedule.victims import MemoryPressure, Victim
+from shoal.schedule.victims import VICTIMS, MemoryPressure
 
 
 class _Forecasts(Mapping[str, MemoryForecast]):
@@ -36,20 +37,114 @@ class _Forecasts(Mapping[str, MemoryForecast]):
         return len(self._services)
 
 
+class Drain(Exception):
+    """Memory is short, and plans in flight may free some: wait for them before anybody is preempted."""
+
+
 class Preemptor:
-    """Chooses whom to preempt; called only while no plan is in flight."""
+    """Makes room by compaction and preemption; raises Drain where plans in flight must end first.
+
+    When running requests need blocks and none is free, the pool is compacted, or requests are preempted until
+    it fits; a request that needs blocks is itself a candidate. A request that waits preempts nobody, unless
+    it may preempt those less urgent or has starved. Where requests own slices, nobody is preempted inside
+    one; if all holders of memory wait for a slice that none can get, one of them is preempted.
+
+    Plans in flight may end requests, so they come first. A preempted request is thereby never part of one,
+    and its blocks are freed at once.
+
+    in_flight: those plans, as the scheduler knows them.
+    """
 
     def __init__(
-        self, pool: BlockPool, store: RequestStore, order: Order, victim: Victim, admission: Admission
+        self,
+        pool: BlockPool,
+        store: RequestStore,
+        options: SchedulerOptions,
+        in_flight: Collection[InFlightStep],
     ) -> None:
         self._pool = pool
         self._store = store
         self._services = store.services
-        self._order = order
-        self._victim = victim
-        self._admission = admission
+        self._order = options.order
+        self._victim = VICTIMS[options.victim]()
+        self._admission = options.admission
+        self._preempts_for_waiting = options.preempt_for_waiting
+        self._in_flight = in_flight
 
-    def compact(self, service: str, blocks: int) -> bool:
+    def make_room(self, service: str, blocks: int) -> bool:
+        """Free memory for running requests: in pieces that are there, or else somebody's. Always True."""
+        self._require_drained()
+        if not self._compact(service, blocks):
+            self._preempt_one()
+        return True
+
+    def make_room_for(
+        self, request: RequestState, rejection: Rejection, blocks: int, *, starved: bool
+    ) -> bool:
+        """Do something so that a rejected request may be admitted now; whether anything was done.
+
+        blocks: of its service, needed in all. starved: it may preempt whom it must.
+        """
+        try:
+            if rejection is Rejection.FRAGMENTED:
+                self._require_drained()
+                return self._compact(request.service, blocks)
+            if rejection is Rejection.MEMORY and (self._preempts_for_waiting or starved):
+                return self._preempt_for(request, starved=starved)
+        except Drain:
+            request.rejected_epoch = -1  # it is to be looked at again as soon as the pipeline is empty
+            raise
+        return False
+
+    def help_to_slice(self, request: RequestState) -> bool:
+        """A starved holder of memory gets no slice: preempt another who is between slices, if any is."""
+        if self._admission.slice_tokens is None:
+            return False
+        batch = self._services[request.service].running
+        row = batch.row_of(request)
+        others = [other for other in self._preemptible(request, starved=True) if other is not request]
+        if not others or batch.num_tokens_with_in_flight[row] < batch.slice_end[row]:
+            return False
+        self._require_drained()
+        others[-1].num_preempted_by_starvation += 1
+        self._store.preempt(others[-1])
+        return True
+
+    def unstick(self) -> bool:
+        """Where all holders of memory wait for a slice, help one to it or preempt one; whether so."""
+        slice_tokens = self._admission.slice_tokens
+        if slice_tokens is None or self._in_flight or self._num_running() < 2:
+            return False
+        for state in self._services.values():
+            for blocks in next_slice_blocks(state.running, slice_tokens, self._pool.block_size):
+                if self._compact(state.service, blocks):
+                    return True
+        self._preempt_one()
+        return True
+
+    def _require_drained(self) -> None:
+        if self._in_flight:
+            raise Drain
+
+    def _preempt_for(self, request: RequestState, *, starved: bool) -> bool:
+        """Preempt those who must give way to ``request``, the least urgent first, if enough of them can."""
+        preemptible = self._preemptible(request, starved=starved)
+        if not preemptible or not self._would_fit(request, preemptible, always=starved):
+            return False
+        self._require_drained()
+        few, enough = 0, len(preemptible)
+        while enough - few > 1:
+            half = (few + enough) // 2
+            if self._would_fit(request, preemptible[-half:], always=starved):
+                enough = half
+            else:
+                few = half
+        for victim in preemptible[-enough:]:
+            victim.num_preempted_by_starvation += starved
+            self._store.preempt(victim)
+        return True
+
+    def _compact(self, service: str, blocks: int) -> bool:
         """Move blocks so that ``blocks`` more of a service can be allocated; whether that worked."""
         moves = self._pool.compact(service, blocks)
         if moves is None:
@@ -57,7 +152,7 @@ class Preemptor:
         self._store.compacted(moves)
         return True
 
-    def preempt_one(self) -> None:
+    def _preempt_one(self) -> None:
         """Take the memory of one running request, as the victim policy says; never the oldest admitted."""
         table = RequestTable(())
         for state in self._services.values():
@@ -78,11 +173,11 @@ class Preemptor:
                 keys[own] = self._order.keys(state, state.running)[rows]
         return keys
 
-    def num_running(self) -> int:
+    def _num_running(self) -> int:
         """How many requests hold memory."""
         return sum([len(state.running) for state in self._services.values()])
 
-    def preemptible(self, request: RequestState, *, starved: bool) -> list[RequestState]:
+    def _preemptible(self, request: RequestState, *, starved: bool) -> list[RequestState]:
         """Running requests that must give way to ``request``, the least urgent last.
 
         Those that the order finds less urgent, never the oldest admitted. For a ``starved`` one everybody,
@@ -109,12 +204,12 @@ class Preemptor:
         found.sort(key=itemgetter(0))
         return [other for _, other in found]
 
-    def would_fit(self, request: RequestState, gone: Sequence[RequestState], *, always: bool) -> bool:
+    def _would_fit(self, request: RequestState, gone: Sequence[RequestState], *, always: bool) -> bool:
         """Whether ``request`` could be admitted if all of ``gone`` gave up their memory.
 
         always: whatever the admission says, if there is room for its known tokens.
         """
-        if len(gone) == self.num_running():
+        if len(gone) == self._num_running():
             return True
         if self._admission.slice_tokens is not None and not self._slice_fits(request, gone):
             return False

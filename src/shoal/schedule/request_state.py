@@ -36,6 +36,8 @@ class RequestState:
     """Prompt and output; empty for a synthetic prompt, of which only lengths are known."""
     block_hashes: list[bytes]
     """Hashes of its leading full blocks, as far as anybody asked for them."""
+    choices: Sequence["RequestState"] = ()
+    """All requests of its call that have this prompt, itself included; empty where it is alone."""
     slo: SLO = NO_GOALS
     """Its goals, or the service's where it has none of its own; ``e2e_scale`` is resolved into ``e2e_s``."""
 

@@ -63,60 +63,40 @@ class RequestTable:
 
     requests: list[RequestState]
     """Whose numbers these are."""
+
+    # As explained in RequestState.
+    number: IntArray
+    num_prompt_tokens: IntArray
+    max_new_tokens: IntArray
+    num_final_tokens: IntArray
+    forecast_seed: IntArray
+    arrival_ns: IntArray
+    num_preempted_by_starvation: IntArray
+    num_generated: IntArray
+    num_scheduled: IntArray
+    num_computed: IntArray
+    num_published: IntArray
+    in_flight: IntArray
+    slice_end: IntArray
+    predicted_tokens: IntArray
+    service_time_ns: IntArray
+    last_scheduled_ns: IntArray
+    first_token_ns: IntArray
+    last_token_ns: IntArray
+    largest_gap_ns: IntArray
+    num_blocks: IntArray
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    e2e_s: FloatArray
+
     seq_id: IntArray
     """Numbers in the order of admission; -1 for requests that wait."""
-    number: IntArray
-    """Places in the order of submission."""
-    num_prompt_tokens: IntArray
-    """Prompt tokens."""
-    max_new_tokens: IntArray
-    """Most output tokens."""
-    num_final_tokens: IntArray
-    """Tokens at the end, where known beforehand, else the most; not for policies, but for the oracle."""
-    forecast_seed: IntArray
-    """Keys of the draws of their lengths; 64 bits, see ``seeds``."""
-    arrival_ns: IntArray
-    """When they arrived."""
-    num_preempted_by_starvation: IntArray
-    """How often they lost their blocks to a starved request."""
-    num_generated: IntArray
-    """Output tokens known."""
-    num_scheduled: IntArray
-    """Tokens given to some plan."""
-    num_computed: IntArray
-    """Tokens whose KV is in place."""
-    num_published: IntArray
-    """Leading blocks that were offered to the prefix index."""
-    in_flight: IntArray
-    """Plans in flight that they are part of."""
-    slice_end: IntArray
-    """Number of tokens at which the next slice is needed; the final number where there are no slices."""
-    predicted_tokens: IntArray
-    """Predicted output tokens."""
-    service_time_ns: IntArray
-    """Durations of the steps they took part in."""
-    last_scheduled_ns: IntArray
-    """When they last took part in a step; before the first, when they were submitted."""
-    first_token_ns: IntArray
-    """When the first output token was known; 0: not yet."""
-    last_token_ns: IntArray
-    """When the newest output token was known."""
-    largest_gap_ns: IntArray
-    """Longest time between two output tokens."""
     num_tokens_with_in_flight: IntArray
     """Tokens known, and those that plans in flight will sample."""
-    num_blocks: IntArray
-    """Lengths of the block tables."""
     prefilling: IntArray
     """1: known tokens are not all scheduled; 0: it decodes, or waits."""
     is_ending: IntArray
     """1: it ends at the update of the plan in flight."""
-    ttft_s: FloatArray
-    """Goals for the first token; NaN where there is none."""
-    tpot_s: FloatArray
-    """Goals for each further token; NaN where there is none."""
-    e2e_s: FloatArray
-    """Goals for the whole request; NaN where there is none."""
 
     def __init__(self, requests: Sequence[RequestState]) -> None:
         self.requests = list(requests)

@@ -3,41 +3,32 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-
 from shoal.core import (
     FinishReason,
     Idle,
     InvalidRequest,
-    Prompt,
     Request,
     StepPlan,
     StepResult,
     TokenEvent,
 )
 from shoal.core.slo import resolve_slo
-from shoal.forecast import ServiceMonitor, make_predictor
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter, Rejection
-from shoal.schedule.batching import ScheduledBatch, form_batch, form_slices, next_slice_blocks
+from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Turn
 from shoal.schedule.output import OutputProcessor, check_result
 from shoal.schedule.planning import InFlightStep, Planner
-from shoal.schedule.preemption import Preemptor
+from shoal.schedule.preemption import Drain, Preemptor
 from shoal.schedule.request_state import RequestState, hash_prompt, new_request_state
 from shoal.schedule.request_store import OnEnd, RequestStore
-from shoal.schedule.service_state import ServiceState, ServiceStatistics
-from shoal.schedule.starvation import StarvationGuard
+from shoal.schedule.service_state import new_service_state
+from shoal.schedule.starvation import StarvationGuard, starved_turn
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.validation import ServiceLimits, check_request, longest_total
-from shoal.schedule.victims import VICTIMS
 from shoal.schedule.view import SchedulerView, ServiceView
-
-
-class _Drain(Exception):
-    """Memory is short, and plans in flight may free some: wait for them before anybody is preempted."""
 
 
 class Scheduler:
@@ -48,18 +39,9 @@ class Scheduler:
     host: pool of KV saved in host memory, where preempted KV is to be swapped instead of computed again.
     on_end: told of every request that ends.
 
-    Progress. When running requests need blocks and none is free, the pool is compacted, or requests are
-    preempted until it fits; then nobody is admitted in that step. A request that waits preempts nobody,
-    unless it may preempt those less urgent or has starved. The request admitted longest ago, over all
-    services, is never a candidate (but for a starved one). It alone fits into the pool, because the most it
-    may take does; so it runs to its end, the next then is the oldest, and two requests cannot preempt each
-    other for ever. A request that needs blocks is itself a candidate. Where requests own slices, nobody is
-    preempted inside one; if all holders of memory wait for a slice that none can get, one of them is
-    preempted.
-
-    With plans in flight a shortage waits for them first: they may end requests. So a preempted request is
-    never part of a plan in flight, and its blocks can be freed at once. Blocks of a request that ends while
-    it is part of a later plan are freed at that plan's update.
+    Progress: the request admitted longest ago is never preempted (but for a starved one). It alone fits into
+    the pool, because the most it may take does; so it runs to its end, the next then is the oldest, and two
+    requests cannot preempt each other for ever. How room is made says ``Preemptor``.
 
     Looking again changes nothing: a head that was rejected is not examined again before something happened.
     """
@@ -81,37 +63,21 @@ class Scheduler:
         self._order = options.order
         self._admission = options.admission
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
-        self._services = {name: self._new_service(name) for name in services}
+        self._services = {
+            name: new_service_state(pool, name, limits, options, self._guard.due_ns)
+            for name, limits in services.items()
+        }
         self._store = RequestStore(pool, self._services, self._order, host, on_end)
+        self._batcher = Batcher(pool, options.max_batched_tokens, self._admission.slice_tokens)
         self._planner = Planner(pool, self._store)
         self._outputs = OutputProcessor(pool, self._store)
-        self._preemptor = Preemptor(
-            pool, self._store, self._order, VICTIMS[options.victim](), self._admission
-        )
-        self._runs = DecodeRuns(pool, self._store, self._guard, options)
         self._in_flight: deque[InFlightStep] = deque()
+        self._preemptor = Preemptor(pool, self._store, options, self._in_flight)
+        self._runs = DecodeRuns(pool, self._store, self._guard, options)
         self._num_submitted = 0
         self._num_steps = 0
         self._epoch = 0
         """Goes up with everything that happens; in the same epoch a second look is the same as the first."""
-
-    def _new_service(self, name: str) -> ServiceState:
-        limits = self._limits[name]
-        longest = max(1, self.most_tokens(name, 1))
-        history = self._admission.new_history(longest)
-        monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
-        read = self._order.reads_lengths or self._admission.reads_lengths
-        lengths = self.options.lengths if read or self.options.lengths != "history" else "maximum"
-        predictor = make_predictor(lengths, longest, history)
-        return ServiceState(
-            self._pool.layout.services[name],
-            self._pool.block_size,
-            ServiceStatistics(history, monitor, predictor),
-            self._guard.due_ns,
-            slo=limits.slo,
-            execution_s=limits.execution_s,
-            quota=limits.quota,
-        )
 
     @property
     def services(self) -> Mapping[str, ServiceView]:
@@ -147,7 +113,9 @@ class Scheduler:
         self.submit_all((request,), now_ns)
 
     def submit_all(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Queue all of ``requests`` or none. A prompt that neighbours share, as choices do, is hashed once.
+        """Queue all of ``requests`` or none.
+
+        Neighbours with the same prompt object are choices of one call: it is hashed and computed once.
 
         Raises:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
@@ -159,14 +127,21 @@ class Scheduler:
                     f"request id {request.id!r} is in use by an unfinished request", param="id"
                 )
             most.append(check_request(request, self._limits, self._pool))
-        hashed: Prompt | None = None
+        choices: list[RequestState] = []
         hashes: list[bytes] = []
         for request, most_tokens in zip(requests, most, strict=True):
-            if self._pool.prefix_caching and request.prompt is not hashed:
-                hashed, hashes = request.prompt, hash_prompt(request.prompt, self._pool.block_size)
-            self._queue(request, most_tokens, hashes, now_ns)
+            if not choices or request.prompt is not choices[0].request.prompt:
+                choices = []
+                if self._pool.prefix_caching:
+                    hashes = hash_prompt(request.prompt, self._pool.block_size)
+            choices.append(self._queue(request, most_tokens, hashes, now_ns))
+            if len(choices) > 1:
+                for choice in choices:
+                    choice.choices = choices
 
-    def _queue(self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int) -> None:
+    def _queue(
+        self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
+    ) -> RequestState:
         eos = self._limits[request.service].eos_token_ids
         waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
         state = self._services[request.service]
@@ -175,6 +150,7 @@ class Scheduler:
         waiting.predicted_tokens = predictor.predict(request, 0, waiting.max_new_tokens)
         self._num_submitted += 1
         self._store.add(waiting, now_ns)
+        return waiting
 
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
@@ -216,24 +192,16 @@ class Scheduler:
                     if plan is not None:
                         return plan
                 # A turn that made room may have preempted the very requests it was for.
-                if epoch == self._epoch and not self._unstick():
+                if epoch == self._epoch and not self._changed(self._preemptor.unstick()):
                     return self._idle(decision.until_ns)
-        except _Drain:
+        except Drain:
             return Idle()
         return plan
 
     def _serve_starved(self, now_ns: int) -> StepPlan | None:
         for request in self._guard.starving(self._services.values(), now_ns):
             state = self._services[request.service]
-            batch = state.running
-            keys = None
-            if request.seq_id < 0:
-                turn = Turn(request.service, np.zeros(0, dtype=np.int64), waiting=(request,), prefill=True)
-            elif batch.prefilling[batch.row_of(request)]:
-                turn = Turn(request.service, np.array([request.seq_id]))
-            else:
-                keys = (batch.seq_id != request.seq_id).astype(np.float64)
-                turn = Turn(request.service, batch.seq_id.copy(), keys)
+            turn = starved_turn(request, state.running)
             plan = self._take(turn, urgent=request)
             if plan is not None:
                 if request in self._in_flight[-1].requests:
@@ -257,43 +225,37 @@ class Scheduler:
         made_room = False
         waiting = turn.waiting
         while True:
-            scheduled = self._form(turn)
+            scheduled = self._batcher.form(batch, turn)
             if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
-                if not self._help_to_slice(urgent):
+                if not self._changed(self._preemptor.help_to_slice(urgent)):
                     return None
                 continue
             if scheduled.new_blocks and not self._pool.can_allocate(turn.service, scheduled.new_blocks):
                 if turn.prefill and not scheduled.prefills(batch):
                     return None
-                self._make_room(turn.service, scheduled.new_blocks)
-                made_room = True
+                made_room = self._changed(self._preemptor.make_room(turn.service, scheduled.new_blocks))
                 continue
             admitter = self._admit(turn.service, waiting, scheduled, urgent, allowed=not made_room)
-            if admitter.admitted or admitter.rejected is None or not self._make_way(admitter, urgent):
+            if admitter.admitted or admitter.rejected is None:
                 break
-            # Way was made for this one; nobody else, least of all who made it, is to take it.
-            waiting = (admitter.rejected[0],)
+            request, rejection = admitter.rejected
+            done = self._preemptor.make_room_for(
+                request, rejection, admitter.needed, starved=request is urgent
+            )
+            if not self._changed(done):
+                break
+            # Room was made for this one; nobody else, least of all who made it, is to take it.
+            waiting = (request,)
         if turn.prefill and not admitter.admitted and not scheduled.prefills(batch):
             return None
         if scheduled.empty and not admitter.admitted:
             return None
         return self._commit(turn.service, scheduled, admitter)
 
-    def _form(self, turn: Turn) -> ScheduledBatch:
-        """What the turn's running requests would compute."""
-        batch = self._services[turn.service].running
-        budget, size = self.options.max_batched_tokens, self._pool.block_size
-        slice_tokens = self._admission.slice_tokens
-        if slice_tokens is None:
-            return form_batch(batch, turn, budget, size)
-        return form_slices(
-            batch,
-            turn,
-            budget,
-            size,
-            slice_tokens,
-            lambda blocks: self._pool.can_allocate(turn.service, blocks),
-        )
+    def _changed(self, something: bool) -> bool:
+        """Note that ``something`` was changed, if it was."""
+        self._epoch += something
+        return something
 
     def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter) -> StepPlan:
         blocks = self._pool.allocate(service, scheduled.new_blocks) if scheduled.new_blocks else []
@@ -334,84 +296,6 @@ class Scheduler:
             self._runs.rejected(admitter.rejected[0], self._num_steps)
         return admitter
 
-    def _make_way(self, admitter: Admitter, urgent: RequestState | None) -> bool:
-        """Do something so that the rejected request may be admitted now; whether anything was done."""
-        assert admitter.rejected is not None
-        request, rejection = admitter.rejected
-        try:
-            if rejection is Rejection.FRAGMENTED:
-                self._require_drained()
-                done = self._preemptor.compact(request.service, admitter.needed)
-            elif rejection is Rejection.MEMORY and (self.options.preempt_for_waiting or urgent is not None):
-                done = self._preempt_for(request, starved=urgent is not None)
-            else:
-                done = False
-        except _Drain:
-            request.rejected_epoch = -1  # it is to be looked at again as soon as the pipeline is empty
-            raise
-        if done:
-            self._epoch += 1
-        return done
-
-    def _preempt_for(self, request: RequestState, *, starved: bool) -> bool:
-        """Preempt those who must give way to ``request``, the least urgent first, if enough of them can."""
-        preemptible = self._preemptor.preemptible(request, starved=starved)
-        if not preemptible or not self._preemptor.would_fit(request, preemptible, always=starved):
-            return False
-        self._require_drained()
-        few, enough = 0, len(preemptible)
-        while enough - few > 1:
-            half = (few + enough) // 2
-            if self._preemptor.would_fit(request, preemptible[-half:], always=starved):
-                enough = half
-            else:
-                few = half
-        for victim in preemptible[-enough:]:
-            victim.num_preempted_by_starvation += starved
-            self._store.preempt(victim)
-        return True
-
-    def _help_to_slice(self, request: RequestState) -> bool:
-        """A starved holder of memory gets no slice: preempt another who is between slices, if any is."""
-        if self._admission.slice_tokens is None:
-            return False
-        batch = self._services[request.service].running
-        row = batch.row_of(request)
-        others = self._preemptor.preemptible(request, starved=True)
-        others = [other for other in others if other is not request]
-        if not others or batch.num_tokens_with_in_flight[row] < batch.slice_end[row]:
-            return False
-        self._require_drained()
-        others[-1].num_preempted_by_starvation += 1
-        self._store.preempt(others[-1])
-        self._epoch += 1
-        return True
-
-    def _make_room(self, service: str, blocks: int) -> None:
-        """Free memory for running requests: in pieces that are there, or else somebody's."""
-        self._require_drained()
-        if not self._preemptor.compact(service, blocks):
-            self._preemptor.preempt_one()
-        self._epoch += 1
-
-    def _unstick(self) -> bool:
-        """Where all holders of memory wait for a slice, help one to it or preempt one; whether so."""
-        slice_tokens = self._admission.slice_tokens
-        if slice_tokens is None or self._in_flight or self.running < 2:
-            return False
-        for state in self._services.values():
-            for blocks in next_slice_blocks(state.running, slice_tokens, self._pool.block_size):
-                if self._preemptor.compact(state.service, blocks):
-                    self._epoch += 1
-                    return True
-        self._preemptor.preempt_one()
-        self._epoch += 1
-        return True
-
-    def _require_drained(self) -> None:
-        if self._in_flight:
-            raise _Drain
-
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Process what the oldest plan in flight produced; returns one event for each request it changed.
 
@@ -439,7 +323,7 @@ class Scheduler:
         None where the next step is or may be something else. Where a plan makes several, ``most`` is rounded
         up to whole plans. Changes nothing.
         """
-        return None if self._in_flight else self._runs.foresee(now_ns, most, self._num_steps)
+        return None if self._in_flight else self._runs.next_run(now_ns, most, self._num_steps)
 
     def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
         """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.

@@ -6,13 +6,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core import NO_GOALS, SLO, LengthPredictor
-from shoal.forecast import LearnedLengths, LengthDistribution, LengthHistory, ServiceMonitor, SharedBlocks
-from shoal.kvcache import ServiceLayout
+from shoal.forecast import (
+    LearnedLengths,
+    LengthDistribution,
+    LengthHistory,
+    ServiceMonitor,
+    SharedBlocks,
+    make_predictor,
+)
+from shoal.kvcache import BlockPool, ServiceLayout
 from shoal.schedule.memory_forecast import MemoryForecast
+from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.shared_prefixes import SharedPrefixes
 from shoal.schedule.stats import Observed
+from shoal.schedule.validation import ServiceLimits, longest_total
 from shoal.schedule.view import ServiceTraits
 from shoal.schedule.waiting_queue import WaitingQueue
 
@@ -114,3 +123,27 @@ class ServiceState:
                 request.block_ids = [moved.get(block, block) for block in request.block_ids]
                 changed.append(request)
         return changed
+
+
+def new_service_state(
+    pool: BlockPool,
+    service: str,
+    limits: ServiceLimits,
+    options: SchedulerOptions,
+    due_ns: Callable[[RequestState], int],
+) -> ServiceState:
+    """A service without requests, which learns what the scheduler's order and admission ask for."""
+    longest = max(1, longest_total(pool, service, limits) - 1)
+    history = options.admission.new_history(longest)
+    monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
+    read = options.order.reads_lengths or options.admission.reads_lengths
+    lengths = options.lengths if read or options.lengths != "history" else "maximum"
+    return ServiceState(
+        pool.layout.services[service],
+        pool.block_size,
+        ServiceStatistics(history, monitor, make_predictor(lengths, longest, history)),
+        due_ns,
+        slo=limits.slo,
+        execution_s=limits.execution_s,
+        quota=limits.quota,
+    )

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from shoal.schedule.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.service_state import ServiceState
@@ -95,3 +96,13 @@ class StarvationGuard:
                 starved.append((int(due[row]), batch.requests[row]))
         starved.sort(key=lambda pair: pair[0])
         return starved
+
+
+def starved_turn(request: RequestState, batch: RunningBatch) -> Turn:
+    """A turn for a starved request: alone for a prompt, first among all of its service for a decode."""
+    if request.seq_id < 0:
+        return Turn(request.service, np.zeros(0, dtype=np.int64), waiting=(request,), prefill=True)
+    if batch.prefilling[batch.row_of(request)]:
+        return Turn(request.service, np.array([request.seq_id]))
+    others = batch.seq_id != request.seq_id
+    return Turn(request.service, batch.seq_id.copy(), others.astype(np.float64))

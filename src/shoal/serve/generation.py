@@ -74,8 +74,9 @@ class Generation:
         if delta.tokens and not choice.output_tokens:
             choice.first_token_ns = time.monotonic_ns()
         choice.output_tokens += len(delta.tokens)
-        prompt = index // self.request.sampling.n
-        self._cached_tokens[prompt] = max(self._cached_tokens.get(prompt, 0), delta.cached_tokens)
+        prompt, number = divmod(index, self.request.sampling.n)
+        if number == 0:  # the others find the prompt that the first computed
+            self._cached_tokens[prompt] = delta.cached_tokens
         if delta.finish is None:
             return
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
