@@ -34,18 +34,18 @@ def true_peak(running):
 
 
 def by_hand(lengths, fits):
-    """Steps, mean share in use, mean true peak at looks at the queue, and evictions, one step at a time."""
+    """Steps, mean share in use, mean true peak at looks at the queue, and preemptions, one step at a time."""
     prompts, outputs = LENGTHS[lengths].sample(COUNT, 0)
     waiting = deque(range(COUNT))
     done = [0] * COUNT
     running, used, peaks = [], [], []
-    evictions = step = 0
+    preemptions = step = 0
     while waiting or running:
-        evicted = False
+        preempted = False
         while sum(prompts[one] + done[one] for one in running) > CAPACITY:
             waiting.appendleft(running.pop())
-            evictions, evicted = evictions + 1, True
-        if not evicted and (step % ADMIT_EVERY == 0 or not running):
+            preemptions, preempted = preemptions + 1, True
+        if not preempted and (step % ADMIT_EVERY == 0 or not running):
             while waiting:
                 held = [
                     (prompts[one] + done[one], outputs[one] - done[one] - 1) for one in [*running, waiting[0]]
@@ -62,7 +62,7 @@ def by_hand(lengths, fits):
             done[one] += 1
         running = [one for one in running if done[one] < outputs[one]]
         step += 1
-    return step, np.mean(used) / CAPACITY, np.mean(peaks) / CAPACITY, evictions / COUNT
+    return step, np.mean(used) / CAPACITY, np.mean(peaks) / CAPACITY, preemptions / COUNT
 
 
 @pytest.mark.parametrize("policy", ["oracle", "aggressive"])
@@ -74,13 +74,13 @@ def test_counts_are_those_of_a_queue_worked_off_by_hand(policy):
     }
     parameter = watermark if policy == "aggressive" else None
     found = run_full_queue(queue_of(policy, parameter, 1, COUNT, 0))
-    steps, in_use, required, evictions = by_hand("distribution-1", rules[policy])
+    steps, in_use, required, preemptions = by_hand("distribution-1", rules[policy])
     # The first step computes prompts alone, and is no decoding step.
     assert found.steps == steps - 1
     assert found.kv_in_use == pytest.approx(in_use, abs=1e-9)
     assert found.future_required == pytest.approx(required, abs=1e-9)
-    assert found.evictions == pytest.approx(evictions)
-    assert (found.recomputed_tokens > 0) == (evictions > 0) == (policy == "aggressive")
+    assert found.preemptions == pytest.approx(preemptions)
+    assert (found.recomputed_tokens > 0) == (preemptions > 0) == (policy == "aggressive")
 
 
 def test_conservative_sets_aside_what_it_assumes():

@@ -9,13 +9,18 @@ from shoal.config.policies import parse_pairs, put
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag and the key that it sets. ``switch`` flags are written --name or --no-name."""
+    """One flag and the key that it sets."""
 
     name: str
+    """As written, without the dashes."""
     key: str
+    """Full path of the key."""
     metavar: str
+    """Stands for the value in the help."""
     help: str
+    """What the help says."""
     switch: bool = False
+    """Whether it is written --name or --no-name, without a value."""
 
     @property
     def argument(self) -> str:

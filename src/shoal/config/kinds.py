@@ -88,6 +88,7 @@ class Choice(ScalarKind):
     """One of a few words."""
 
     names: tuple[str, ...]
+    """The words."""
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -108,15 +109,22 @@ class Choice(ScalarKind):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(ScalarKind):
-    """A number with a unit and a range; the subclasses of this idea are the instances below."""
+    """A number with a unit and a range; the functions below make those that there are."""
 
     label: str
+    """What the documentation calls it."""
     expected: str
+    """What an error calls it."""
     parser: Callable[[str], float]
+    """Text to number."""
     minimum: float | None = None
+    """The least that it may be."""
     maximum: float | None = None
+    """The most that it may be."""
     shower: Callable[[Any], str] = str
+    """Number to text."""
     above: float | None = None
+    """A number that it must exceed."""
 
     def parse(self, text: str) -> Any:
         """The number, if it lies in the range."""
@@ -147,7 +155,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Bounded:
 
 
 def number(minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> Bounded:
-    """A number, or a percentage, within bounds; ``above`` is one that it must exceed."""
+    """A number, or a percentage, within bounds; above: it must be more than that."""
     shower = "{:g}".format
     return Bounded(
         "number or percent", "a number or a percentage", parse_number, minimum, maximum, shower, above
@@ -160,7 +168,7 @@ def size() -> Bounded:
 
 
 def seconds(above: float | None = None) -> Bounded:
-    """A time, kept in seconds; ``above`` is one that it must exceed."""
+    """A time, kept in seconds; above: it must be more than that."""
     return Bounded("time", "a time such as 200ms", parse_duration, None, None, format_duration, above)
 
 
@@ -181,6 +189,7 @@ class Maybe:
     """Another kind, or ``null``."""
 
     inner: Kind
+    """The other kind."""
 
     @property
     def label(self) -> str:
@@ -200,10 +209,12 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class OrNever:
-    """Another kind, or the word ``never``, which stands for ``never``: a value that nothing reaches."""
+    """Another kind, or the word ``never``."""
 
     inner: Kind
+    """The other kind."""
     never: float
+    """What the word stands for: a value that nothing reaches."""
 
     @property
     def label(self) -> str:
@@ -229,6 +240,7 @@ class Several:
     """A list of another kind; a single value may stand without brackets."""
 
     inner: Kind
+    """Of its values."""
 
     @property
     def label(self) -> str:
@@ -250,6 +262,7 @@ class Template:
     """Jinja source, inline or in a file beside the configuration file."""
 
     folder: Path
+    """Where relative paths start."""
     label: str = "Jinja text or path"
 
     def read(self, node: Node, path: str) -> str:

@@ -15,10 +15,12 @@ from shoal.core import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value. ``text`` is None where nothing or ``null`` was written."""
+    """One value."""
 
     text: str | None
+    """As written; None where nothing or ``null`` was."""
     where: str
+    """The place it came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,21 @@ class Listing:
     """Several values in order."""
 
     items: "tuple[Node, ...]"
+    """The values."""
     where: str
+    """The place they came from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Keys and values; ``key_places`` says where each key was written."""
+    """Keys and values."""
 
     entries: "Mapping[str, Node]"
+    """Values by key."""
     where: str
+    """The place they came from."""
     key_places: Mapping[str, str]
+    """Where each key was written."""
 
 
 Node = Scalar | Listing | Table

@@ -20,7 +20,9 @@ class Policy:
     """
 
     sections: Mapping[str, Section]
+    """The keys of each dataclass, by name."""
     name_key: str = NAME_KEY
+    """The key of a mapping that has the name."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""Published systems as points in the space of policies, by name."""
+"""Published systems as combinations of policies, by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +22,14 @@ from shoal.schedule import (
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a system chooses. layout: of the KV pool. says: what it is, in a line."""
+    """What a published system chooses."""
 
     scheduler: SchedulerOptions
+    """Its policies."""
     says: str
+    """What it is, in a line."""
     layout: str = "merged"
+    """Of the KV pool."""
 
 
 def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptions:

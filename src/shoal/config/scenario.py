@@ -14,15 +14,14 @@ from shoal.workload import WorkloadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitLatency:
-    """Step times that ``shoal profile`` fitted.
-
-    fit: the file that it wrote. service: whose times to take; None means those of the service's own name, or
-    the only ones in the file. tp: devices that share the model.
-    """
+    """Step times that ``shoal profile`` fitted."""
 
     fit: Path
+    """The file that it wrote."""
     service: str | None = None
+    """Whose times to take; None: those of the service's own name, or the only ones in the file."""
     tp: int = 1
+    """Devices that share the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +37,14 @@ class ProfileLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineOptions:
-    """A model on ``tp`` devices of one kind; model: None means the service's own."""
+    """A model on devices of one kind."""
 
     device: DeviceSpec
+    """Data sheet of one of them."""
     model: ModelSpec | None = None
+    """Its shape; None: that of the service's model."""
     tp: int = 1
+    """Devices that share the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class RooflineLatency:
     """Step times computed from data sheets."""
 
     roofline: RooflineOptions
+    """Model and devices."""
 
 
 Latency = FitLatency | ProfileLatency | RooflineLatency
@@ -58,42 +61,48 @@ Latency = FitLatency | ProfileLatency | RooflineLatency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioService:
-    """One service of a scenario.
-
-    model: its shape, which says how much memory KV takes; None takes that of the latency model, if it has
-    one. dtype: of weights and KV; "auto" is the model's own. latency: None takes the scenario's.
-    context_tokens: longest prompt and output together; None leaves it to the pool. slo, quota: as in
-    ``core.Service``. execution_s: how long its mean request takes alone; None computes that.
-    """
+    """One service of a scenario."""
 
     name: str
+    """What requests ask for."""
     model: ModelSpec | None = None
+    """Its shape, which says how much memory KV takes; None: that of ``latency``, if it has one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float8"] = "auto"
+    """Of weights and KV; "auto": the model's own."""
     latency: Latency | None = None
+    """Its step times; None: the scenario's."""
     context_tokens: int | None = None
+    """Longest prompt and output together; None: what the pool holds."""
     slo: SLO = NO_GOALS
+    """As in ``core.Service``."""
     execution_s: float | None = None
+    """How long its mean request takes alone; None: that is computed."""
     quota: int = 8
+    """As in ``core.Service``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioPool:
-    """The KV pool of each engine, its size given in one way or not at all.
-
-    memory_bytes: on each device. tokens, blocks: of KV. None of them: what ``utilisation`` of the device
-    leaves beside the weights. layout: None takes the scheduler preset's. swap_bytes: host memory for the
-    preempted KV; None takes four times the pool. swap_bytes_per_s: how fast that KV moves.
-    """
+    """The KV pool of each engine, its size given in one way or not at all."""
 
     memory_bytes: int | None = None
+    """Its size on each device."""
     tokens: int | None = None
+    """Its size in tokens of KV."""
     blocks: int | None = None
+    """Its size in blocks of KV."""
     utilisation: float = 0.9
+    """Share of a device for weights and KV, where no size is given."""
     block_size: int = 16
+    """Tokens in a block."""
     layout: Literal["merged", "split"] | None = None
+    """How the pool is cut up; None: as the scheduler's preset says."""
     swap_bytes: int | None = None
+    """Host memory for preempted KV; None: four times the pool."""
     swap_bytes_per_s: float = HOST_BYTES_PER_S
+    """How fast that KV moves."""
     prefix_caching: bool = True
+    """Whether KV is kept for requests that begin with the same tokens."""
 
     def __post_init__(self) -> None:
         """Refuse two sizes; raises ConfigError."""
@@ -107,21 +116,25 @@ class ScenarioPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that a scenario file and flags can say.
-
-    latency: of services that have none of their own. engines: replicas, each with all services and a pool
-    of its own. dispatch: which of them a request goes to; in ``DISPATCHES``. preset: the one that
-    ``scheduler`` started from. sample_s: time between samples of the engines' state. title: for the head of
-    a report.
-    """
+    """Everything that a scenario file and flags can say."""
 
     workload: WorkloadOptions
+    """What arrives."""
     services: tuple[ScenarioService, ...] = (ScenarioService(name="default"),)
+    """Those of every engine."""
     latency: Latency | None = None
+    """Step times of services that have none of their own."""
     engines: int = 1
+    """Replicas, each with all services and a pool of its own."""
     dispatch: str = "round-robin"
+    """Which engine a request goes to; in ``DISPATCHES``."""
     kv_cache: ScenarioPool = field(default_factory=ScenarioPool)
+    """The pool of each engine."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    """The scheduler of each engine."""
     preset: str = "shoal"
+    """The preset that ``scheduler`` started from."""
     sample_s: float = 1.0
+    """Time between samples of the engines' state."""
     title: str = "simulation"
+    """For the head of a report."""

@@ -28,9 +28,10 @@ def _shape(file: Path) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FilePath:
-    """A file or folder that exists. ``folder``: where relative paths start that are no flags."""
+    """A file or folder that exists."""
 
     folder: Path
+    """Where relative paths start that are not written in flags."""
     label: str = "path"
 
     def read(self, node: Node, path: str) -> Path:
@@ -56,6 +57,7 @@ class ModelShape:
     """A model on record by its name, or a Hugging Face ``config.json`` or the folder that holds it."""
 
     folder: Path
+    """Where relative paths start that are not written in flags."""
     label: str = "model"
 
     def read(self, node: Node, path: str) -> ModelSpec:
@@ -109,9 +111,10 @@ class DeviceName:
 
 @dataclass(frozen=True, slots=True)
 class LatencyKind:
-    """Where step times come from: the section whose own key was written, of ``sections`` by that key."""
+    """Where step times come from: the section whose own key was written."""
 
     sections: Mapping[str, Section]
+    """By that key."""
 
     @property
     def label(self) -> str:
@@ -133,7 +136,7 @@ class LatencyKind:
 
     def show(self, value: Any) -> str:
         """The key that says which, with its value."""
-        return next(one.show(value) for one in self.sections.values() if type(value) is one.cls)
+        return next(section.show(value) for section in self.sections.values() if type(value) is section.cls)
 
 
 def latency_kind(folder: Path) -> LatencyKind:
@@ -169,6 +172,7 @@ class SideLengths:
     """Lengths of prompts or of outputs: a distribution by name, or a plain number for always the same."""
 
     policy: Policy
+    """The distributions."""
 
     @property
     def label(self) -> str:
@@ -191,6 +195,7 @@ class Lengths:
     """A named distribution of both lengths, or one distribution for each side."""
 
     sides: Section
+    """The keys for the two sides."""
     label: str = "name, or mapping with `prompt` and `output`"
 
     def read(self, node: Node, path: str) -> Any:

@@ -18,30 +18,37 @@ _SWAP_POOLS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is known of one service's model on its devices.
-
-    model: its shape. device: one of the devices, tp: how many share the model. None: not known.
-    """
+    """What is known of one service's model on its devices."""
 
     model: ModelSpec | None
+    """Its shape; None: not known."""
     device: DeviceSpec | None
+    """One of the devices; None: not known."""
     tp: int
+    """Devices that share the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Layouts of each engine's pool and of its host memory for swapped KV; sized: bytes mean something."""
+    """The KV memory of each engine."""
 
     layout: PoolLayout
+    """Of the pool."""
     host: PoolLayout | None
+    """Of the host memory for swapped KV; None: there is none."""
     sized: bool
+    """Whether the number of bytes means something: the size of all services' KV is known."""
 
 
 def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Pools:
     """The pools of one engine; deployments: by service. Raises ConfigError that says what is missing."""
     pool = scenario.kv_cache
     kind = pool.layout or PRESETS[scenario.preset].layout
-    shapes = {name: kv_shape(one.model, one.tp) for name, one in deployments.items() if one.model is not None}
+    shapes = {
+        name: kv_shape(deployment.model, deployment.tp)
+        for name, deployment in deployments.items()
+        if deployment.model is not None
+    }
     unknown = [name for name in deployments if name not in shapes]
     blocks = pool.blocks if pool.tokens is None else pool.tokens // pool.block_size
     if blocks is None:
@@ -118,14 +125,18 @@ def _host(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> Poo
 
 def _left_on_device(deployments: Mapping[str, Deployment], utilisation: float) -> int:
     """Bytes that ``utilisation`` of a device leaves beside the weights, of which each model has one copy."""
-    devices = {one.device for one in deployments.values()}
+    devices = {deployment.device for deployment in deployments.values()}
     device = next(iter(devices))
     if device is None or len(devices) > 1:
         raise ConfigError(
             "kv_cache: nothing says how large the pool is; write kv_cache.memory (such as 40GiB), tokens or "
             "blocks, or take step times from a roofline, whose device has a memory"
         )
-    models = {(one.model, one.tp) for one in deployments.values() if one.model is not None}
+    models = {
+        (deployment.model, deployment.tp)
+        for deployment in deployments.values()
+        if deployment.model is not None
+    }
     weights = sum(model.weight_bytes(tp) for model, tp in models)
     room = int(device.memory_bytes * utilisation) - weights
     if room <= 0:

@@ -39,12 +39,16 @@ _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A scenario with everything read and computed. facts: what is run, by name, for a report's head."""
+    """A scenario with everything read and computed."""
 
     scenario: Scenario
+    """As written."""
     engine: EngineSpec
+    """Each of its engines."""
     requests: Sequence[Request]
+    """All that arrive."""
     facts: Mapping[str, str]
+    """What is run, by name, for a report's head."""
 
     def run(
         self,
@@ -53,7 +57,10 @@ class PreparedRun:
         spans: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> RunRecord:
-        """Simulate. spans: keep every step for a timeline. progress: told how many requests have ended."""
+        """Simulate. spans: keep every step for a timeline.
+
+        progress: called with the number of requests that have ended.
+        """
         clients = self.scenario.workload.clients
         simulation = Simulation(
             [self.engine] * self.scenario.engines,
@@ -70,7 +77,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
     deployments = {
         service.name: _deployment(service, latencies[service.name]) for service in scenario.services
     }
-    degrees = sorted({one.tp for one in deployments.values()})
+    degrees = sorted({deployment.tp for deployment in deployments.values()})
     if len(degrees) > 1:
         raise ConfigError(
             f"latency: services of one engine share its devices, but tp is {' and '.join(map(str, degrees))}"
@@ -113,8 +120,8 @@ def prepare(scenario: Scenario) -> PreparedRun:
 def mean_request(requests: Sequence[Request], service: str, room: int) -> tuple[int, int] | None:
     """Mean prompt and output length of a service's requests, in whole tokens; None where there are none.
 
-    room: most tokens of prompt and output together, where outputs end. Requests that it refuses do not count;
-    where it refuses all of them, the mean request is the longest prompt that it takes, and one token more.
+    room: most tokens of prompt and output together, where outputs end. Requests that do not fit do not count;
+    where none fits, the mean request is the longest prompt that does, and one output token.
     """
     own = [request for request in requests if request.service == service]
     served = [

@@ -41,11 +41,12 @@ _RATE = "_per_s"
 
 
 class UnknownKey(ConfigError):
-    """A key that its section does not have; ``key`` is as it was written."""
+    """A key that its section does not have."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
         self.key = key
+        """As it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,13 @@ class Key:
     """One key of a section and the dataclass field behind it."""
 
     name: str
+    """As written."""
     field: str
+    """The field's name."""
     kind: Kind
+    """What it can be."""
     default: Any = dataclasses.MISSING
+    """What it is where nothing was written; MISSING: it must be."""
 
     @property
     def required(self) -> bool:
@@ -68,8 +73,11 @@ class Section:
     """A dataclass as keys and values."""
 
     cls: type
+    """The dataclass."""
     keys: tuple[Key, ...]
+    """One for each of its fields that can be written."""
     label: str = "keys and values"
+    """What the documentation calls this kind."""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Keys of earlier versions, and what they are called now."""
 
@@ -78,7 +86,7 @@ class Section:
         return self.build(self.read_fields(node, path), node, path)
 
     def build(self, fields: dict[str, Any], node: Node, path: str) -> Any:
-        """The dataclass with ``fields``; what it refuses itself is told with its place."""
+        """The dataclass with ``fields``; its own errors are raised with the place of the node."""
         try:
             return self.cls(**fields)
         except (ShoalError, ValueError) as error:

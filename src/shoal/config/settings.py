@@ -30,22 +30,24 @@ _MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Generic[S]):
-    """Everything that a file and flags can say. ``server`` is the HTTP server's own option dataclass.
-
-    devices: where the engine runs; exactly one for now.
-    threads: CPU threads of the engine; None leaves the choice to it.
-    attention: attention backend.
-    max_queue: waiting requests before further ones are turned away; its key is ``server.max_queue``.
-    """
+    """Everything that a file and flags can say."""
 
     services: tuple[Service, ...]
+    """What is served."""
     server: S
+    """The HTTP server's own option dataclass."""
     devices: tuple[str, ...] = ("cpu",)
+    """Where the engine runs; exactly one for now."""
     kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
+    """The KV pool."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    """The scheduler."""
     threads: int | None = None
+    """CPU threads of the engine; None: the engine chooses."""
     attention: str = "auto"
+    """Attention backend."""
     max_queue: int = _MAX_QUEUE
+    """Waiting requests beyond which further ones are rejected; its key is ``server.max_queue``."""
 
     def engine_options(self) -> EngineOptions:
         """The engine's part."""

@@ -23,7 +23,7 @@ def at_each(
     *,
     heaviest_first: Callable[[Point], float] | None = None,
 ) -> list[Found]:
-    """``function`` of every point, in their order; progress is told as points are done.
+    """``function`` of every point, in their order; progress is reported as points are done.
 
     function: of a module, and its points and results plain values, so that they can be sent. heaviest_first:
     about how long a point takes, in any unit; the longest begin first, so that no core is idle at the end.
@@ -50,13 +50,13 @@ def at_each(
             tell(what, done, len(points))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        lifeline.close()  # ends whoever still works on a point that nobody wants
+        lifeline.close()  # ends processes that still work on a point
         theirs.close()
     return [found[at] for at in range(len(points))]
 
 
 def _prepare(lifeline: Connection) -> None:
-    """Once in each process: it ends when its parent has no use for it, or was killed."""
+    """Once in each process: it ends when its parent no longer needs it, or was killed."""
     end_with_parent(lifeline.fileno())
     _LIFELINES.append(lifeline)
 

@@ -23,30 +23,38 @@ _SAMPLE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on A100-80s with NVLink; ttft_s and gap_s: what its SLA allows at most."""
+    """A model on A100-80s with NVLink."""
 
     model: str
+    """Its name."""
     tp: int
+    """Devices that share it."""
     ttft_s: float
+    """Longest time to the first token that its SLA allows."""
     gap_s: float
+    """Longest time between two tokens that its SLA allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """One run of a closed loop.
-
-    lengths: name of a distribution. longest: output tokens at which answers end. clients: users. requests: of
-    all of them together. batched_tokens: most tokens that a step computes.
-    """
+    """One run of a closed loop."""
 
     deployment: Deployment
+    """What serves them."""
     lengths: str
+    """Name of a distribution."""
     longest: int
+    """Output tokens at which answers end."""
     admission: Admission
+    """The system's."""
     clients: int
+    """Users."""
     requests: int
+    """Of all of them together."""
     victim: str = "newest"
+    """The policy's name."""
     batched_tokens: int = BATCHED_TOKENS
+    """Most tokens that a step computes."""
 
 
 def requests_that_fit(deployment: Deployment, lengths: str, longest: int) -> float:

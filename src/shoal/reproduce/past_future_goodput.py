@@ -53,11 +53,14 @@ QUICK_LOADS = (1.0,)
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """What is compared. batched_tokens: most tokens of a step. victim: whom it evicts."""
+    """What is compared."""
 
     admission: Admission
+    """Its admission."""
     batched_tokens: int = BATCHED_TOKENS
+    """Most tokens of a step."""
     victim: str = "newest"
+    """Whom it preempts: the policy's name."""
 
 
 def _schedulers(workload: str) -> dict[str, _System]:
@@ -86,7 +89,9 @@ def _frameworks(workload: str) -> dict[str, _System]:
 @dataclass(frozen=True, slots=True)
 class _Point:
     config: Mapping[str, Value]
+    """What is run, for the result."""
     run: Clients
+    """The run."""
 
 
 def run(effort: Effort) -> Result:
@@ -210,7 +215,7 @@ DIFFERS: tuple[str, ...] = (
     "Differs: beyond the clients that fill the memory everybody's goodput falls, past-future's too. First "
     "come, first served, each of more clients than fit waits longer than the SLA allows; the paper's curve "
     "levels off there, and it does not say what keeps its queue short. So the margin over aggressive, "
-    "which also loses by evictions, is small here; that over conservative is larger than the paper's.",
+    "which also loses by preemptions, is small here; that over conservative is larger than the paper's.",
 )
 
 REPRODUCTION = Reproduction(

@@ -48,9 +48,10 @@ def run(effort: Effort) -> Result:
     found = at_each(effort, NAME, run_full_queue, runs)
     best = found[0].steps
     rows = []
-    for (policy, parameter, _), one in zip(points, found, strict=True):
+    for (policy, parameter, _), counts in zip(points, found, strict=True):
         config: dict[str, Value] = {"policy": policy, "parameter": parameter}
-        rows.append(Row(config=config, metrics={"steps_over_oracle": one.steps / best - 1, **one.metrics()}))
+        metrics: dict[str, Value] = {"steps_over_oracle": counts.steps / best - 1, **counts.metrics()}
+        rows.append(Row(config=config, metrics=metrics))
     return Result(
         name=NAME,
         paper=PAPER + ", Fig. 8",
@@ -83,7 +84,7 @@ def _points(count: int) -> list[tuple[str, float | None, Admission]]:
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
-    """Steps against what evictions cost: their number, and the tokens computed again."""
+    """Steps against what preemptions cost: their number, and the tokens computed again."""
     shown = [
         Row(config={**row.config, **row.metrics}, metrics=row.metrics)
         for row in rows
@@ -100,7 +101,7 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
             y_label="decoding steps over the oracle's",
         )
         for cost, label in (
-            ("evictions_per_request", "evictions per request"),
+            ("evictions_per_request", "preemptions per request"),
             ("recomputed_tokens", "tokens computed again"),
         )
     ]
@@ -109,6 +110,6 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Past-Future, Fig. 8",
-    says="decoding steps and evictions over each scheduler's parameter, on a load that changes",
+    says="decoding steps and preemptions over each scheduler's parameter, on a load that changes",
     run=run,
 )

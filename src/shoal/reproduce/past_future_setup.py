@@ -1,4 +1,4 @@
-"""What Past-Future's experiments share: its systems, and a full queue on one engine, watched from outside."""
+"""What Past-Future's experiments share: its systems, and a full queue on one engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,7 +164,7 @@ class Counts:
     future_required: float
     """Mean, over the moments at which the queue is looked at, of the memory that running requests will need
     at once (M* of their true lengths)."""
-    evictions: float
+    preemptions: float
     """How often each request was preempted."""
     recomputed_tokens: int
     """Tokens computed again because of it."""
@@ -178,7 +178,7 @@ class Counts:
             "decoding_steps": self.steps,
             "kv_in_use": self.kv_in_use,
             "future_required": self.future_required,
-            "evictions_per_request": self.evictions,
+            "evictions_per_request": self.preemptions,
             "turned_away_per_request": self.turned_away,
             "recomputed_tokens": self.recomputed_tokens,
         }
@@ -233,7 +233,7 @@ def run_full_queue(run: FullQueue) -> Counts:
         steps=totals.decode_steps,
         kv_in_use=totals.kv_used_mean,
         future_required=onlooker.peaks / max(1, onlooker.moments) / CAPACITY,
-        evictions=totals.evictions / run.requests,
+        preemptions=totals.evictions / run.requests,
         recomputed_tokens=totals.recomputed_tokens,
         turned_away=onlooker.turned_away / run.requests,
     )

@@ -1,4 +1,4 @@
-"""Past-Future's Table 1: decoding steps, memory and evictions of every scheduler on three distributions."""
+"""Past-Future's Table 1: decoding steps, memory and preemptions of every scheduler on three distributions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +62,8 @@ TABLE: Sequence[tuple[int, Policy, float | None, int, float, float, float]] = (
     (3, "conservative", 1.0, 374250, 0.5973, 0.6159, 0.0),
     (3, "conservative", 1.5, 246870, 0.9045, 0.9254, 0.1909),
 )
-"""Distribution, scheduler and its parameter; steps, memory in use, memory required in future, evictions."""
+"""Distribution, scheduler and its parameter; steps, memory in use, memory required in future,
+preemptions per request."""
 
 ASSUMPTIONS = (
     "From the paper: the distributions, the schedulers and their parameters, a window of 1,000 requests.",
@@ -70,31 +71,37 @@ ASSUMPTIONS = (
     "beginning and 122,880 tokens of KV (120k with k = 1024, like the 2k to 4k of its lengths), one by one, "
     "give its steps. With 120,000 tokens all steps are 2.4% more; ratios and shares stay.",
     "The queue is looked at every ten steps, as LightLLM does.",
-    "Prompts are computed in the step that admits them, beside the decodes. Who is evicted loses its memory, "
-    "goes back to the head of the queue and is computed again; in the paper's systems that is the newest.",
+    "Prompts are computed in the step that admits them, beside the decodes. Who is preempted loses its "
+    "memory, goes back to the head of the queue and is computed again; in the paper's systems that is the "
+    "newest.",
     "conservative sets 4,096 output tokens aside everywhere, although outputs of distribution 2 have up to "
     "5,120: no other limit gives the paper's steps.",
     "past-future: its window is full of answers given before the run, and M* is the largest of 3 draws; so "
-    "all nine lines come out. The paper says that a new service believes the maximum, and that small "
+    "all nine lines come out. The paper says that a new service assumes the maximum, and that small "
     "batches are drawn several times. A new service and 5 draws (LightLLM's) are in past-future-variants.",
     "shoal: a new service; Kaplan and Meier's estimate until 1,000 requests have ended, the mean M* of 10 "
     "draws, 2.4% in reserve, victims large and young. Recomputed tokens are what steps hide.",
 )
 DIFFERS: tuple[str, ...] = (
-    "Differs: evictions of overcommitted conservative rows. Our scheduler lets nobody in for whom there is "
-    "no room, so these are turned away and never evicted; `turned_away_per_request` counts them, and "
-    "together with evictions it is near the paper's figure for distributions 2 and 3.",
+    "Differs: preemptions (the paper's evictions) of overcommitted conservative rows. Our scheduler admits "
+    "nobody for whom there is no room, so these wait and are never preempted; `turned_away_per_request` "
+    "counts them, and together with `evictions_per_request` it is near the paper's figure for "
+    "distributions 2 and 3.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table. paper: its figures under our metrics' names; None for ours."""
+    """A line of the table."""
 
     distribution: int
+    """Its number in the paper."""
     policy: Policy
+    """The scheduler."""
     parameter: float | None
+    """Its reserve, watermark or overcommitment."""
     paper: Mapping[str, Value] | None
+    """The paper's figures under our metrics' names; None for ours."""
 
 
 def admission_of(policy: Policy, parameter: float | None, distribution: int) -> Admission:
@@ -133,8 +140,9 @@ def run(effort: Effort) -> Result:
     table = [line for line in _lines() if line.distribution in distributions]
     runs = [queue_of(line.policy, line.parameter, line.distribution, count, 0) for line in table]
     found = at_each(effort, NAME, run_full_queue, runs, heaviest_first=_work)
-    best = {line.distribution: one for line, one in zip(table, found, strict=True) if line.policy == "oracle"}
-    rows = [_row(line, one, best[line.distribution]) for line, one in zip(table, found, strict=True)]
+    measured = list(zip(table, found, strict=True))
+    best = {line.distribution: counts for line, counts in measured if line.policy == "oracle"}
+    rows = [_row(line, counts, best[line.distribution]) for line, counts in measured]
     return Result(
         name=NAME,
         paper=PAPER + ", Table 1",
@@ -148,7 +156,7 @@ def _lines() -> list[_Line]:
     """The table with our lines behind the paper's Past-Future."""
     best = {distribution: steps for distribution, policy, _, steps, *_ in TABLE if policy == "oracle"}
     lines: list[_Line] = []
-    for distribution, policy, parameter, steps, in_use, required, evictions in TABLE:
+    for distribution, policy, parameter, steps, in_use, required, preemptions in TABLE:
         if policy == "aggressive" and lines[-1].policy == "past-future":
             lines.append(_Line(distribution, "shoal", OUR_RESERVE, None))
         paper: dict[str, Value] = {
@@ -156,7 +164,7 @@ def _lines() -> list[_Line]:
             "steps_over_oracle": steps / best[distribution] - 1,
             "kv_in_use": in_use,
             "future_required": required,
-            "evictions_per_request": evictions,
+            "evictions_per_request": preemptions,
         }
         lines.append(_Line(distribution, policy, parameter, paper))
     return lines
@@ -184,7 +192,7 @@ def _row(line: _Line, found: Counts, best: Counts) -> Row:
 
 
 def _panel(rows: Sequence[Row], distribution: int) -> Panel:
-    """Steps against evictions, each scheduler a line over its parameters; the paper's figures beside them."""
+    """Steps against preemptions, each scheduler a line over its parameters; the paper's beside them."""
     chosen = [row for row in rows if row.config["distribution"] == distribution]
     series = []
     for colour, policy in enumerate(dict.fromkeys(row.config["policy"] for row in chosen)):
@@ -195,21 +203,21 @@ def _panel(rows: Sequence[Row], distribution: int) -> Panel:
             series.append(_series(f"{policy}, paper", theirs, colour, line=False))
     return Panel(
         title=f"distribution {distribution}",
-        x_label="evictions per request",
+        x_label="preemptions per request",
         y_label="decoding steps over the oracle's",
         series=series,
     )
 
 
 def _series(label: str, figures: Sequence[Mapping[str, Value]], colour: int, *, line: bool) -> Series:
-    xs = [float(one["evictions_per_request"] or 0) for one in figures]
-    ys = [float(one["steps_over_oracle"] or 0) for one in figures]
+    xs = [float(metrics["evictions_per_request"] or 0) for metrics in figures]
+    ys = [float(metrics["steps_over_oracle"] or 0) for metrics in figures]
     return Series(label, xs, ys, line=line, colour=colour)
 
 
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Past-Future, Table 1",
-    says="decoding steps, memory and evictions of each admission on three distributions of lengths",
+    says="decoding steps, memory and preemptions of each admission on three distributions of lengths",
     run=run,
 )

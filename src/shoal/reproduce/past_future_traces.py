@@ -36,10 +36,12 @@ _MOST_REQUESTS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Output lengths of one service in the order in which its requests came."""
+    """Output lengths of one service."""
 
     name: str
+    """Of the trace."""
     lengths: IntArray
+    """In the order in which its requests came."""
 
 
 def traces_folder() -> Path | None:

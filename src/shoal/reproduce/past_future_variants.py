@@ -42,8 +42,11 @@ _PAPER: Mapping[str, Value] = {
 @dataclass(frozen=True, slots=True)
 class _Variant:
     config: Mapping[str, Value]
+    """What it is, for the result."""
     admission: Admission
+    """Its admission."""
     victim: str = "newest"
+    """Whom it preempts: the policy's name."""
 
 
 def _published(past: str, draws: int) -> _Variant:
@@ -110,7 +113,7 @@ def run(effort: Effort) -> Result:
             "As in past-future-table1, with workloads drawn from several seeds; figures are means over them. "
             "steps_over_oracle is against the oracle on the same workload.",
             "history warm: the window is full of answers given before; cold: full of the longest possible.",
-            "shoal's aim is the paper's point, +0.9% steps over the oracle with under 7% evictions, from "
+            "shoal's aim is the paper's point, +0.9% steps over the oracle with under 7% preemptions, from "
             "the first request on.",
         ],
         rows=rows,
@@ -126,8 +129,8 @@ def _means(counts: Sequence[Counts], best: Sequence[Counts]) -> dict[str, Value]
         "most_steps_over_oracle": max(over),
         "kv_in_use": fmean(count.kv_in_use for count in counts),
         "future_required": fmean(count.future_required for count in counts),
-        "evictions_per_request": fmean(count.evictions for count in counts),
-        "most_evictions_per_request": max(count.evictions for count in counts),
+        "evictions_per_request": fmean(count.preemptions for count in counts),
+        "most_evictions_per_request": max(count.preemptions for count in counts),
         "recomputed_tokens": fmean(count.recomputed_tokens for count in counts),
     }
 
@@ -149,7 +152,7 @@ def _panel(rows: Sequence[Row]) -> Panel:
     ]
     return Panel(
         title="distribution 1",
-        x_label="evictions per request",
+        x_label="preemptions per request",
         y_label="decoding steps over the oracle's",
         series=series,
     )

@@ -11,16 +11,16 @@ from shoal.reproduce.result import Effort, Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """One experiment of a paper.
-
-    paper: authors, title, and the tables or figures. says: what is measured, in a line. run: does it;
-    the same effort gives the same result.
-    """
+    """One experiment of a paper."""
 
     name: str
+    """What the command line calls it."""
     paper: str
+    """The paper, and its tables or figures."""
     says: str
+    """What is measured, in a line."""
     run: Callable[[Effort], Result]
+    """Does it; the same effort gives the same result."""
 
 
 _MODULES: dict[str, str] = {

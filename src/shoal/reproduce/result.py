@@ -17,15 +17,15 @@ LEAST, MOST = "_least", "_most"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One point of an experiment. Times are seconds, fractions 0 to 1.
-
-    config: what was run. metrics: what we measured. paper: what the paper prints of the same metrics, under
-    the same names, a range as ``between`` writes it; None where it prints nothing.
-    """
+    """One point of an experiment. Times are seconds, fractions 0 to 1."""
 
     config: Mapping[str, Value]
+    """What was run."""
     metrics: Mapping[str, Value]
+    """What we measured."""
     paper: Mapping[str, Value] | None = None
+    """What the paper prints of the same metrics, under the same names, a range as ``between`` writes it; None
+    where it prints nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; NaN becomes None, because JSON has no NaN."""
@@ -38,17 +38,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One experiment.
-
-    paper: which one, and where in it. assumptions: everything that the paper does not print and the figures
-    depend on; lines on what differs begin with "Differs:". panels: rows of a picture.
-    """
+    """One experiment."""
 
     name: str
+    """What the command line calls it."""
     paper: str
+    """Which paper, and where in it."""
     assumptions: Sequence[str]
+    """Everything that the paper does not print and the figures depend on; lines on what differs begin with
+    "Differs:"."""
     rows: Sequence[Row]
+    """Its points."""
     panels: Sequence[Sequence[Panel]] = ()
+    """Rows of a picture."""
 
     def to_json(self) -> dict[str, Any]:
         """The schema that all reproductions share."""
@@ -62,20 +64,19 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is computed. quick: for a look, with less of everything; its figures are rough.
-
-    progress: told what is being done, how many of its parts are done, and of how many.
-    """
+    """How much is computed."""
 
     quick: bool = False
+    """For a look, with less of everything; its figures are rough."""
     progress: Callable[[str, int, int | None], None] | None = None
+    """Called with what is being done, how many of its parts are done, and of how many."""
 
     def choose(self, full: T, quick: T) -> T:
         """One of two sizes."""
         return quick if self.quick else full
 
     def each(self, what: str, items: Sequence[T]) -> Iterator[T]:
-        """The items, with progress told before each and at the end."""
+        """The items; progress is reported before each and at the end."""
         for done, item in enumerate(items):
             self._tell(what, done, len(items))
             yield item

@@ -31,14 +31,14 @@ ILS_ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RaggedTimes:
-    """Steps of the ``ds`` engine without padding: its decode iteration and its prefill in one.
-
-    constant_s: of a step. token_s: for a prompt token. context_s: for a position that a decoding row attends.
-    """
+    """Steps of the ``ds`` engine without padding: its decode iteration and its prefill in one."""
 
     constant_s: float
+    """Of a step."""
     token_s: float
+    """For a prompt token."""
     context_s: float
+    """For a position that a decoding row attends."""
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step."""

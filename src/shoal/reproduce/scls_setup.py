@@ -31,10 +31,12 @@ _PREFILL_TOKEN_S = 1.45e-4
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """Serving times of one engine; spread: relative standard deviation of the estimate's error."""
+    """Serving times of one engine."""
 
     time: PaddedLatency
+    """As estimated."""
     spread: float
+    """Relative standard deviation of the estimate's error."""
 
 
 ENGINES: Mapping[str, EngineSpeed] = {

@@ -19,11 +19,14 @@ _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lengths in tokens whose logarithm is normal, rounded, within 1 and ``most``."""
+    """Lengths in tokens whose logarithm is normal, rounded."""
 
     median: float
+    """The median length."""
     sigma: float
+    """Standard deviation of the logarithm."""
     most: int
+    """What is longer becomes this; what is below 1 becomes 1."""
 
     def at(self, quantile: float) -> int:
         """The length below which this share of all lengths is."""

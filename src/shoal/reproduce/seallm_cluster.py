@@ -33,15 +33,15 @@ MODELS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One of the compared systems.
-
-    shares: both services in one engine over all GPUs. fraction: without, each service has its own GPU
-    (None), or a fixed part of the compute of all GPUs.
-    """
+    """One of the compared systems."""
 
     scheduler: SchedulerOptions
+    """Of each of its engines."""
     shares: bool = True
+    """Whether both services have one engine over all GPUs."""
     fraction: float | None = None
+    """Where they do not: the fixed part of the compute of all GPUs that each service has; None: a GPU of its
+    own."""
 
 
 def _published(preset: str) -> SchedulerOptions:
@@ -70,7 +70,9 @@ class FractionOf:
     """Step times on a fixed fraction of a device's compute."""
 
     times: StepTimes
+    """On all of it."""
     fraction: float
+    """Above 0, at most 1."""
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step."""
@@ -105,12 +107,12 @@ def _engines(group: str, system: System, execution_s: Mapping[str, float]) -> li
     if system.shares:
         return [_engine(models, system.scheduler, execution_s, GPUS)]
     if system.fraction is None:
-        return [_engine({name: one}, system.scheduler, execution_s, 1) for name, one in models.items()]
+        return [_engine({name: model}, system.scheduler, execution_s, 1) for name, model in models.items()]
     # Both models' weights lie on all GPUs; what is left is cut in equal parts.
     left = _memory(models.values(), GPUS) // len(models)
     return [
-        _engine({name: one}, system.scheduler, execution_s, GPUS, memory=left, fraction=system.fraction)
-        for name, one in models.items()
+        _engine({name: model}, system.scheduler, execution_s, GPUS, memory=left, fraction=system.fraction)
+        for name, model in models.items()
     ]
 
 

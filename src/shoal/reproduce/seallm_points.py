@@ -53,23 +53,28 @@ UNDRAWN = "seallm-batch"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run: a sharing group, a system and its traffic."""
+    """One run."""
 
     group: str
+    """Name of the sharing group."""
     system: str
+    """Name of the system."""
     traffic: Traffic
+    """What arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """metrics: of all requests. normalised: latency / L^ of each."""
+    """What came of a run."""
 
     metrics: Mapping[str, Value]
+    """Of all requests."""
     normalised: tuple[float, ...]
+    """Latency / L^ of each."""
 
     def attainment(self, scale: float) -> float:
         """Share of requests that ended within ``scale`` times L^."""
-        return sum(one <= scale for one in self.normalised) / len(self.normalised)
+        return sum(latency <= scale for latency in self.normalised) / len(self.normalised)
 
 
 def measure(point: Point) -> Measured:
@@ -127,4 +132,4 @@ def panels(
 def coloured(series: Sequence[Series]) -> list[Series]:
     """Each system in the same colour in all pictures."""
     colours = {name: number for number, name in enumerate(name for name in SYSTEMS if name != UNDRAWN)}
-    return [replace(one, colour=colours[one.label]) for one in series]
+    return [replace(line, colour=colours[line.label]) for line in series]

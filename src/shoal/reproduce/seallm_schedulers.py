@@ -40,8 +40,8 @@ DIFFERS = (
     "have the same rate and a GPU's worth of work, so that a GPU of its own is seldom idle; in a cluster "
     "whose services are unequally popular it often is.",
     "Differs: seallm, its pseudocode taken at its word, lets a batch drain before anybody joins it, and "
-    "is worse than first come first served at light load; -join, where newcomers join, has the paper's "
-    "factors over alpaserve and fcfs.",
+    "is worse than first come first served at light load; -join, where waiting requests join, has the "
+    "paper's factors over alpaserve and fcfs.",
     "Differs: with long prompts (chats+summaries) -join falls behind fcfs: the execution time that it "
     "learns for summaries includes the prompts of others in the same steps, several times what one takes "
     "alone.",
@@ -65,10 +65,10 @@ def run(effort: Effort) -> Result:
     ]
     measured = measure_all(NAME, points, effort)
     rows = [
-        Row(config=_config(one.group, one.system, one.traffic.rate), metrics=found.metrics)
-        for one, found in zip(points, measured, strict=True)
+        Row(config=_config(point.group, point.system, point.traffic.rate), metrics=found.metrics)
+        for point, found in zip(points, measured, strict=True)
     ]
-    groups = list(dict.fromkeys(one.group for one in points))
+    groups = list(dict.fromkeys(point.group for point in points))
     return Result(
         name=NAME,
         paper=PAPER + ", Figs. 6, 7 and 8",
@@ -85,9 +85,9 @@ def _config(group: str, system: str, rate: float | None, against: str | None = N
 def _factors(group: str, points: Sequence[Point], measured: Sequence[Measured]) -> list[Row]:
     """How many times better ours are than each baseline, at the rate where that is most."""
     found: dict[str, dict[float, Mapping[str, Value]]] = {}
-    for point, one in zip(points, measured, strict=True):
+    for point, measurement in zip(points, measured, strict=True):
         if point.group == group:
-            found.setdefault(point.system, {})[point.traffic.rate] = one.metrics
+            found.setdefault(point.system, {})[point.traffic.rate] = measurement.metrics
     rows = []
     for ours in OURS:
         for baseline, paper in FACTORS.items():

@@ -70,21 +70,22 @@ def k_means(lengths: Lengths, groups: int) -> list[Lengths]:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """How requests of several services arrive for ``seconds``, ``rate`` per second in all.
-
-    Every service has bursts of its own and the same rate; with ``shares`` rates differ, and with
-    ``consecutive`` there is one stream, of which so many requests in a row are for one service.
-    output_deviation: standard deviation of a normal error that is added to every output length, as a
-    multiple of it.
-    """
+    """How requests of several services arrive."""
 
     rate: float
+    """Requests per second, of all services."""
     seconds: float
+    """For how long they arrive."""
     cv: float = CV
+    """Coefficient of variation of the times between them; every service has bursts of its own."""
     shares: Mapping[str, float] | None = None
+    """Of each service in the rate; None: equal ones."""
     consecutive: int | None = None
+    """There is one stream, of which so many requests in a row are for one service; None: one for each."""
     output_deviation: float = 0.0
+    """Standard deviation of a normal error that is added to every output length, as a multiple of it."""
     seed: int = 0
+    """Keys every draw."""
 
 
 @cache

@@ -80,12 +80,14 @@ def run(effort: Effort) -> Result:
         runs = [_serve(BATCHERS[name], waiting, largest, seed) for seed in seeds]
         config: dict[str, Value] = {"waiting": waiting, "max_batch": largest, "batcher": name}
         metrics: dict[str, Value] = {
-            "mean_latency_s": fmean(one.report.response_mean_s for one in runs),
-            "p95_latency_s": fmean(one.report.response_p95_s for one in runs),
-            "slo_attainment": fmean(attainment(met(row, row.slo) for row in one.requests) for one in runs),
-            "tokens_per_s": fmean(one.report.tokens_per_s for one in runs),
-            "batch_size": fmean(one.report.mean_batch_size for one in runs),
-            "invalid_tokens": fmean(one.report.tokens.invalid_tokens / waiting for one in runs),
+            "mean_latency_s": fmean(served.report.response_mean_s for served in runs),
+            "p95_latency_s": fmean(served.report.response_p95_s for served in runs),
+            "slo_attainment": fmean(
+                attainment(met(row, row.slo) for row in served.requests) for served in runs
+            ),
+            "tokens_per_s": fmean(served.report.tokens_per_s for served in runs),
+            "batch_size": fmean(served.report.mean_batch_size for served in runs),
+            "invalid_tokens": fmean(served.report.tokens.invalid_tokens / waiting for served in runs),
         }
         paper = {"slo_attainment": UB_ATTAINMENT} if name == "slo-odbs" else None
         rows.append(Row(config=config, metrics=metrics, paper=paper))
