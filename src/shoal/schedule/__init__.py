@@ -4,8 +4,8 @@ Here belong the scheduler (the mechanism: plans, block tables, queues), its orde
 admissions (whether one more fits) and its victims (who is preempted). Policies are pure: they read what they
 are given and return a choice. Tensors, clocks, processes and text belong elsewhere.
 
-A new admission or victim is a class in ``admission`` or ``victims``, entered in the registry at the end of
-that file; a new order is a file in ``orders``, entered in that package's registry.
+A new order or admission is a class in the package ``orders`` or ``admissions``, entered in that package's
+registry; a new victim policy is a class in ``victims``, entered in the registry at its end.
 """
 
 from shoal.schedule.admissions import (
