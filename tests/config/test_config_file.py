@@ -338,3 +338,10 @@ def test_goals_may_be_flags(tmp_path):
     config = from_flags(services=("chat=smollm2,slo.e2e_scale=5,slo.ttft=2s,execution=1.2s,quota=4",))
     slo = SLO(ttft_s=2, e2e_scale=5)
     assert config.services == (Service(name="chat", model="smollm2", slo=slo, execution_s=1.2, quota=4),)
+
+
+def test_several_steps_under_one_decision_need_depth_1(tmp_path):
+    text = "services: [smollm2]\nscheduler: {max_iterations: 4}\n"
+    assert from_yaml(tmp_path, text).scheduler.max_iterations == 4
+    with pytest.raises(ConfigError, match="needs depth 1"):
+        from_yaml(tmp_path, text.replace("4}", "4, depth: 2}"))

@@ -27,6 +27,7 @@ VALUES = {
     "max-running": ["1", "300"],
     "max-batched-tokens": ["7", "4096"],
     "depth": ["1", "2"],
+    "max-iterations": ["1"],
     "threads": ["1", "12"],
     "attention": ["auto", "reference"],
     "host": ["0.0.0.0", "::1"],

@@ -9,7 +9,7 @@ from shoal.core import ConfigError
 from shoal.engine.core import Engine
 from shoal.engine.profiling import Profiler, RowsRecorder, pool_decodes, profiling_options, usual
 from shoal.engine.profiling_fit import fit_service, slice_seconds
-from shoal.engine.profiling_grid import GRIDS, Grid, Newcomer, uneven_prompts
+from shoal.engine.profiling_grid import GRIDS, Grid, JoiningPrompt, uneven_prompts
 from shoal.forecast import FittedTimes, LatencyModel, StepRows, StepShape
 from shoal.schedule import Conservative, Fcfs
 
@@ -21,7 +21,7 @@ GRID = Grid(
     decode_steps=9,
     uneven=((2, 20), (6, 16)),
     prefills=(4, 50),
-    mixed=((2, 20, (Newcomer(16),)), (4, 24, (Newcomer(30), Newcomer(40, 16)))),
+    mixed=((2, 20, (JoiningPrompt(16),)), (4, 24, (JoiningPrompt(30), JoiningPrompt(40, 16)))),
     repeats=3,
     slice_batches=(3,),
     uneven_slices=(5,),
@@ -201,8 +201,8 @@ def test_grids_can_tell_the_costs_apart(name):
     """Every grid varies batch, prompt and context, and checks slices that its fits have not seen."""
     assert all(
         new.shared < new.prompt_tokens and new.shared <= max(uneven_prompts(batch, mean))
-        for batch, mean, newcomers in GRIDS[name].mixed
-        for new in newcomers
+        for batch, mean, joining in GRIDS[name].mixed
+        for new in joining
     )
     grid = GRIDS[name]
     assert len(grid.batches) >= 3

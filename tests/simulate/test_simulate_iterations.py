@@ -116,6 +116,16 @@ def test_an_arrival_ends_a_plan_after_the_iteration_under_way(skip_ahead: bool) 
     assert (first.output_tokens, second.output_tokens) == (30, 3)
 
 
+def test_memory_of_steps_that_an_arrival_prevents_is_in_use_with_and_without_skip_ahead() -> None:
+    """A plan takes the blocks of all its steps, and those that were not made leave them to its requests."""
+    spec = make_spec(80, block_size=1, max_iterations=30)
+    requests = [make_request(0, prompt=3, output=30), make_request(1, prompt=3, output=30, at_s=0.0905)]
+    on, log_on = run([spec], requests, skip_ahead=True)
+    off, log_off = run([spec], requests, skip_ahead=False)
+    assert log_on == log_off
+    assert on == off
+
+
 def test_a_plan_of_several_iterations_evicts_no_cached_prefix() -> None:
     """Its blocks are free ones; where too few are free, single steps go on."""
     shared = [make_request(0, prompt=40, output=1, hashes=range(10))]

@@ -34,7 +34,7 @@ Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _LINGER_MS = 2000
 _BEAT_S = 1.0
-# What is taken between two steps, beyond which running requests would wait for newcomers: a request takes
+# What is taken between two steps, beyond which running requests would wait for new ones: a request takes
 # about as long to submit as a thousand tokens of prompt do, a tenth of a millisecond or more.
 _MOST_CHOICES = 32
 _MOST_TOKENS = 2**15

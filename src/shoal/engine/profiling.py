@@ -155,7 +155,7 @@ class Profiler:
             raise ConfigError(
                 f"{service}: no batch of the grid fits: a request can have {info.max_total_tokens} tokens, "
                 f"the KV pool holds {info.kv_tokens}, {self._max_running} requests can run at once, and the "
-                f"grid needs {min(one.sequences for one in grid.slices())} requests of "
+                f"grid needs {min(batch_round.sequences for batch_round in grid.slices())} requests of "
                 f"{grid.slice_prompt + grid.slice_tokens} tokens; "
                 "raise --kv-memory, --max-running or the service's max_model_len"
             )
@@ -169,14 +169,14 @@ class Profiler:
         times: dict[tuple[StepRows, bool], list[float]] = defaultdict(list)
         # Repeats lie far apart in time, so that a disturbance of the machine spoils only one of a shape.
         for _ in range(grid.repeats):
-            for one in rounds:
-                for rows, seconds in pool_decodes(self._run(service, info, one)):
-                    times[rows, one.equal] += seconds
+            for batch_round in rounds:
+                for rows, seconds in pool_decodes(self._run(service, info, batch_round)):
+                    times[rows, batch_round.equal] += seconds
                 advance(done := done + 1, total)
         slice_samples = []
-        for one in slices:
-            total_s = sum(seconds for _, seconds in self._run(service, info, one))
-            slice_samples.append(SliceSample(one.prompts, one.output_tokens, total_s))
+        for batch_round in slices:
+            total_s = sum(seconds for _, seconds in self._run(service, info, batch_round))
+            slice_samples.append(SliceSample(batch_round.prompts, batch_round.output_tokens, total_s))
             advance(done := done + 1, total)
         steps = tuple(Sample(rows, usual(seconds), equal) for (rows, equal), seconds in times.items())
         prefill, decode = _padded_samples(steps, rounds)
@@ -184,29 +184,34 @@ class Profiler:
             steps=steps, prefill=tuple(prefill), decode=tuple(decode), slices=tuple(slice_samples)
         )
 
-    def _fits(self, one: Round, info: ServiceInfo) -> bool:
-        requests = one.sequences + len(one.newcomers)
-        longest = max((*one.prompts, *(new.prompt_tokens for new in one.newcomers))) + one.output_tokens
+    def _fits(self, batch_round: Round, info: ServiceInfo) -> bool:
+        requests = batch_round.sequences + len(batch_round.joining)
+        longest = (
+            max((*batch_round.prompts, *(new.prompt_tokens for new in batch_round.joining)))
+            + batch_round.output_tokens
+        )
         return (
             requests <= self._max_running
             and longest <= info.max_total_tokens
             and requests * longest <= info.kv_tokens
         )
 
-    def _run(self, service: str, info: ServiceInfo, one: Round) -> list[tuple[StepRows, float]]:
-        """Every step of one round with its seconds; every other step a newcomer joins."""
-        prompts = [self._prompt(info, tokens) for tokens in one.prompts]
+    def _run(self, service: str, info: ServiceInfo, batch_round: Round) -> list[tuple[StepRows, float]]:
+        """Every step of one round with its seconds; every other step a prompt joins."""
+        prompts = [self._prompt(info, tokens) for tokens in batch_round.prompts]
         for prompt in prompts:
-            self._submit(service, prompt, one.output_tokens)
+            self._submit(service, prompt, batch_round.output_tokens)
         longest = max(prompts, key=len)
-        coming = list(one.newcomers)
+        coming = list(batch_round.joining)
         starts: list[int] = []
         steps: list[StepRows] = []
         while self._engine.busy:
             if coming and steps and len(steps) % 2 == 0:
                 new = coming.pop(0)
                 prompt = longest[: new.shared] + self._prompt(info, new.prompt_tokens)
-                self._submit(service, prompt[: new.prompt_tokens], max(2, one.output_tokens - len(steps)))
+                self._submit(
+                    service, prompt[: new.prompt_tokens], max(2, batch_round.output_tokens - len(steps))
+                )
             started = self._engine.now_ns()
             self._engine.step()
             rows = self._recorder.take()
@@ -240,7 +245,7 @@ class Profiler:
 def usual(seconds: Sequence[float]) -> float:
     """The mean of the times near their median: jitter counts, as serving has it too; disturbances do not."""
     middle = median_low(seconds)
-    return fmean(one for one in seconds if abs(one - middle) <= JITTER * middle)
+    return fmean(duration for duration in seconds if abs(duration - middle) <= JITTER * middle)
 
 
 def pool_decodes(steps: Sequence[tuple[StepRows, float]]) -> list[tuple[StepRows, list[float]]]:
@@ -265,14 +270,14 @@ def _padded_samples(
     """Those steps that are a whole prefill, or one decode iteration, of a round of equal prompts."""
     known = {sample.shape: sample.seconds for sample in steps if sample.equal}
     prefill, decode = {}, {}
-    for one in rounds:
-        if not one.equal:
+    for batch_round in rounds:
+        if not batch_round.equal:
             continue
-        size, prompt = one.sequences, one.prompts[0]
+        size, prompt = batch_round.sequences, batch_round.prompts[0]
         seconds = known.get(StepShape.equal_rows(size, prompt, 0))
         if seconds is not None:
             prefill[size, prompt] = PaddedSample(size, prompt, seconds)
-        for context in range(prompt, prompt + one.output_tokens - 1):
+        for context in range(prompt, prompt + batch_round.output_tokens - 1):
             seconds = known.get(StepShape.equal_rows(size, 1, context))
             if seconds is not None:
                 decode[size, context + 1] = PaddedSample(size, context + 1, seconds)

@@ -9,7 +9,7 @@ SPREAD = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class JoiningPrompt:
     """A prompt that joins a running batch."""
 
     prompt_tokens: int
@@ -26,7 +26,7 @@ class Round:
     """Tokens of each prompt."""
     output_tokens: int
     """Tokens that each request generates."""
-    newcomers: tuple[Newcomer, ...] = ()
+    joining: tuple[JoiningPrompt, ...] = ()
     """Prompts that join it one by one."""
     equal: bool = False
     """Whether it is a batch of equal prompts."""
@@ -44,8 +44,8 @@ class Round:
     @property
     def most_tokens(self) -> int:
         """Upper bound of the tokens of its largest step."""
-        joining = max((newcomer.prompt_tokens for newcomer in self.newcomers), default=0)
-        return max(self.prefill_tokens, self.sequences + len(self.newcomers) + joining)
+        joining = max((prompt.prompt_tokens for prompt in self.joining), default=0)
+        return max(self.prefill_tokens, self.sequences + len(self.joining) + joining)
 
 
 def equal_prompts(batch: int, tokens: int, output_tokens: int) -> Round:
@@ -76,7 +76,7 @@ class Grid:
     """Batches of prompts that differ, as a server's do: size and mean length."""
     prefills: tuple[int, ...]
     """Lengths of single prompts that are only prefilled."""
-    mixed: tuple[tuple[int, int, tuple[Newcomer, ...]], ...]
+    mixed: tuple[tuple[int, int, tuple[JoiningPrompt, ...]], ...]
     """Batches like those of ``uneven``, with prompts that join while they decode."""
     repeats: int
     """How often everything is run."""
@@ -97,9 +97,7 @@ class Grid:
         ]
         found += [Round((prompt,), 1) for prompt in self.prefills]
         found += [Round(uneven_prompts(batch, mean), decoded) for batch, mean in self.uneven]
-        found += [
-            Round(uneven_prompts(batch, mean), decoded, newcomers) for batch, mean, newcomers in self.mixed
-        ]
+        found += [Round(uneven_prompts(batch, mean), decoded, joining) for batch, mean, joining in self.mixed]
         most = min(self.most_tokens, max_batched_tokens)
         return [batch for batch in found if batch.most_tokens <= most]
 
@@ -111,8 +109,8 @@ class Grid:
         ]
 
 
-def _newcomers(*prompts: int) -> tuple[Newcomer, ...]:
-    return tuple(Newcomer(tokens) for tokens in prompts)
+def _joining_prompts(*prompts: int) -> tuple[JoiningPrompt, ...]:
+    return tuple(JoiningPrompt(tokens) for tokens in prompts)
 
 
 GRIDS = {
@@ -136,11 +134,11 @@ GRIDS = {
         ),
         prefills=(4, 8, 24, 32, 48, 64, 96, 192, 256, 384, 768),
         mixed=(
-            (1, 48, _newcomers(16, 96, 256)),
-            (4, 64, (*_newcomers(24, 384), Newcomer(96, 64))),
-            (8, 64, (*_newcomers(16, 64), Newcomer(192, 96), Newcomer(160))),
-            (16, 48, _newcomers(32, 128, 256)),
-            (24, 36, _newcomers(48, 96, 192)),
+            (1, 48, _joining_prompts(16, 96, 256)),
+            (4, 64, (*_joining_prompts(24, 384), JoiningPrompt(96, 64))),
+            (8, 64, (*_joining_prompts(16, 64), JoiningPrompt(192, 96), JoiningPrompt(160))),
+            (16, 48, _joining_prompts(32, 128, 256)),
+            (24, 36, _joining_prompts(48, 96, 192)),
         ),
         repeats=3,
     ),
@@ -155,14 +153,14 @@ GRIDS = {
         ),
         prefills=(2, 4, 8, 12, 24, 32, 48, 64, 96, 192, 256, 384, 768, 1536),
         mixed=(
-            (1, 48, _newcomers(16, 96, 256)),
-            (2, 64, _newcomers(8, 48, 512)),
-            (4, 64, (*_newcomers(24, 384), Newcomer(96, 64))),
-            (4, 240, (*_newcomers(256, 1024), Newcomer(512, 256))),
-            (8, 64, (*_newcomers(16, 64), Newcomer(192, 96), Newcomer(160))),
-            (16, 48, _newcomers(32, 128, 256, 512)),
-            (24, 36, _newcomers(48, 96, 192)),
-            (48, 40, _newcomers(64, 256)),
+            (1, 48, _joining_prompts(16, 96, 256)),
+            (2, 64, _joining_prompts(8, 48, 512)),
+            (4, 64, (*_joining_prompts(24, 384), JoiningPrompt(96, 64))),
+            (4, 240, (*_joining_prompts(256, 1024), JoiningPrompt(512, 256))),
+            (8, 64, (*_joining_prompts(16, 64), JoiningPrompt(192, 96), JoiningPrompt(160))),
+            (16, 48, _joining_prompts(32, 128, 256, 512)),
+            (24, 36, _joining_prompts(48, 96, 192)),
+            (48, 40, _joining_prompts(64, 256)),
         ),
         repeats=5,
         slice_batches=(4, 8),

@@ -45,7 +45,7 @@ class TorchExecutor:
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor; without a thread the plan runs here and its result waits for ``collect``."""
-        # Settled here: by the time the thread gets to it, the pool may have given blocks to the next plan.
+        # Located here: by the time the thread gets to it, the pool may have given blocks to the next plan.
         saving, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
         if self._thread is not None:
             self._results.append(self._thread.submit(self._run, plan, saving, copies, interrupted))

@@ -40,7 +40,7 @@ DIFFERS = (
     "have the same rate and a GPU's worth of work, so that a GPU of its own is seldom idle; in a cluster "
     "whose services are unequally popular it often is.",
     "Differs: seallm, its pseudocode taken at its word, lets a batch drain before anybody joins it, and "
-    "is worse than first come first served at light load; -join, where newcomers join, has the paper's "
+    "is worse than first come first served at light load; -join, where new requests join, has the paper's "
     "factors over alpaserve and fcfs.",
     "Differs: with long prompts (chats+summaries) -join falls behind fcfs: the execution time that it "
     "learns for summaries includes the prompts of others in the same steps, several times what one takes "

@@ -78,7 +78,7 @@ class Admitter:
     ) -> None:
         self.admitted: list[Admitted] = []
         self.rejected: tuple[RequestState, Rejection] | None = None
-        """Who was turned away, and why."""
+        """Who was not admitted, and why."""
         self.needed = 0
         """Blocks that the last one examined would have taken, with ``new_blocks``."""
         self._pool = pool

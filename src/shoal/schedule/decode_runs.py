@@ -5,7 +5,7 @@ another until something ends: nothing but counts change. Such steps are made as 
 """
 
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
@@ -59,12 +59,11 @@ class Growth:
 
     def live_blocks(self, steps: int, max_iterations: int) -> list[int]:
         """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
-        taken = [0] * -(-steps // max_iterations)
-        for first in self.first_steps:
-            for step in range(first, steps, self.block_size):
-                taken[step // max_iterations] += 1
-        live = list(accumulate(taken, initial=self.live_before))[1:]
-        return [live[step // max_iterations] for step in range(steps)]
+        taken = [0] * steps
+        for (_, blocks), first in zip(self.grown, self.first_steps, strict=True):
+            for step in range(first, first + len(blocks) * self.block_size, self.block_size):
+                taken[step - step % max_iterations] += 1
+        return list(accumulate(taken, initial=self.live_before))[1:]
 
     def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
         """The plans that would have been made one after another, in place of one for the whole run."""
@@ -179,12 +178,13 @@ class DecodeRuns:
             turns = sorted(
                 [(step, place) for place, first in enumerate(firsts) for step in range(first, steps, size)]
             )
-            blocks = self._allocate(state.service, list(Counter([step for step, _ in turns]).values()))
+            counts = [0] * steps
+            for step, _ in turns:
+                counts[step] += 1
             shares = [[] for _ in rows]
-            for (_, place), block in zip(turns, blocks, strict=True):
+            for (_, place), block in zip(turns, self._allocate(state.service, counts), strict=True):
                 shares[place].append(block)
-        for row, share in zip(rows, shares, strict=True):
-            batch.grow(row, share)
+        batch.grow(growing, shares)
         grown = [(batch.requests[row].seq_id, tuple(share)) for row, share in zip(rows, shares, strict=True)]
         return Growth(grown, firsts, size, live)
 
@@ -197,7 +197,7 @@ class DecodeRuns:
             # All at once, the pool gives the same.
             counts = [sum(counts)]
         taken: list[int] = []
-        for count in counts:
+        for count in filter(None, counts):
             blocks = pool.allocate(service, count)
             assert blocks is not None
             taken += blocks

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -187,11 +188,12 @@ def _grow(
     batch: RunningBatch, growth: Sequence[tuple[int, int]], blocks: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Hand out ``blocks`` to the tables that need them."""
-    grown = []
-    start = 0
-    for row, count in growth:
-        further = blocks[start : start + count]
-        start += count
-        batch.grow(row, further)
-        grown.append((int(batch.seq_id[row]), tuple(further)))
-    return tuple(grown)
+    if not growth:
+        return ()
+    ends = accumulate(count for _, count in growth)
+    shares = [blocks[end - count : end] for (_, count), end in zip(growth, ends, strict=True)]
+    batch.grow(np.array([row for row, _ in growth]), shares)
+    requests = batch.requests
+    return tuple(
+        [(requests[row].seq_id, tuple(share)) for (row, _), share in zip(growth, shares, strict=True)]
+    )

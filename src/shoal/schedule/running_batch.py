@@ -252,10 +252,11 @@ class RunningBatch(RequestTable):
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
         self.last_token_ns[rows] = last_ns
 
-    def grow(self, row: int, blocks: Sequence[int]) -> None:
-        """A request's block table gets further blocks."""
-        self.requests[row].block_ids += blocks
-        self.num_blocks[row] += len(blocks)
+    def grow(self, rows: IntArray, blocks: Sequence[Sequence[int]]) -> None:
+        """The block tables of some requests get further blocks."""
+        self.num_blocks[rows] += np.array([len(further) for further in blocks], dtype=np.int64)
+        for row, further in zip(rows.tolist(), blocks, strict=True):
+            self.requests[row].block_ids += further
 
 
 def _dtype(name: str) -> type:

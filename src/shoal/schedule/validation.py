@@ -28,7 +28,7 @@ def longest_total(pool: BlockPool, service: str, limits: ServiceLimits) -> int:
 
 
 def check_request(request: Request, services: Mapping[str, ServiceLimits], pool: BlockPool) -> int:
-    """The request's ceiling: the most output tokens that its prompt leaves room for.
+    """The most output tokens that the request's prompt leaves room for.
 
     Raises:
         InvalidRequest: it can never be served as asked.
@@ -53,13 +53,13 @@ def check_request(request: Request, services: Mapping[str, ServiceLimits], pool:
             param="prompt",
             code="context_length_exceeded",
         )
-    ceiling = total - length
+    most_tokens = total - length
     for name in ("max_tokens", "min_tokens"):
         asked = getattr(request.sampling, name)
-        if asked is not None and asked > ceiling:
+        if asked is not None and asked > most_tokens:
             raise InvalidRequest(
-                f"{name} is {asked}, but {why}; with this prompt of {length} it can be at most {ceiling}",
+                f"{name} is {asked}, but {why}; with this prompt of {length} it can be at most {most_tokens}",
                 param=name,
                 code="context_length_exceeded",
             )
-    return ceiling
+    return most_tokens

@@ -34,10 +34,10 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class _Ahead:
-    """A run of decode steps that is foreseen but not yet accounted for: a newcomer may cut it short."""
+    """A run of decode steps that lies ahead and is not committed yet: an arrival may cut it short."""
 
     run: DecodeRun
-    """What is foreseen."""
+    """As the scheduler says."""
     start_ns: int
     """When it begins."""
     ends_ns: list[int]
@@ -48,7 +48,7 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class _Iterations:
-    """A plan of several iterations under way: a newcomer may cut it short."""
+    """A plan of several iterations under way: an arrival may cut it short."""
 
     plan: StepPlan
     """What runs."""
@@ -133,11 +133,11 @@ class Replica:
             self.due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
 
     def close(self) -> None:
-        """Prove the pool's books; raises IntegrityError."""
+        """Prove the pool's state; raises IntegrityError."""
         self._pool.check_integrity()
 
     def _look_ahead(self) -> bool:
-        """Foresee a run of decodes, if one begins now; whether it does."""
+        """Look for a run of decodes that begins now; whether there is one."""
         start_ns = self._clock.now_ns
         run = self.scheduler.decode_run(start_ns, self._look_ahead_steps)
         if run is None:
@@ -155,7 +155,7 @@ class Replica:
         """The run has come to its end."""
         self._ahead = None
         run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
-        # Steps foreseen in vain cost time, but a run too short costs more.
+        # Steps looked at in vain cost time, but a run too short costs more.
         steps = len(ends_ns)
         self._look_ahead_steps = min(max(2 * steps, SHORTEST_RUN), LONGEST_RUN)
         plan, growth = self.scheduler.commit_run(run, run.planned(steps))

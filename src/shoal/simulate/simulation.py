@@ -81,7 +81,7 @@ class Simulation:
     ) -> RunRecord:
         """Simulate until every request has ended.
 
-        progress: told now and then how many have. Raises IntegrityError where a pool's books are off.
+        progress: told now and then how many have. Raises IntegrityError where a pool's state is off.
         """
         told = 0
         while self._advance():

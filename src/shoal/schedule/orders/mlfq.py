@@ -19,7 +19,7 @@ class Mlfq(ByPriority):
     through levels that they would only use up. It may use the quantum of its level (time of the steps it
     takes part in), then it is on the next: on level k after joining on j until it was served
     ``quantum_s * (2^(k+1) - 2^j)`` in all. On the last level it stays. The level is thereby a function of the
-    prompt and the time charged; the scheduler's starvation guard stands in for FastServe's promotion.
+    prompt and its service time; the scheduler's starvation guard stands in for FastServe's promotion.
     """
 
     quantum_s: float = 0.1
