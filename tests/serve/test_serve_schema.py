@@ -3,7 +3,7 @@
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from serve_builders import FakeEngine, make_app
 
 from hypothesis_profiles import examples
@@ -35,7 +35,11 @@ SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.N
 )
 def test_every_response_is_documented(case):
     response = case.call()
-    case.validate_response(response, excluded_checks=[positive_data_acceptance])
+    excluded = [positive_data_acceptance]
+    if response.status_code == 413:
+        # The body is rejected by its size before anybody looks into it.
+        excluded.append(negative_data_rejection)
+    case.validate_response(response, excluded_checks=excluded)
     if response.status_code == 400 and case.meta.generation.mode == GenerationMode.POSITIVE:
         error = response.json()["error"]
         # 2.0 is an integer to JSON Schema, but not to this server.
