@@ -331,8 +331,8 @@ def test_a_request_cancelled_during_a_plan_ends_at_its_update():
     [
         (StepResult([[5, 6], [5]], [10, 10]), "samples 2 tokens, got 1"),
         (StepResult([[5, 6, 7]] * 2, [10, 10]), "samples 2 tokens, got 3"),
-        (StepResult([[5, 6]] * 4, [10] * 4), "has 3 iterations, got tokens of 4"),
-        (StepResult([], []), "has 3 iterations, got tokens of 0"),
+        (StepResult([[5, 6]] * 4, [10] * 4), "has up to 3 tokens of a row, got 4"),
+        (StepResult([], []), "has up to 3 tokens of a row, got 0"),
         (StepResult([[5, 6]] * 2, []), "has 2 tokens of a row, got 0 times"),
         (StepResult([[5, 6]] * 2, [10] * 3), "has 2 tokens of a row, got 3 times"),
         (StepResult([[5, 6]] * 2, [10]), "has 2 tokens of a row, got 1 times"),

@@ -119,8 +119,8 @@ class StepResult:
     durations_ns: Sequence[int]
     """Of each iteration done."""
     counts: Sequence[int] | None = None
-    """How many of its column's tokens each row has; None: all. An executor that makes several tokens of a
-    row in one iteration (speculation) says it here."""
+    """How many of its column's tokens each row has, at most ``plan.iterations``; None: all. An executor that
+    makes several tokens of a row in one iteration (speculation) says it here."""
     logprobs: Sequence[Sequence[TokenLogprobs | None]] | None = None
     """Of each token (None where the request wants none); or None."""
     timings: StepTimings = field(default_factory=StepTimings)

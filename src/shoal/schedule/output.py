@@ -71,7 +71,7 @@ class OutputProcessor:
         """
         plan = step.plan
         batch = self._store.services[plan.service].running
-        part = self._still_running(step, batch)
+        part = self._take_part(step, batch)
         if not part.requests:
             return []
         duration_ns = result.duration_ns
@@ -84,7 +84,7 @@ class OutputProcessor:
         made = outcome.made
         if plan.iterations > 1:
             batch.advance(part.rows, made, duration_ns, now_ns)
-            if made is not plan.iterations:
+            if isinstance(made, np.ndarray) or made < plan.iterations:
                 batch.withdraw(part.rows, plan.iterations - made)
         else:
             alike = plan.new_tokens.count(1) == len(plan.new_tokens)
@@ -93,7 +93,8 @@ class OutputProcessor:
         self._publish(batch, part)
         return self._tell(batch, part, outcome, now_ns)
 
-    def _still_running(self, step: InFlightStep, batch: RunningBatch) -> _Part:
+    def _take_part(self, step: InFlightStep, batch: RunningBatch) -> _Part:
+        """Who takes part in the result; those who ended before do not, and may free their blocks now."""
         if step.num_removals == batch.num_removals:
             return _Part(step.requests, ALL, step.rows)
         rows, run = batch.rows_of(np.array(step.plan.seq_ids))
@@ -275,7 +276,7 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
             raise ValueError(f"plan {plan.number} samples {wanted} tokens, got {len(tokens)}")
     if not 1 <= len(result.tokens) <= plan.iterations:
         raise ValueError(
-            f"plan {plan.number} has {plan.iterations} iterations, got tokens of {len(result.tokens)}"
+            f"plan {plan.number} has up to {plan.iterations} tokens of a row, got {len(result.tokens)}"
         )
     most, times = len(result.tokens), len(result.durations_ns)
     if not (times == most or (result.counts is not None and 1 <= times <= most)):

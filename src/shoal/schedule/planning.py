@@ -149,7 +149,7 @@ class Planner:
         store.moved.clear()
         return plan
 
-    def withdraw(self, state: ServiceState, steps: int) -> None:
+    def uncount_steps(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""
         state.last_step -= steps
         state.consecutive_steps -= steps

@@ -92,7 +92,7 @@ class Preemptor:
             if rejection is Rejection.MEMORY and (self._preempts_for_waiting or starved):
                 return self._preempt_for(request, starved=starved)
         except Drain:
-            request.rejected_epoch = -1  # it is to be looked at again as soon as the pipeline is empty
+            request.rejected_epoch = -1  # so that a second look drains again, instead of passing it over
             raise
         return False
 

@@ -56,8 +56,8 @@ class Scheduler:
     ) -> None:
         self.options = options
         self.on_steps: Callable[[int, int], None] | None = None
-        """Set it to be told of steps as they are planned: the number of the first, and how many; those
-        running now are in all of them."""
+        """Set it to be told of steps as they are planned: the number of the first, and how many at
+        most; those running now are in all of them."""
         self._pool = pool
         self._limits = services
         self._order = options.order
@@ -314,7 +314,7 @@ class Scheduler:
         missing = plan.iterations - len(result.durations_ns)
         if missing:
             self._num_steps -= missing
-            self._planner.withdraw(self._services[plan.service], missing)
+            self._planner.uncount_steps(self._services[plan.service], missing)
         return self._outputs.process(step, result, now_ns)
 
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
@@ -328,8 +328,8 @@ class Scheduler:
     def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
         """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
-        It leaves the same blocks as the plans of the run would, one after another; nobody may have come in
-        between. ``update`` may be told of fewer iterations, of those of the last plan.
+        It leaves the same blocks as the plans of the run would, one after another; nobody may have been
+        admitted, ended or preempted in between. ``update`` may be told of fewer iterations of the last plan.
         """
         state = self._services[run.service]
         if self.on_steps is not None:
