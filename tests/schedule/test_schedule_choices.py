@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from replay_executor import ReplayExecutor
 from schedule_builders import Run, make_pool, make_request, make_scheduler, run
 
-from shoal.core import FinishReason
+from shoal.core import FinishReason, StepPlan
 
 PROMPT, OUTPUT, BLOCK = 22, 6, 4
 
@@ -99,3 +100,48 @@ def test_equal_prompts_of_different_calls_are_strangers():
         scheduler.submit_all([choice], 0)
     plan = scheduler.schedule(0)
     assert [joined.computed for joined in plan.joined] == [0, 0]
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("prompt", [3, 8, 41])
+def test_all_others_join_as_soon_as_the_prompt_is_there(prefix_caching, prompt):
+    """A prompt that fills no block is not waited for."""
+    scheduler = make_scheduler(make_pool(200, prefix_caching=prefix_caching))
+    submit_first(scheduler, choices_of(make_request(prompt, OUTPUT), 6))
+    joined = [len(plan.joined) for plan in run(scheduler).plans if plan.joined]
+    assert joined == ([6] if prompt < BLOCK else [1, 5])
+
+
+def test_a_starved_choice_is_helped_by_helping_the_one_that_computes_the_prompt():
+    """An endless stream of short requests of another service must not keep a long prompt from its end."""
+    pool = make_pool(400, per_merged={"a": 1, "b": 1}, prefix_caching=False)
+    scheduler = make_scheduler(pool, order="weighted-turns", starvation_s=1e-4, max_batched_tokens=16)
+    call = choices_of(make_request(200, 5, service="a"), 2)
+    scheduler.submit_all(call, 0)
+    executor, now, ended = ReplayExecutor(pool), 0, set()
+    for _ in range(2_500):
+        while scheduler.stats().services["b"].running + scheduler.stats().services["b"].waiting < 3:
+            scheduler.submit(make_request(3, 3, service="b"), now)
+        plan = scheduler.schedule(now)
+        assert isinstance(plan, StepPlan)
+        result = executor.run(plan)
+        now += result.duration_ns
+        ended |= {event.request_id for event in scheduler.update(plan, result, now) if event.finish}
+    assert {choice.id for choice in call} <= ended
+
+
+def test_one_prompt_object_in_two_services_makes_no_choices():
+    pool = make_pool(64, per_merged={"a": 1, "b": 1}, prefix_caching=False)
+    scheduler = make_scheduler(pool)
+    request = make_request(PROMPT, OUTPUT)
+    scheduler.submit_all([request, replace(request, id="other", service="b")], 0)
+    assert len(run(scheduler).tokens) == 2
+
+
+def test_choices_that_ended_are_kept_by_nobody():
+    scheduler = make_scheduler(make_pool(64))
+    choices = choices_of(make_request(PROMPT, OUTPUT), 3)
+    submit_first(scheduler, choices)
+    kept = list(scheduler._store.requests.values())
+    run(scheduler)
+    assert all(not state.choices for state in kept)

@@ -12,6 +12,7 @@ from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
 from shoal.schedule.admissions import Admission
 from shoal.schedule.batching import slice_blocks, slice_end, slice_ends
+from shoal.schedule.choices import prompt_holder
 from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import RequestTable
@@ -27,7 +28,7 @@ class Rejection(Enum):
     WAITS = auto()
     """It waits for another to end."""
     MEMORY = auto()
-    """There is no memory for it."""
+    """There is no room for it."""
     FRAGMENTED = auto()
     """There is memory, but no merged block is free for it; a compaction helps."""
 
@@ -112,7 +113,7 @@ class Admitter:
                 if not coming:
                     return
             request = coming[0]
-            if request.choices and self._prompt_is_computed_now(request):
+            if request.choices and self._waits_for_prompt(request):
                 del coming[0]  # it is passed over: soon its prompt will be there
                 continue
             if request.rejected_epoch == epoch and urgent is None:
@@ -183,36 +184,37 @@ class Admitter:
             copies = [BlockCopy(service, source, target, source_host=True) for source, target in back]
         self.admitted.append(Admitted(request, tokens, copies))
 
-    def _prompt_is_computed_now(self, request: RequestState) -> bool:
-        """Whether another choice of the same call computes their prompt."""
+    def _waits_for_prompt(self, request: RequestState) -> bool:
+        """Whether another choice of the same call computes their prompt, whose blocks it can have soon."""
+        if request.swapped_blocks or request.num_prompt_tokens < self._pool.block_size:
+            return False
         batch = self._state.running
+        if prompt_holder(request, batch) is not None:
+            return False
         admitted = [admitted.request for admitted in self.admitted]
-        return any(
-            choice in admitted
-            or (choice.seq_id >= 0 and batch.num_computed[batch.row_of(choice)] < choice.num_prompt_tokens)
-            for choice in request.choices
-        )
+        return any(choice.seq_id >= 0 or choice in admitted for choice in request.choices)
 
     def _find_in_choices(self, request: RequestState) -> list[int]:
         """Full blocks of its prompt that another choice of the same call holds, now with a reference more."""
-        for choice in request.choices:
-            if choice.seq_id >= 0 and choice is not request:
-                full = request.num_prompt_tokens // self._pool.block_size
-                # From now on others know of them.
-                if choice.num_shareable < full:
-                    self._state.shared.hold(choice.block_ids[choice.num_shareable : full])
-                    choice.num_shareable = full
-                blocks = choice.block_ids[:full]
-                self._pool.share(request.service, blocks)
-                return blocks
-        return []
+        holder = prompt_holder(request, self._state.running)
+        if holder is None:
+            return []
+        full = request.num_prompt_tokens // self._pool.block_size
+        # From now on others know of them.
+        if holder.num_shareable < full:
+            self._state.shared.hold(holder.block_ids[holder.num_shareable : full])
+            holder.num_shareable = full
+        blocks = holder.block_ids[:full]
+        self._pool.share(request.service, blocks)
+        return blocks
 
     def _find(self, request: RequestState) -> list[int]:
         """Blocks of its leading tokens that are at hand, now with a reference each."""
-        if not self._pool.prefix_caching:
-            return self._find_in_choices(request)
-        request.hash_known(self._pool.block_size, request.num_tokens // self._pool.block_size)
-        return self._pool.match_prefix(request.service, request.block_hashes)
+        hits: list[int] = []
+        if self._pool.prefix_caching:
+            request.hash_known(self._pool.block_size, request.num_tokens // self._pool.block_size)
+            hits = self._pool.match_prefix(request.service, request.block_hashes)
+        return hits or self._find_in_choices(request)
 
     def _judge(
         self, coming: Sequence[RequestState], kept: Sequence[int], needed: int, *, always: bool

@@ -163,18 +163,17 @@ class OutputProcessor:
             if column < 0:
                 continue
             ids = sampled[column] if result.counts is None else sampled[column][: result.counts[column]]
+            logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
             if NO_TOKEN in ids:
                 ids = ids[: ids.index(NO_TOKEN)]
-                logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
-                ends[at] = _End(FinishReason.ERROR, ids, logprobs, error=_NOT_FINITE)
+                ends[at] = _End(FinishReason.ERROR, ids, logprobs and logprobs[: len(ids)], error=_NOT_FINITE)
                 request.ending = FinishReason.ERROR  # so that nobody else finds its KV
-                continue
-            logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
-            if before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):
+                if not ids:
+                    continue
+            elif before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):
                 ids, reason, stop_token = _until_end(request, ids, before)
                 if reason is not None:
-                    logprobs = None if logprobs is None else logprobs[: len(ids)]
-                    ends[at] = _End(reason, ids, logprobs, stop_token)
+                    ends[at] = _End(reason, ids, logprobs and logprobs[: len(ids)], stop_token)
             request.token_ids += ids
             cached = request.num_cached_tokens
             events[at] = TokenEvent(request.request.id, ids, logprobs, None, None, None, cached)
@@ -215,9 +214,7 @@ class OutputProcessor:
             else:
                 reason, ids, logprobs, stop_token, error = end
                 events[at] = self._store.end(request, reason, now_ns, ids, logprobs, stop_token, error)
-        if ends and len(events) > len(ends):
-            return [events[at] for at in sorted(events)]
-        return list(events.values())
+        return [events[at] for at in sorted(events)] if ends else list(events.values())
 
     def _predict(self, batch: RunningBatch, request: RequestState) -> None:
         """It has outgrown what was predicted of its length."""

@@ -184,7 +184,9 @@ class Preemptor:
         but first those of its own service: one that has too much to do does not take it out on others.
         Under slices nobody gives way inside one.
         """
-        own = self._order.keys(self._services[request.service], RequestTable([request]))[0]
+        own = 0.0
+        if not starved:  # then it waits
+            own = float(self._order.keys(self._services[request.service], RequestTable([request]))[0])
         batches = [state.running for state in self._services.values() if len(state.running)]
         oldest = min((int(batch.seq_id[0]) for batch in batches), default=0)
         found: list[tuple[tuple[bool, float, int], RequestState]] = []

@@ -36,8 +36,8 @@ class RequestState:
     """Prompt and output; empty for a synthetic prompt, of which only lengths are known."""
     block_hashes: list[bytes]
     """Hashes of its leading full blocks, as far as anybody asked for them."""
-    choices: Sequence["RequestState"] = ()
-    """All requests of its call that have this prompt, itself included; empty where it is alone."""
+    choices: list["RequestState"] = field(default_factory=list)
+    """Unfinished requests of its call that have this prompt, itself included; empty where it was alone."""
     slo: SLO = NO_GOALS
     """Its goals, or the service's where it has none of its own; ``e2e_scale`` is resolved into ``e2e_s``."""
 
@@ -55,7 +55,7 @@ class RequestState:
     block_ids: list[int] = field(default_factory=list)
     """Its block table."""
     num_shareable: int = 0
-    """Leading blocks of the table that others can find in the prefix index."""
+    """Leading blocks of the table that others can find: in the prefix index, or as choices of its call."""
     swapped_blocks: list[int] = field(default_factory=list)
     """Host blocks that hold the KV of its leading ``num_swapped_tokens``."""
     num_swapped_tokens: int = 0

@@ -180,6 +180,9 @@ class RequestStore:
         """The request is over, with this last event; its blocks go once no plan in flight uses them."""
         state = self.services[request.service]
         request.finished = True
+        if request.choices:
+            request.choices.remove(request)
+            request.choices = []
         self.num_ended += 1
         if request.seq_id < 0:
             state.waiting.remove(request)

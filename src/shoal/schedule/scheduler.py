@@ -16,6 +16,7 @@ from shoal.core.slo import resolve_slo
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter, Rejection
 from shoal.schedule.batching import Batcher, ScheduledBatch
+from shoal.schedule.choices import prompt_computer
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Turn
@@ -130,14 +131,14 @@ class Scheduler:
         choices: list[RequestState] = []
         hashes: list[bytes] = []
         for request, most_tokens in zip(requests, most, strict=True):
-            if not choices or request.prompt is not choices[0].request.prompt:
+            first = choices[0].request if choices else None
+            if first is None or request.prompt is not first.prompt or request.service != first.service:
                 choices = []
                 if self._pool.prefix_caching:
                     hashes = hash_prompt(request.prompt, self._pool.block_size)
             choices.append(self._queue(request, most_tokens, hashes, now_ns))
             if len(choices) > 1:
-                for choice in choices:
-                    choice.choices = choices
+                choices[0].choices = choices[-1].choices = choices
 
     def _queue(
         self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
@@ -201,6 +202,9 @@ class Scheduler:
     def _serve_starved(self, now_ns: int) -> StepPlan | None:
         for request in self._guard.starving(self._services.values(), now_ns):
             state = self._services[request.service]
+            if request.seq_id < 0:
+                # Who waits for the prompt that another choice computes is helped by helping that one.
+                request = prompt_computer(request, state.running) or request
             turn = starved_turn(request, state.running)
             plan = self._take(turn, urgent=request)
             if plan is not None:
@@ -338,7 +342,7 @@ class Scheduler:
         step = self._planner.commit_run(self._num_steps, state, steps, growth)
         self._in_flight.append(step)
         self._num_steps += steps
-        self._epoch += 2 * steps
+        self._epoch += 1
         return step.plan, growth
 
     def stats(self) -> SchedulerStats:
