@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -54,7 +55,12 @@ def test_effort_chooses_and_tells() -> None:
 
 def workers_of(pid: int) -> list[psutil.Process]:
     children = psutil.Process(pid).children()
-    return [one for one in children if any("spawn_main" in word for word in one.cmdline())]
+    workers = []
+    for child in children:
+        with suppress(psutil.NoSuchProcess):  # it has just ended, zombies included
+            if any("spawn_main" in word for word in child.cmdline()):
+                workers.append(child)
+    return workers
 
 
 @pytest.fixture
