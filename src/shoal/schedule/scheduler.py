@@ -41,8 +41,7 @@ class Scheduler:
     on_end: told of every request that ends.
 
     Progress: the request admitted longest ago is never preempted (but for a starved one). It alone fits into
-    the pool, because the most it may take does; so it runs to its end, the next then is the oldest, and two
-    requests cannot preempt each other for ever. How room is made says ``Preemptor``.
+    the pool, so it runs to its end, and two requests cannot preempt each other for ever (see ``Preemptor``).
 
     Looking again changes nothing: a head that was rejected is not examined again before something happened.
     """
@@ -57,8 +56,7 @@ class Scheduler:
     ) -> None:
         self.options = options
         self.on_steps: Callable[[int, int], None] | None = None
-        """Set it to be told of steps as they are planned: the number of the first, and how many at
-        most; those running now are in all of them."""
+        """Told of the first step planned and of how many at most, in all of which those run who run now."""
         self._pool = pool
         self._limits = services
         self._order = options.order
@@ -159,8 +157,8 @@ class Scheduler:
         """End a request early; returns its last event, or None.
 
         reason: CANCELLED, or STOP where its text is complete: only then its length is remembered.
-        A request that is part of a plan in flight ends at that plan's update, which then has the event. An
-        unknown id is one that has ended already: nothing happens.
+        A request in a plan in flight ends at that plan's update, which then has the event. An unknown id is one
+        that has ended already: nothing happens.
         """
         request = self._store.requests.get(request_id)
         if request is None:
@@ -324,8 +322,7 @@ class Scheduler:
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
-        None where the next step is or may be something else. Where a plan makes several, ``most`` is rounded
-        up to whole plans. Changes nothing.
+        None where the next step may be another; ``most`` is rounded up to whole plans. Changes nothing.
         """
         return None if self._in_flight else self._runs.next_run(now_ns, most, self._num_steps)
 
@@ -333,7 +330,7 @@ class Scheduler:
         """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
         It leaves the same blocks as the plans of the run would, one after another; nobody may have been
-        admitted, ended or preempted in between. ``update`` may be told of fewer iterations of the last plan.
+        admitted, ended or preempted since.
         """
         state = self._services[run.service]
         if self.on_steps is not None:
