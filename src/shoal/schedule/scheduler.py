@@ -157,7 +157,7 @@ class Scheduler:
         """End a request early; returns its last event, or None.
 
         reason: CANCELLED, or STOP where its text is complete: only then its length is remembered.
-        A request in a plan in flight ends at that plan's update, which has the event. Unknown ids are ignored.
+        A request in a plan in flight ends at its update, which has the event. Unknown ids are ignored.
         """
         request = self._store.requests.get(request_id)
         if request is None:
