@@ -1,6 +1,5 @@
 """What Past-Future's experiments share: its systems, and a full queue on one engine."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,21 +49,8 @@ class AssumedLimit(Conservative):
     assumed: int
     """Output tokens set aside for each request, more once it has more."""
 
-    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
-        """The sum of prompts and assumed outputs."""
-        return sum(
-            [forecast.merged(forecast.blocks_of(self._tokens(forecast.table))) for forecast in forecasts]
-        )
-
-    def demand_with_each(
-        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
-    ) -> IntArray:
-        """The same with candidates."""
-        own = running.with_each(self._tokens(running.table), self._tokens(candidates))
-        return own + int(self.demand(others))
-
-    def _tokens(self, table: RequestTable) -> IntArray:
-        """Tokens set aside for each request [n]."""
+    def tokens_set_aside(self, table: RequestTable) -> IntArray:
+        """Prompts and assumed outputs."""
         return np.maximum(table.num_prompt_tokens + self.assumed, table.num_tokens_with_in_flight)
 
 

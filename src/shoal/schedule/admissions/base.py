@@ -1,7 +1,7 @@
 """What every admission answers, and the sums that several of them begin with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shoal.core import ConfigError
 from shoal.forecast import LengthHistory
-from shoal.schedule.memory_forecast import MemoryForecast, most_tokens
+from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 
 Numbers = FloatArray | IntArray
@@ -81,20 +81,20 @@ def leading(fits: npt.NDArray[np.bool_]) -> int:
     return len(fits) if fits[first] else first
 
 
-def most_with_each(
-    running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
-) -> IntArray:
-    """Merged blocks if every output is as long as it may be, with each further candidate."""
-    of_others = sum([other.most for other in others])
-    return running.with_each(most_tokens(running.table), most_tokens(candidates)) + of_others
+def known_tokens(table: RequestTable) -> IntArray:
+    """Tokens that are known already, those that plans in flight will sample included [n]."""
+    return table.num_tokens_with_in_flight
 
 
-def footprint_with_each(
-    running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+def sum_with_each(
+    tokens_of: Callable[[RequestTable], IntArray],
+    running: MemoryForecast,
+    candidates: RequestTable,
+    others: Sequence[MemoryForecast],
 ) -> IntArray:
-    """Merged blocks for all known tokens, with the first, the first two, ... candidates."""
-    known = running.table.num_tokens_with_in_flight, candidates.num_tokens_with_in_flight
-    return running.with_each(*known) + sum([other.footprint for other in others])
+    """Merged blocks if each has as many tokens, with the first, the first two, ... of ``candidates`` [k]."""
+    of_others = sum([other.merged(other.blocks_of(tokens_of(other.table))) for other in others])
+    return running.with_each(tokens_of(running.table), tokens_of(candidates)) + of_others
 
 
 def require(holds: bool, knob: str, rule: str, value: object) -> None:

@@ -11,12 +11,12 @@ from shoal.forecast import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.schedule.admissions.base import (
     Admission,
     Numbers,
-    footprint_with_each,
+    known_tokens,
     leading,
-    most_with_each,
     require,
+    sum_with_each,
 )
-from shoal.schedule.memory_forecast import MemoryForecast, peaks_with_each, total_peaks
+from shoal.schedule.memory_forecast import MemoryForecast, most_tokens, peaks_with_each, total_peaks
 from shoal.schedule.running_batch import IntArray, RequestTable
 
 
@@ -73,9 +73,9 @@ class Forecasting(Admission):
     ) -> int:
         """See ``Admission``; a forecast is made only where sums leave the answer open."""
         limit = self.limit(capacity)
-        if leading(most_with_each(running, candidates, others) <= limit) == len(candidates):
+        if leading(sum_with_each(most_tokens, running, candidates, others) <= limit) == len(candidates):
             return len(candidates)
-        possible = leading(footprint_with_each(running, candidates, others) <= limit)
+        possible = leading(sum_with_each(known_tokens, running, candidates, others) <= limit)
         if not possible:
             return 0
         if possible < len(candidates):

@@ -1,22 +1,41 @@
 """Admissions that add up tokens: the most that can come, or those that are there."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.schedule.admissions.base import (
-    Admission,
-    Numbers,
-    footprint_with_each,
-    most_with_each,
-    require,
-)
-from shoal.schedule.memory_forecast import MemoryForecast
-from shoal.schedule.running_batch import RequestTable
+from shoal.schedule.admissions.base import Admission, Numbers, known_tokens, require, sum_with_each
+from shoal.schedule.memory_forecast import MemoryForecast, most_tokens
+from shoal.schedule.running_batch import IntArray, RequestTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conservative(Admission):
+class TokenSum(Admission):
+    """Each request has tokens set aside for it, and none leaves before another."""
+
+    @abstractmethod
+    def tokens_set_aside(self, table: RequestTable) -> IntArray:
+        """For each request, at least those that are known [n]."""
+
+    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
+        """The sum of what is set aside."""
+        return sum(
+            [
+                forecast.merged(forecast.blocks_of(self.tokens_set_aside(forecast.table)))
+                for forecast in forecasts
+            ]
+        )
+
+    def demand_with_each(
+        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
+    ) -> Numbers:
+        """The same with candidates."""
+        return sum_with_each(self.tokens_set_aside, running, candidates, others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conservative(TokenSum):
     """Every request takes all it may, and none leaves before another: prompt + most output, summed up."""
 
     stays_rejected: ClassVar[bool] = True
@@ -33,30 +52,18 @@ class Conservative(Admission):
         """The overcommitted capacity."""
         return self.overcommit * capacity
 
-    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
-        """The sum of what each may take."""
-        return sum([forecast.most for forecast in forecasts])
-
-    def demand_with_each(
-        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
-    ) -> Numbers:
-        """The same with candidates."""
-        return most_with_each(running, candidates, others)
+    def tokens_set_aside(self, table: RequestTable) -> IntArray:
+        """All that each may have."""
+        return most_tokens(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _KnownTokens(Admission):
+class _KnownTokens(TokenSum):
     """What is known already counts, and nothing else."""
 
-    def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
-        """What is known already."""
-        return sum([forecast.footprint for forecast in forecasts])
-
-    def demand_with_each(
-        self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
-    ) -> Numbers:
-        """The same with candidates."""
-        return footprint_with_each(running, candidates, others)
+    def tokens_set_aside(self, table: RequestTable) -> IntArray:
+        """Those that are known."""
+        return known_tokens(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
