@@ -55,7 +55,7 @@ def simulate(measured: Sequence[RequestRecord], profile: Path) -> Sequence[Reque
             admission=Aggressive(watermark=1.0),
             victim="newest",
             preemption_mode="recompute",
-            preempt_for_waiting=False,
+            preempt_for_waiting="never",
             starvation_s=1e6,
             max_running=SEQUENCES,
             max_batched_tokens=BATCHED_TOKENS,

@@ -15,7 +15,7 @@ scheduler:
   admission: {policy: past-future, reserved: 7%}
   victim: fewest-tokens
   preemption_mode: swap
-  preempt_for_waiting: true
+  preempt_for_waiting: less-urgent
   lengths: learned
   starvation: 2500ms
   max_running: 64
@@ -59,7 +59,7 @@ def test_the_plan_loads(tmp_path):
         admission=ADMISSIONS["past-future"](reserved=0.07),
         victim="fewest-tokens",
         preemption_mode="swap",
-        preempt_for_waiting=True,
+        preempt_for_waiting="less-urgent",
         lengths="learned",
         starvation_s=2.5,
         max_running=64,

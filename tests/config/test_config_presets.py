@@ -31,12 +31,12 @@ def test_no_two_presets_are_the_same():
 
 
 def test_keys_go_over_the_preset_one_by_one(tmp_path):
-    text = f"{YAML}scheduler: {{preset: fastserve, order: fcfs, preempt_for_waiting: false, max_running: 3}}"
+    text = f"{YAML}scheduler: {{preset: fastserve, order: fcfs, preempt_for_waiting: never, max_running: 3}}"
     expected = dataclasses.replace(
-        PRESETS["fastserve"].scheduler, order=Fcfs(), preempt_for_waiting=False, max_running=3
+        PRESETS["fastserve"].scheduler, order=Fcfs(), preempt_for_waiting="never", max_running=3
     )
     assert from_yaml(tmp_path, text).scheduler == expected
-    flags = {"preset": "fastserve", "order": "fcfs", "preempt_for_waiting": False, "max_running": "3"}
+    flags = {"preset": "fastserve", "order": "fcfs", "preempt_for_waiting": "never", "max_running": "3"}
     assert from_flags("smollm2", **flags).scheduler == expected
 
 

@@ -116,7 +116,7 @@ def test_preemption_alone(preset: str, layout: str, folders: dict[str, Path]) ->
     patient = {"admission": Conservative(), "every": 3, "layout": layout}
     rounds = [requests("-short", 3), requests()]
     assert run(folders, preset, rounds, **patient).evictions > 0
-    assert run(folders, preset, rounds, **patient, preempt_for_waiting=False).evictions == 0
+    assert run(folders, preset, rounds, **patient, preempt_for_waiting="never").evictions == 0
 
 
 HOLES: dict[str, Any] = {

@@ -127,7 +127,9 @@ def make_scheduler(
     options = {
         "victim": "newest",
         "preemption_mode": "recompute",
-        "preempt_for_waiting": False,
+        "preempt_for_waiting": "never",
+        "max_token_gap_s": 1e6,
+        "max_running": 256,
         "admission": admission or Aggressive(watermark=1.0),
         "order": ORDERS[order]() if isinstance(order, str) else order,
         **options,
@@ -196,7 +198,7 @@ def run(
         pool.check_integrity()
         if isinstance(plan, StepPlan):
             assert sum(plan.new_tokens) <= options.max_batched_tokens
-            assert len(plan.seq_ids) <= options.max_running
+            assert len(plan.seq_ids) <= scheduler.max_running
             assert plan.seq_ids
             done.plans.append(plan)
             result = executor.run(plan)
@@ -205,7 +207,7 @@ def run(
             if len(result.tokens) == plan.iterations:
                 books.compare(done.tokens)
             running = sum(service.running for service in scheduler.stats().services.values())
-            assert running <= options.max_running
+            assert running <= scheduler.max_running
         else:
             assert isinstance(plan, Idle)
             assert scheduler.schedule(now) == plan, "looking again changed something"

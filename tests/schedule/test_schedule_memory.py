@@ -110,14 +110,14 @@ def test_an_urgent_request_takes_memory_of_those_who_outlasted_their_budget():
             order += [event.request_id for event in events if event.finish]
         return order, scheduler.stats().services["a"].evictions
 
-    assert ends(False) == (["long0", "long1", "short"], 0)
-    order, evictions = ends(True)
+    assert ends("never") == (["long0", "long1", "short"], 0)
+    order, evictions = ends("less-urgent")
     assert order[0] == "short"
     assert evictions == 1
 
 
 def test_the_oldest_admitted_is_not_preempted():
-    scheduler = budgets(preempt_for_waiting=True)
+    scheduler = budgets(preempt_for_waiting="less-urgent")
     scheduler.submit(make_request(30, 10, service="a", id="oldest"), 0)
     now = 0
     for _ in range(6):
@@ -132,7 +132,7 @@ def test_the_oldest_admitted_is_not_preempted():
 
 def test_who_made_way_does_not_come_back_in_its_place():
     """The victim's rank is better than the new request's (a queue of fresh ones drifted); it must wait."""
-    scheduler = budgets(preempt_for_waiting=True)
+    scheduler = budgets(preempt_for_waiting="less-urgent")
     for at in range(2):
         scheduler.submit(make_request(8, 10, service="a", id=f"long{at}"), 0)
     now = 0

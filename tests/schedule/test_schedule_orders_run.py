@@ -73,20 +73,20 @@ def serve(order, **options):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("preempt_for_waiting", [False, True])
+@pytest.mark.parametrize("preempt_for_waiting", ["never", "less-urgent"])
 @pytest.mark.parametrize("order", TUNED, ids=repr)
 def test_every_order_answers_everybody(order, preempt_for_waiting, depth):
     done = serve(order, preempt_for_waiting=preempt_for_waiting, depth=depth)
     assert len(done.ends) == 24
     assert set(done.ends.values()) == {FinishReason.STOP}
-    assert done.tokens == serve(Fcfs(), preempt_for_waiting=False, depth=1).tokens
+    assert done.tokens == serve(Fcfs(), preempt_for_waiting="never", depth=1).tokens
 
 
 def test_orders_differ():
     """Otherwise the test above would show little."""
     assert {type(order) for order in TUNED} == set(ORDERS.values())
     sequences = {
-        tuple(plan.service for plan in serve(order, preempt_for_waiting=True, depth=1).plans)
+        tuple(plan.service for plan in serve(order, preempt_for_waiting="less-urgent", depth=1).plans)
         for order in TUNED
     }
     assert len(sequences) == len(TUNED)

@@ -55,10 +55,10 @@ ORDER_POINTS = [
 ]
 PREEMPTIONS = [
     {"preemption_mode": "recompute"},
-    {"preemption_mode": "recompute", "preempt_for_waiting": True},
+    {"preemption_mode": "recompute", "preempt_for_waiting": "less-urgent"},
     {"preemption_mode": "swap"},
-    {"preemption_mode": "swap", "preempt_for_waiting": True, "host_blocks": 3},
-    {"preemption_mode": "swap", "preempt_for_waiting": True, "starvation_s": 7 * STEP_S},
+    {"preemption_mode": "swap", "preempt_for_waiting": "less-urgent", "host_blocks": 3},
+    {"preemption_mode": "swap", "preempt_for_waiting": "less-urgent", "starvation_s": 7 * STEP_S},
     {"preemption_mode": "recompute", "starvation_s": 3 * STEP_S},
 ]
 STOPS = (3, 4)

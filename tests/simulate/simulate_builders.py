@@ -19,7 +19,7 @@ PLAIN = SchedulerOptions(
     admission=Aggressive(watermark=1.0),
     victim="newest",
     preemption_mode="recompute",
-    preempt_for_waiting=False,
+    preempt_for_waiting="never",
     starvation_s=1e6,
 )
 

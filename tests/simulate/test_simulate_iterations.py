@@ -9,7 +9,7 @@ from simulate_builders import make_request, make_spec, make_workload, run
 from test_simulate_skip_ahead import ADMISSIONS, ORDERS, engine_logs
 
 from hypothesis_profiles import examples
-from shoal.schedule import Aggressive
+from shoal.schedule import PREEMPT_FOR_WAITING, Aggressive
 from shoal.simulate import ClosedLoop, LeastLoaded
 
 
@@ -21,7 +21,7 @@ from shoal.simulate import ClosedLoop, LeastLoaded
     blocks=st.sampled_from([40, 70, 200, 1000]),
     block_size=st.sampled_from([1, 4, 16]),
     preemption_mode=st.sampled_from(["recompute", "swap"]),
-    preempt_for_waiting=st.booleans(),
+    preempt_for_waiting=st.sampled_from(PREEMPT_FOR_WAITING),
     lengths=st.sampled_from(["maximum", "history"]),
     starvation_s=st.sampled_from([0.3, 10.0, 1e6]),
     rate=st.sampled_from([3.0, 20.0, 1e6]),

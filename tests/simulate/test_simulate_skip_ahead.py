@@ -11,6 +11,7 @@ from simulate_builders import make_request, make_spec, make_workload, run
 
 from hypothesis_profiles import examples
 from shoal.schedule import (
+    PREEMPT_FOR_WAITING,
     Admission,
     Aggressive,
     Conservative,
@@ -68,7 +69,7 @@ def engine_logs(log: list[str]) -> dict[str, list[str]]:
     blocks=st.sampled_from([40, 70, 200, 1000]),
     block_size=st.sampled_from([1, 4, 16]),
     preemption_mode=st.sampled_from(["recompute", "swap"]),
-    preempt_for_waiting=st.booleans(),
+    preempt_for_waiting=st.sampled_from(PREEMPT_FOR_WAITING),
     lengths=st.sampled_from(["maximum", "history"]),
     starvation_s=st.sampled_from([0.3, 10.0, 1e6]),
     depth=st.sampled_from([1, 1, 2]),

@@ -60,7 +60,8 @@ def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
             f"KV for {service.kv_tokens:,} tokens",
         )
     console.print("[bold]services[/]", grid, sep="\n")
-    console.print(f"[bold]KV pool[/]  {info.kv_bytes / 2**20:,.1f} MiB, shared by all services")
+    running = "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
+    console.print(f"[bold]KV pool[/]  {info.kv_bytes / 2**20:,.1f} MiB, shared by all services{running}")
     console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
     example = curl_example(url, next(iter(info.services)))
     console.print(example, soft_wrap=True, highlight=False, markup=False)

@@ -53,12 +53,12 @@ ENGINE_FLAGS = (
     Flag(
         "preempt-for-waiting",
         "scheduler.preempt_for_waiting",
-        "",
-        "Let waiting requests preempt running ones that the order finds less urgent.",
-        switch=True,
+        "NAME",
+        "Whether waiting requests preempt less urgent ones: never, gain or less-urgent.",
     ),
     Flag("lengths", "scheduler.lengths", "NAME", "Predictor of output lengths, e.g. history or learned."),
     Flag("starvation", "scheduler.starvation", "TIME", "Wait after which a request goes first: 10s, never."),
+    Flag("max-token-gap", "scheduler.max_token_gap", "TIME", "Longest wait of a stream for other services."),
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),
@@ -68,8 +68,9 @@ ENGINE_FLAGS = (
 )
 RENAMED_FLAGS = {
     "--eviction": "--preemption-mode",
-    "--preempt": "--preempt-for-waiting",
-    "--no-preempt": "--no-preempt-for-waiting",
+    "--preempt": "--preempt-for-waiting less-urgent",
+    "--no-preempt": "--preempt-for-waiting never",
+    "--no-preempt-for-waiting": "--preempt-for-waiting never",
 }
 """Flags of earlier versions, and what they are called now."""
 SERVER_FLAGS = (

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.config.units import LONGEST_S
 from shoal.schedule import (
     Admission,
     Aggressive,
@@ -37,7 +38,9 @@ def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptio
     options = {
         "victim": "newest",
         "preemption_mode": "recompute",
-        "preempt_for_waiting": False,
+        "preempt_for_waiting": "never",
+        "max_token_gap_s": LONGEST_S,
+        "max_running": 256,
         **others,
     }
     return SchedulerOptions(order=order, admission=admission, **options)
@@ -45,7 +48,7 @@ def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptio
 
 def _seallm(variant: str) -> SchedulerOptions:
     return _system(
-        DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt_for_waiting=True
+        DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt_for_waiting="less-urgent"
     )
 
 
@@ -67,7 +70,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "fastserve": Preset(
         _system(
-            Mlfq(), Aggressive(), victim="lowest-priority", preemption_mode="swap", preempt_for_waiting=True
+            Mlfq(), Aggressive(), victim="lowest-priority", preemption_mode="swap", preempt_for_waiting="less-urgent"
         ),
         "skip-join multi-level feedback queue; KV of preempted requests is swapped to the host",
     ),

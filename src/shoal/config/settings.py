@@ -17,7 +17,7 @@ from shoal.core import ConfigError, Service
 from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS
 from shoal.kvcache import KVCacheOptions
-from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, SchedulerOptions
+from shoal.schedule import ADMISSIONS, ORDERS, PREEMPT_FOR_WAITING, VICTIMS, SchedulerOptions
 
 S = TypeVar("S")
 
@@ -134,7 +134,9 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
             {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in left_out}
         ),
         (SchedulerOptions, "starvation_s"): OrNever(seconds(), LONGEST_S),
-        (SchedulerOptions, "max_running"): integer(1),
+        (SchedulerOptions, "preempt_for_waiting"): Choice(PREEMPT_FOR_WAITING),
+        (SchedulerOptions, "max_token_gap_s"): OrNever(seconds(), LONGEST_S),
+        (SchedulerOptions, "max_running"): Maybe(integer(1)),
         (SchedulerOptions, "max_batched_tokens"): integer(1),
         (SchedulerOptions, "depth"): integer(1, 2),
         (SchedulerOptions, "max_iterations"): integer(1),

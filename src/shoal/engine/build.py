@@ -102,6 +102,7 @@ def assemble_engine(
         merged_blocks=layout.merged_blocks,
         kv_bytes=layout.total_bytes,
         weight_bytes=models.weight_bytes,
+        max_running=scheduler.max_running,
     )
     return engine, info
 

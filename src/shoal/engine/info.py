@@ -42,3 +42,5 @@ class EngineInfo:
     """Size of the KV pool."""
     weight_bytes: int
     """Size of all weights."""
+    max_running: int | None = None
+    """Most requests that hold KV at once; None where batches have sizes of their own."""

@@ -5,6 +5,7 @@ successive scheduling calls, with scheduling, the forward pass, sampling and boo
 flight, so that a time belongs to one plan. What a step computes is taken from the plan itself.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -120,7 +121,7 @@ def profiling_options(options: EngineOptions) -> EngineOptions:
         order=Fcfs(),
         admission=Conservative(),
         preemption_mode="recompute",
-        preempt_for_waiting=False,
+        preempt_for_waiting="never",
         max_running=options.scheduler.max_running,
         max_batched_tokens=options.scheduler.max_batched_tokens,
         depth=1,
@@ -138,7 +139,7 @@ class Profiler:
     def __init__(self, engine: Engine, recorder: RowsRecorder, options: EngineOptions) -> None:
         self._engine = engine
         self._recorder = recorder
-        self._max_running = options.scheduler.max_running
+        self._max_running = options.scheduler.most_running(blocks=sys.maxsize)
         self._max_batched_tokens = options.scheduler.max_batched_tokens
         self._requests = self._prompts = 0
 

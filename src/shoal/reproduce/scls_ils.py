@@ -76,7 +76,7 @@ def run_ils(
             admission=Conservative(),
             victim="newest",
             preemption_mode="recompute",
-            preempt_for_waiting=False,
+            preempt_for_waiting="never",
             max_running=256 if most is None else most,
             max_batched_tokens=STEP_TOKENS,
         ),

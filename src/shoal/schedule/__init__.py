@@ -20,7 +20,7 @@ from shoal.schedule.admissions import (
     admission_class,
 )
 from shoal.schedule.log import describe
-from shoal.schedule.options import SchedulerOptions
+from shoal.schedule.options import PREEMPT_FOR_WAITING, SchedulerOptions
 from shoal.schedule.orders import (
     ORDERS,
     Decision,
@@ -45,6 +45,7 @@ from shoal.schedule.view import SchedulerView, ServiceTraits, ServiceView
 __all__ = [
     "ADMISSIONS",
     "ORDERS",
+    "PREEMPT_FOR_WAITING",
     "VICTIMS",
     "Admission",
     "Aggressive",

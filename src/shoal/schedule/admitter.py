@@ -27,6 +27,8 @@ class Rejection(Enum):
 
     WAITS = auto()
     """It waits for another to end."""
+    SLOTS = auto()
+    """As many run as may."""
     MEMORY = auto()
     """There is no room for it."""
     FRAGMENTED = auto()
@@ -118,7 +120,7 @@ class Admitter:
                 continue
             if request.rejected_epoch == epoch and urgent is None:
                 return
-            tokens: int | Rejection = Rejection.MEMORY
+            tokens: int | Rejection = Rejection.SLOTS
             if num_running < max_running:
                 tokens = self._admit(coming, budget, always=num_running == 0 or request is urgent)
             if isinstance(tokens, Rejection):

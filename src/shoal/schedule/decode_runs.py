@@ -14,6 +14,7 @@ import numpy as np
 
 from shoal.core import StepPlan
 from shoal.kvcache import BlockPool
+from shoal.schedule.admitter import Rejection
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
@@ -94,11 +95,15 @@ class DecodeRuns:
         self._store = store
         self._guard = guard
         self._options = options
-        self._rejected: tuple[RequestState, int, int] | None = None  # who, in which step, after how many ends
+        # Who was rejected as will be until somebody ends, in which step, after how many ends.
+        self._rejected: tuple[RequestState, int, int] | None = None
 
-    def rejected(self, request: RequestState, step: int) -> None:
-        """There was no memory to admit ``request`` with ``step``."""
-        self._rejected = (request, step, self._store.num_ended)
+    def rejected(self, request: RequestState, reason: Rejection, step: int) -> None:
+        """``request`` could not be admitted with ``step``."""
+        options = self._options
+        stays = options.admission.stays_rejected and options.preempt_for_waiting == "never"
+        if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
+            self._rejected = (request, step, self._store.num_ended)
 
     def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
         """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
@@ -133,12 +138,11 @@ class DecodeRuns:
         """Steps in which nobody who waits can be admitted, as long as those running only decode."""
         if not state.waiting:
             return sys.maxsize
-        admission = self._options.admission
-        if admission.stays_rejected and not self._options.preempt_for_waiting and self._rejected is not None:
+        if self._rejected is not None:
             request, when, ended = self._rejected
             if request is state.waiting[0] and ended == self._store.num_ended and state.last_prefill < when:
                 return sys.maxsize
-        return -step % admission.admit_every
+        return -step % self._options.admission.admit_every
 
     def _within_memory(self, state: ServiceState, steps: int) -> int:
         """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are.

@@ -10,6 +10,13 @@ from shoal.schedule.orders import Order, WeightedTurns
 from shoal.schedule.victims import VICTIMS
 
 
+PREEMPT_FOR_WAITING = ("never", "gain", "less-urgent")
+"""Values of ``preempt_for_waiting``."""
+
+DECODE_SHARE = 4
+"""Unless ``max_running`` is written, decodes take at most one of so many tokens of a full step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     """Options of one engine's scheduler; every combination works."""
@@ -22,15 +29,18 @@ class SchedulerOptions:
     """Who is preempted when a running request needs a block and none is free; in ``VICTIMS``."""
     preemption_mode: Literal["recompute", "swap"] = "swap"
     """What becomes of a preempted request's KV: "recompute" drops it, "swap" saves it in host memory."""
-    preempt_for_waiting: bool = True
-    """Whether a waiting request may preempt running ones that the order finds less urgent."""
+    preempt_for_waiting: Literal["never", "gain", "less-urgent"] = "gain"
+    """Whether a waiting request may preempt running ones that the order finds less urgent: always, or only
+    where it gains more than they lose."""
     lengths: str = "history"
     """Which predictor of output lengths the ``shortest-remaining`` order and the ``predicted`` admission use;
     in ``PREDICTORS``."""
     starvation_s: float = 10.0
     """A request that took part in no step for so long goes first, whatever the order says."""
-    max_running: int = 256
-    """Most requests that hold KV at once, over all services."""
+    max_token_gap_s: float = 1.0
+    """Where services take turns, one whose oldest stream would go without a token for longer steps first."""
+    max_running: int | None = None
+    """Most requests that hold KV at once, over all services; None: see ``most_running``."""
     max_batched_tokens: int = 2048
     """Most tokens that one step computes."""
     depth: int = 1
@@ -47,11 +57,20 @@ class SchedulerOptions:
             raise ConfigError(
                 f"scheduler preemption_mode can be recompute or swap, got {self.preemption_mode!r}"
             )
-        if not self.starvation_s > 0:
-            raise ConfigError(f"scheduler starvation must be above 0 seconds, got {self.starvation_s}")
+        if self.preempt_for_waiting not in PREEMPT_FOR_WAITING:
+            raise ConfigError(
+                f"scheduler preempt_for_waiting can be {', '.join(PREEMPT_FOR_WAITING)}, got"
+                f" {self.preempt_for_waiting!r}"
+            )
+        for name in ("starvation_s", "max_token_gap_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(
+                    f"scheduler {name.removesuffix('_s')} must be above 0 seconds, got {getattr(self, name)}"
+                )
         for name in ("max_running", "max_batched_tokens", "max_iterations"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"scheduler {name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"scheduler {name} must be at least 1, got {value}")
         if self.depth not in (1, 2):
             raise ConfigError(f"scheduler depth must be 1 or 2 plans in flight, got {self.depth}")
         if self.max_iterations > 1 and self.depth > 1:
@@ -60,3 +79,13 @@ class SchedulerOptions:
                 " next plan is made before anybody knows after how many iterations this one stops;"
                 " set depth to 1, or max_iterations to 1"
             )
+
+    def most_running(self, blocks: int) -> int:
+        """Most requests at once on a pool that has so many blocks for one service.
+
+        Unless it is written, slots are no limit before memory or step time is one: each request holds a
+        block, and decodes leave most of a step's tokens to prompts.
+        """
+        if self.max_running is not None:
+            return self.max_running
+        return max(1, min(blocks, self.max_batched_tokens // DECODE_SHARE))

@@ -11,6 +11,7 @@ from shoal.schedule.batching import next_slice_blocks, slice_blocks
 from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.planning import InFlightStep
+from shoal.schedule.preemption_gain import execution_s, is_worth_preempting
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
@@ -68,7 +69,8 @@ class Preemptor:
         self._order = options.order
         self._victim = VICTIMS[options.victim]()
         self._admission = options.admission
-        self._preempts_for_waiting = options.preempt_for_waiting
+        self._mode = options.preempt_for_waiting
+        self._max_batched_tokens = options.max_batched_tokens
         self._in_flight = in_flight
 
     def make_room(self, service: str, blocks: int) -> bool:
@@ -89,7 +91,9 @@ class Preemptor:
             if rejection is Rejection.FRAGMENTED:
                 self._require_drained()
                 return self._compact(request.service, blocks)
-            if rejection is Rejection.MEMORY and (self._preempts_for_waiting or starved):
+            # Slots alone are no reason to preempt: whoever runs gets on, and ends sooner for it.
+            wanted = rejection is Rejection.MEMORY and self._mode != "never"
+            if wanted or (starved and rejection in (Rejection.MEMORY, Rejection.SLOTS)):
                 return self._preempt_for(request, starved=starved)
         except Drain:
             request.rejected_epoch = -1  # so that a second look drains again, instead of passing it over
@@ -129,9 +133,13 @@ class Preemptor:
     def _preempt_for(self, request: RequestState, *, starved: bool) -> bool:
         """Preempt those who must give way to ``request``, the least urgent first, if enough of them can."""
         preemptible = self._preemptible(request, starved=starved)
+        if self._mode == "gain" and not starved:
+            own_s = execution_s(self._services[request.service])
+            preemptible = [
+                other for other in preemptible if execution_s(self._services[other.service]) > own_s
+            ]
         if not preemptible or not self._would_fit(request, preemptible, always=starved):
             return False
-        self._require_drained()
         few, enough = 0, len(preemptible)
         while enough - few > 1:
             half = (few + enough) // 2
@@ -139,10 +147,25 @@ class Preemptor:
                 enough = half
             else:
                 few = half
-        for victim in preemptible[-enough:]:
+        victims = preemptible[-enough:]
+        if self._mode == "gain" and not starved and not self._is_worth(request, victims):
+            return False
+        self._require_drained()
+        for victim in victims:
             victim.num_preempted_by_starvation += starved
             self._store.preempt(victim)
         return True
+
+    def _is_worth(self, request: RequestState, victims: Sequence[RequestState]) -> bool:
+        """Whether a request that waits gains more than all of the victims lose."""
+        states = [self._services[victim.service] for victim in victims]
+        step_s = max([max(state.recent_steps_ns, default=0) for state in states]) / 1e9
+        steps = 1  # that save the KV on the host and bring it back
+        if not self._store.swaps:
+            most = max([int(state.running.num_computed.max()) for state in states])
+            steps = -(-most // self._max_batched_tokens)
+        waiting = self._services[request.service]
+        return is_worth_preempting(waiting, states, self._services.values(), steps * step_s)
 
     def _compact(self, service: str, blocks: int) -> bool:
         """Move blocks so that ``blocks`` more of a service can be allocated; whether that worked."""

@@ -50,6 +50,11 @@ class RequestStore:
         self._on_end = on_end
         self._counters = {name: Counters() for name in services}
 
+    @property
+    def swaps(self) -> bool:
+        """Whether KV of preempted requests is saved on the host, as far as there is room."""
+        return self._host is not None
+
     def add(self, request: RequestState, now_ns: int) -> None:
         """A new request waits."""
         state = self.services[request.service]

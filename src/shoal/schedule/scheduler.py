@@ -14,7 +14,7 @@ from shoal.core import (
 )
 from shoal.core.slo import resolve_slo
 from shoal.kvcache import BlockPool
-from shoal.schedule.admitter import Admitter, Rejection
+from shoal.schedule.admitter import Admitter
 from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.choices import prompt_computer
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
@@ -28,6 +28,7 @@ from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.service_state import new_service_state
 from shoal.schedule.starvation import StarvationGuard, starved_turn
 from shoal.schedule.stats import Observed, SchedulerStats
+from shoal.schedule.token_gaps import TokenGapGuard
 from shoal.schedule.validation import ServiceLimits, check_request, longest_total
 from shoal.schedule.view import SchedulerView, ServiceView
 
@@ -61,7 +62,10 @@ class Scheduler:
         self._limits = services
         self._order = options.order
         self._admission = options.admission
+        self.max_running = options.most_running(max(map(pool.max_blocks, services)))
+        """Most requests that hold KV at once."""
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
+        self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
         self._services = {
             name: new_service_state(pool, name, limits, options, self._guard.due_ns)
             for name, limits in services.items()
@@ -185,7 +189,7 @@ class Scheduler:
             while plan is None:
                 decision = self._order.decide(SchedulerView(self._services, self._num_steps), now_ns)
                 epoch = self._epoch
-                for turn in decision.turns:
+                for turn in self._gaps.turns(decision.turns, self._services.values(), now_ns):
                     plan = self._take(turn)
                     if plan is not None:
                         return plan
@@ -292,9 +296,9 @@ class Scheduler:
         running = self.running
         if urgent is None and (not allowed or (running and self._num_steps % self._admission.admit_every)):
             return admitter
-        admitter.admit_all(waiting, scheduled.budget, running, self.options.max_running, self._epoch, urgent)
-        if admitter.rejected is not None and admitter.rejected[1] is Rejection.MEMORY:
-            self._runs.rejected(admitter.rejected[0], self._num_steps)
+        admitter.admit_all(waiting, scheduled.budget, running, self.max_running, self._epoch, urgent)
+        if admitter.rejected is not None:
+            self._runs.rejected(*admitter.rejected, self._num_steps)
         return admitter
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
@@ -308,6 +312,7 @@ class Scheduler:
             raise ValueError(f"update of plan {plan.number}, but the oldest in flight is {oldest}")
         check_result(plan, result)
         step = self._in_flight.popleft()
+        self._services[plan.service].recent_steps_ns += result.durations_ns
         self._epoch += 1
         if step.pinned_blocks:
             self._pool.free(plan.service, step.pinned_blocks)

@@ -1,5 +1,6 @@
 """One service inside the scheduler: its queue, its running batch, its past, and the prefixes it shares."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from shoal.schedule.stats import Observed
 from shoal.schedule.validation import ServiceLimits, longest_total
 from shoal.schedule.view import ServiceTraits
 from shoal.schedule.waiting_queue import WaitingQueue
+
+_RECENT_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class ServiceState:
         self.consecutive_steps = 0
         self.starved_served_ns: int | None = None
         """When a step was last made for one of its starved requests."""
+        self.recent_steps_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
+        """Durations of its latest steps."""
         self._quota = quota
         self._block_size = block_size
 

@@ -1,5 +1,6 @@
 """Weighted turns: services step in turn, often those that many short requests ask."""
 
+import math
 from dataclasses import dataclass
 
 from shoal.schedule.orders.by_priority import ByPriority, Priority
@@ -34,8 +35,8 @@ class WeightedTurns(ByPriority):
     """
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """As doubling budget."""
-        return _BUDGETS.rank(request, view)
+        """As doubling budget, but who was preempted comes before all who were not: its answer has begun."""
+        return -math.inf if request.num_preemptions else _BUDGETS.rank(request, view)
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
         """As doubling budget."""

@@ -1,0 +1,61 @@
+"""No stream stands still for long because other services step: a bound on the time between two tokens.
+
+An order that prefers some services may leave the streams of others without a step for long, though they hold
+memory. The bound holds while one step of every service takes less, and while nobody is preempted or waits for
+a slice. Where steps are longer, two rounds of them take its place, so that the order still says something.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from shoal.schedule.orders import Turn
+from shoal.schedule.service_state import ServiceState
+
+_LONGEST_NS = 1 << 61
+
+
+class TokenGapGuard:
+    """Puts a service first whose oldest stream would else exceed ``most_ns`` between two tokens."""
+
+    def __init__(self, most_ns: int) -> None:
+        self.most_ns = min(most_ns, _LONGEST_NS)
+
+    def turns(self, turns: Sequence[Turn], services: Iterable[ServiceState], now_ns: int) -> Sequence[Turn]:
+        """An order's turns, before them that of a service that must step first, if there is one.
+
+        Services with streams step in the order of their deadlines. If one of them would miss its own after a
+        step of the order's choice, the first of them steps instead. A step is taken to last as long as the
+        longest of the service's latest.
+        """
+        if not turns or self.most_ns == _LONGEST_NS:
+            return turns
+        first = turns[0].service
+        active = {state.service: state for state in services if len(state.running) or state.service == first}
+        if len(active) < 2:
+            return turns
+        steps_ns = {name: max(state.recent_steps_ns, default=0) for name, state in active.items()}
+        most_ns = max(self.most_ns, 2 * sum(steps_ns.values()))
+        deadlines = sorted(
+            [
+                (oldest_ns + most_ns, name)
+                for name, state in active.items()
+                if name != first and (oldest_ns := _oldest_token_ns(state)) is not None
+            ]
+        )
+        end_ns = now_ns + steps_ns[first]
+        for deadline_ns, name in deadlines:
+            end_ns += steps_ns[name]
+            if end_ns > deadline_ns:
+                return [Turn(deadlines[0][1]), *turns]
+        return turns
+
+
+def _oldest_token_ns(state: ServiceState) -> int | None:
+    """When the stream got its newest token that has waited longest for its next, of those that can step."""
+    batch = state.running
+    streams = (batch.num_generated > 0) & (batch.in_flight == 0) & (batch.is_ending == 0)
+    streams &= batch.num_tokens_with_in_flight <= batch.slice_end
+    if not np.count_nonzero(streams):
+        return None
+    return int(batch.last_token_ns[streams].min())
