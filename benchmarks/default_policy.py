@@ -1,86 +1,77 @@
 """Which scheduler should be the default: latency, throughput and frozen streams of many, in simulation.
 
-    python benchmarks/default_policy.py [--quick] [--jobs 2] [--traces FOLDER] [--picture FILE] [--only NAME]
+    python benchmarks/default_policy.py [--jobs 2] [--requests 1000] [--only skewed] [--picture FILE]
 
-One and several services, from light load to overload. For every scheduler: requests per second, mean
-time to the first token, mean and 99th percentile of end-to-end latency, of latency in units of what the mean request
-takes alone, and of the largest gap between two tokens of an answer (MTPOT). Preemptions, and answers with a gap
-above the bound.
+One and several services, from light load to overload, with much memory and with little. For every scheduler:
+answers per second, mean time to the first token, mean and 99th percentile of end-to-end latency, of latency
+in units of what the mean request of the service takes alone ("x alone"), and of the largest gap between two
+tokens of an answer (MTPOT); preemptions. A star marks whom no other beats in both mean x alone and p99 gap.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import prepare
 from shoal.config.units import LONGEST_S
-from shoal.measure import summarise
-from shoal.schedule import Aggressive, Conservative, PastFuture, SchedulerOptions
+from shoal.core import Request, SyntheticPrompt
+from shoal.forecast import StepRows
+from shoal.forecast.device_specs import device_spec
+from shoal.forecast.model_spec import model_spec
+from shoal.forecast.roofline import RooflineTimes
+from shoal.kvcache import KVShape, LayerShape, plan_layout
+from shoal.measure import Panel, RunRecord, Series, save_plot, summarise
+from shoal.schedule import Aggressive, PastFuture, SchedulerOptions
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation
 
 ONE = """
 latency: {{roofline: {{model: llama-3.1-8b, device: a100-80}}}}
 services: [{{name: chat, context: 8192}}]
 workload: {{lengths: sharegpt, rate: {rate}, requests: {requests}, seed: 1}}
 """
-"""One service on a large device."""
 SMALL = """
 latency: {{roofline: {{model: llama-3.1-8b, device: a100-80}}}}
 kv_cache: {{tokens: 40000}}
 services: [{{name: chat, context: 8192}}]
 workload: {{lengths: sharegpt, rate: {rate}, requests: {requests}, seed: 1}}
 """
-"""The same with little memory."""
 TWO = """
 latency: {{roofline: {{device: a100-80}}}}
-services: [{{name: chat, model: llama-2-7b, context: 4096}}, {{name: long, model: llama-2-13b, context: 4096}}]
-workload: {{lengths: sharegpt, arrivals: {{process: gamma, rate: {rate}, cv: 3}}, requests: {requests}, seed: 1,
-  services: {{chat: 1, long: 1}}}}
+services:
+  - {{name: chat, model: llama-2-7b, context: 4096}}
+  - {{name: long, model: llama-2-13b, context: 4096}}
+workload:
+  {{lengths: sharegpt, arrivals: {{process: gamma, rate: {rate}, cv: 3}}, requests: {requests}, seed: 1,
+   services: {{chat: 1, long: 1}}}}
 """
-FOUR = """
-latency: {{roofline: {{device: h100}}}}
-kv_cache: {{memory: 16GiB}}
-services: [{{name: small, model: qwen2.5-7b}}, {{name: chat, model: llama-3.1-8b}}, {{name: code, model: llama-2-13b}}]
-workload: {{lengths: sharegpt, rate: {rate}, requests: {requests}, seed: 1, services: {{small: 6, chat: 3, code: 1}}}}
-"""
-LOADS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "one": (ONE, (25, 60)),
-    "small": (SMALL, (8, 16)),
-    "two": (TWO, (2, 6, 12)),
-    "three": (FOUR, (10, 30, 60)),
-}
+SKEWED_MODELS = {"short": "llama-3.1-8b", "long": "llama-2-13b"}
+SKEWED_MEANS = {"short": (70, 14), "long": (800, 650)}
+"""Prompt and output tokens, for what a request takes alone."""
 
 
 def schedulers() -> dict[str, SchedulerOptions]:
     """What is compared, by name."""
     shoal = SchedulerOptions()
-    never = replace(shoal, preempt_for_waiting="never", max_token_gap_s=LONGEST_S)
-    past_future = PastFuture()
+    unbounded = replace(shoal, max_token_gap_s=LONGEST_S)
     return {
         "vllm": PRESETS["vllm"].scheduler,
         "seallm-join": PRESETS["seallm-join"].scheduler,
-        "less-urgent": replace(never, preempt_for_waiting="less-urgent"),
-        "gain": replace(never, preempt_for_waiting="gain"),
-        "never": never,
-        "never 5s": replace(never, max_token_gap_s=5.0),
-        "never 2s": replace(never, max_token_gap_s=2.0),
-        "never 1s": replace(never, max_token_gap_s=1.0),
-        "never 0.5s": replace(never, max_token_gap_s=0.5),
-        "gain 1s": replace(shoal, max_token_gap_s=1.0),
-        "gain 1s past-future": replace(shoal, admission=past_future),
-        "pf": replace(shoal, admission=PastFuture(reserved=0.0)),
-        "pf newest": replace(shoal, admission=PastFuture(reserved=0.0), victim="newest"),
+        "less-urgent": replace(unbounded, preempt_for_waiting="less-urgent"),
+        "never": replace(unbounded, preempt_for_waiting="never"),
+        "gain": unbounded,
+        "gain, 5 s": replace(shoal, max_token_gap_s=5.0),
+        "gain, 1 s (shoal)": shoal,
+        "gain, 0.3 s": replace(shoal, max_token_gap_s=0.3),
+        "watermark 80%": replace(shoal, admission=Aggressive(watermark=0.8)),
+        "past-future": replace(shoal, admission=PastFuture()),
         "newest": replace(shoal, victim="newest"),
-        "fewest": replace(shoal, victim="fewest-tokens"),
-        "w90": replace(shoal, admission=Aggressive(watermark=0.9)),
-        "w80": replace(shoal, admission=Aggressive(watermark=0.8)),
-        "w80 newest": replace(shoal, admission=Aggressive(watermark=0.8), victim="newest"),
-        "conservative": replace(shoal, admission=Conservative()),
-        "never 1s past-future": replace(never, max_token_gap_s=1.0, admission=past_future),
     }
 
 
@@ -89,45 +80,148 @@ class Point:
     """One run."""
 
     load: str
-    text: str
+    """Name of the load."""
     rate: float
-    name: str
+    """Requests per second."""
+    requests: int
+    """How many."""
+    scheduler: str
+    """Name of the scheduler."""
+
+
+def from_text(text: str) -> Callable[[Point], RunRecord]:
+    """Runs of a scenario."""
+
+    def run(point: Point) -> RunRecord:
+        written = text.format(rate=point.rate, requests=point.requests)
+        scenario = load_scenario(flags=parse_yaml(written, point.load))
+        return prepare(replace(scenario, scheduler=schedulers()[point.scheduler])).run()
+
+    return run
+
+
+def skewed(memory_gib: float, share: float) -> Callable[[Point], RunRecord]:
+    """Runs of two services whose requests differ eightyfold in length, ``share`` of them short."""
+
+    def run(point: Point) -> RunRecord:
+        device = device_spec("a100-80")
+        models = {name: model_spec(model) for name, model in SKEWED_MODELS.items()}
+        times = {name: RooflineTimes(model, device) for name, model in models.items()}
+        alone_s = {}
+        for name, (prompt, output) in SKEWED_MEANS.items():
+            prefill_s = times[name].step_time(StepRows(0, 0, ((prompt, 0),), 1))
+            alone_s[name] = prefill_s + float(times[name].decode_times(1, prompt + 1, output - 1).sum())
+        shapes = {
+            name: KVShape(
+                "float16", (LayerShape(model.kv_heads, model.head_dim, model.head_dim),) * model.layers
+            )
+            for name, model in models.items()
+        }
+        layout = plan_layout(shapes, memory_bytes=int(memory_gib * 2**30), block_size=16)
+        services = {
+            name: ServiceSpec(times=times[name], context_tokens=4096, execution_s=alone_s[name])
+            for name in models
+        }
+        scheduler = schedulers()[point.scheduler]
+        engine = EngineSpec(services=services, layout=layout, scheduler=scheduler, host=layout)
+        requests = skewed_requests(point, share)
+        return replace(Simulation([engine], OpenLoop(requests)).run(), execution_s=alone_s)
+
+    return run
+
+
+def skewed_requests(point: Point, share: float) -> list[Request]:
+    """Poisson arrivals; short requests are uniform, long ones lognormal."""
+    random = np.random.default_rng(1)
+    arrivals_s = np.cumsum(random.exponential(1 / point.rate, point.requests))
+    requests = []
+    for number, arrival_s in enumerate(arrivals_s.tolist()):
+        if random.random() < share:
+            service, prompt, output = "short", random.integers(20, 120), random.integers(4, 24)
+        else:
+            service, prompt = "long", random.integers(100, 1500)
+            output = np.clip(random.lognormal(6.3, 0.7), 50, 2000)
+        requests.append(
+            Request(
+                id=f"r{number}",
+                service=service,
+                prompt=SyntheticPrompt(int(prompt)),
+                true_output_tokens=int(output),
+                arrival_ns=round(arrival_s * 1e9),
+            )
+        )
+    return requests
+
+
+LOADS: Mapping[str, tuple[Callable[[Point], RunRecord], tuple[float, ...]]] = {
+    "one": (from_text(ONE), (10, 25, 60)),
+    "one, 40,000 tokens": (from_text(SMALL), (4, 8, 16)),
+    "two chats": (from_text(TWO), (2, 6, 12)),
+    "skewed": (skewed(20, 0.95), (20, 60)),
+    "skewed, long": (skewed(20, 0.9), (8, 20)),
+    "skewed, 4 GiB": (skewed(4, 0.95), (10, 40)),
+}
 
 
 def measure(point: Point) -> dict[str, float]:
-    scenario = load_scenario(flags=parse_yaml(point.text, point.load))
-    scenario = replace(scenario, scheduler=schedulers()[point.name])
-    summary = summarise(prepare(scenario).run())
-    group = summary.overall
-    assert group.ttft_s and group.e2e_s and group.normalised_latency and group.largest_gap_s
+    """The figures of one run."""
+    group = summarise(LOADS[point.load][0](point)).overall
+    spreads = (group.ttft_s, group.e2e_s, group.normalised_latency, group.largest_gap_s)
+    ttft, e2e, alone, gap = (spread for spread in spreads if spread is not None)
     return {
         "req/s": group.throughput or 0.0,
-        "TTFT": group.ttft_s.mean,
-        "E2E": group.e2e_s.mean,
-        "E2E p99": group.e2e_s.p99,
-        "x alone": group.normalised_latency.mean,
-        "x p99": group.normalised_latency.p99,
-        "gap": group.largest_gap_s.mean,
-        "gap p99": group.largest_gap_s.p99,
-        "preempted": group.evictions,
+        "TTFT s": ttft.mean,
+        "E2E s": e2e.mean,
+        "p99 E2E": e2e.p99,
+        "x alone": alone.mean,
+        "p99 x": alone.p99,
+        "gap s": gap.mean,
+        "p99 gap": gap.p99,
+        "preempted": float(group.evictions),
     }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=1500)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--systems", nargs="*")
+def is_best(row: Mapping[str, float], rows: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether no other has both a lower mean latency and a lower largest gap (by more than 1%)."""
+    return not any(
+        other["x alone"] < 0.99 * row["x alone"] and other["p99 gap"] < 0.99 * row["p99 gap"]
+        for other in rows.values()
+    )
+
+
+def main() -> None:
+    """Run every load, and print a table for each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=1000, help="requests of each run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--only", nargs="*", default=list(LOADS), choices=list(LOADS), help="which loads")
+    parser.add_argument("--picture", help="where to draw latency against gaps (.svg or .png)")
     arguments = parser.parse_args()
-    names = arguments.systems or list(schedulers())
-    for load, (text, rates) in LOADS.items():
-        if arguments.only and load not in arguments.only:
-            continue
-        for rate in rates:
-            points = [Point(load, text.format(rate=rate, requests=arguments.requests), rate, name) for name in names]
+    names = list(schedulers())
+    panels = []
+    for load in arguments.only:
+        for rate in LOADS[load][1]:
+            points = [Point(load, rate, arguments.requests, name) for name in names]
             with ProcessPoolExecutor(arguments.jobs) as pool:
-                rows = list(pool.map(measure, points))
-            print(f"\n{load} at {rate}/s", flush=True)
-            for name, row in zip(names, rows, strict=True):
-                print(f"{name:22}", "  ".join(f"{key} {value:8.3f}" for key, value in row.items()), flush=True)
+                rows = dict(zip(names, pool.map(measure, points), strict=True))
+            heads = list(rows["vllm"])
+            print(f"\n| {load}, {rate:g}/s | " + " | ".join(heads) + " | |")
+            print("|---|" + "---:|" * len(heads) + "---|")
+            for name, row in rows.items():
+                cells = " | ".join(f"{value:.3g}" for value in row.values())
+                print(f"| {name} | {cells} | {'*' if is_best(row, rows) else ''} |", flush=True)
+        series = [
+            Series(name, [row["x alone"]], [row["p99 gap"]], colour=number)
+            for number, (name, row) in enumerate(rows.items())
+        ]
+        title = f"{load}, {rate:g} requests/s"
+        axes = {"x_label": "x alone", "y_label": "p99 of the largest gap, s"}
+        panels.append(Panel(title=title, series=series, log=True, **axes))
+    if arguments.picture:
+        save_plot(Path(arguments.picture), [panels[:3], panels[3:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -84,7 +84,10 @@ def test_the_presets_described_are_those_there_are() -> None:
     assert rows.keys() == PRESETS.keys()
     for name, (order, admission, victim, mode, preempts, layout) in rows.items():
         written = {"order": order, "admission": admission, "victim": victim, "preemption-mode": mode}
-        flags = flag_settings({**written, "preempt-for-waiting": preempts == "yes"}, models=["m"])
+        written["preempt-for-waiting"] = preempts
+        if name != "shoal":
+            written |= {"max-token-gap": "never", "max-running": "256"}
+        flags = flag_settings(written, models=["m"])
         assert load_config(ServerOptions, flags=flags).scheduler == PRESETS[name].scheduler, name
         assert layout == PRESETS[name].layout, name
 

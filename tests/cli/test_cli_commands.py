@@ -242,8 +242,8 @@ def test_version(arguments):
     [
         (["serve", "smollm2", "--eviction", "swap"], "--preemption-mode"),
         (["generate", "hi", "--eviction=swap"], "--preemption-mode"),
-        (["simulate", "--preempt"], "--preempt-for-waiting"),
-        (["serve", "--no-preempt"], "--no-preempt-for-waiting"),
+        (["simulate", "--preempt"], "--preempt-for-waiting less-urgent"),
+        (["serve", "--no-preempt"], "--preempt-for-waiting never"),
     ],
 )
 def test_a_flag_that_got_another_name_is_refused_with_the_new_one(arguments, new_name):

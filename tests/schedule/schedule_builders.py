@@ -118,12 +118,20 @@ def make_scheduler(
     admission: Admission | None = None,
     order: str | Order = "fcfs",
     host_blocks: int | None = None,
-    execution_s: float | None = None,
+    execution_s: float | Mapping[str, float] | None = None,
     **options: object,
 ) -> Scheduler:
-    """A scheduler of ``pool``'s services; ``host_blocks``: merged blocks in host memory, for swapping."""
+    """A scheduler of ``pool``'s services.
+
+    host_blocks: merged blocks in host memory, for swapping. execution_s: of every service, or of each.
+    """
     pool = pool or make_pool()
-    limits = {name: ServiceLimits(context, eos, execution_s=execution_s) for name in pool.layout.services}
+    limits = {
+        name: ServiceLimits(
+            context, eos, execution_s=execution_s[name] if isinstance(execution_s, Mapping) else execution_s
+        )
+        for name in pool.layout.services
+    }
     options = {
         "victim": "newest",
         "preemption_mode": "recompute",

@@ -59,7 +59,10 @@ def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS):
 @pytest.mark.parametrize("admission", [Aggressive(), PastFuture(), Predicted(), Conservative()], ids=str)
 @pytest.mark.parametrize(
     "preemption",
-    [{"preemption_mode": "swap", "preempt_for_waiting": "less-urgent"}, pytest.param({}, marks=pytest.mark.slow)],
+    [
+        {"preemption_mode": "swap", "preempt_for_waiting": "less-urgent"},
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_the_wait_of_a_long_request_is_bounded(order, admission, preemption):

@@ -31,6 +31,6 @@ class Command(TyperCommand):
         }
         for argument in args:
             old_name = argument.partition("=")[0]
-            new_name = RENAMED_FLAGS.get(old_name)
-            if new_name in known and old_name not in known:
+            new_name = RENAMED_FLAGS.get(old_name, "")
+            if new_name.partition(" ")[0] in known and old_name not in known:
                 raise typer.BadParameter(f"{old_name} is now called {new_name}", ctx)

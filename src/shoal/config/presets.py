@@ -48,7 +48,10 @@ def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptio
 
 def _seallm(variant: str) -> SchedulerOptions:
     return _system(
-        DoublingBudget(variant=variant), Aggressive(), victim="lowest-priority", preempt_for_waiting="less-urgent"
+        DoublingBudget(variant=variant),
+        Aggressive(),
+        victim="lowest-priority",
+        preempt_for_waiting="less-urgent",
     )
 
 
@@ -70,7 +73,11 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "fastserve": Preset(
         _system(
-            Mlfq(), Aggressive(), victim="lowest-priority", preemption_mode="swap", preempt_for_waiting="less-urgent"
+            Mlfq(),
+            Aggressive(),
+            victim="lowest-priority",
+            preemption_mode="swap",
+            preempt_for_waiting="less-urgent",
         ),
         "skip-join multi-level feedback queue; KV of preempted requests is swapped to the host",
     ),

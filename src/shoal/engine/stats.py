@@ -37,6 +37,8 @@ class ServiceStats:
     """Prompt tokens of all admitted requests."""
     output_tokens: int = 0
     """Output tokens delivered so far."""
+    long_token_gaps: int = 0
+    """Ended requests with a gap between two tokens beyond ``scheduler.max_token_gap``."""
     unfilled_tokens: int = 0
     """Empty slots in the last blocks of running requests."""
     live_blocks: int = 0

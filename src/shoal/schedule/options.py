@@ -9,7 +9,6 @@ from shoal.schedule.admissions import Admission, Aggressive
 from shoal.schedule.orders import Order, WeightedTurns
 from shoal.schedule.victims import VICTIMS
 
-
 PREEMPT_FOR_WAITING = ("never", "gain", "less-urgent")
 """Values of ``preempt_for_waiting``."""
 

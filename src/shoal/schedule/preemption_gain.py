@@ -20,8 +20,8 @@ def is_worth_preempting(
     """Whether a request gains more than ``victims`` lose, each in units of its service's execution time.
 
     Running requests end at a rate of N / L, so that W seconds pass until as many have ended as there are
-    victims. So long the request waits, or else every victim, which is the first to come back and meanwhile has to
-    be saved or computed again, in ``cost_s``: it is worth it where W / L of the one exceeds the sum of
+    victims. So long the request waits, or else every victim, which is the first to come back and meanwhile
+    has to be saved or computed again, in ``cost_s``: it is worth it where W / L of the one exceeds the sum of
     (W + cost) / L of the others. Ours, by Smith's rule: memory goes to whom it serves for the shortest time.
     """
     ends_per_s = sum([len(state.running) / execution_s(state) for state in services])

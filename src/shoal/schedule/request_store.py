@@ -1,5 +1,6 @@
 """Where every request is, and who holds which blocks: waiting, running and ended."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,7 @@ class RequestStore:
     """Moves requests between waiting, running and ended, and blocks between their tables and the pools.
 
     host: the pool of swapped KV in host memory; without one a preempted request is computed again.
+    max_token_gap_ns: requests with longer gaps between two tokens are counted when they end.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class RequestStore:
         order: Order,
         host: BlockPool | None = None,
         on_end: OnEnd | None = None,
+        max_token_gap_ns: int = sys.maxsize,
     ) -> None:
         self.services = services
         self.requests: dict[str, RequestState] = {}
@@ -48,6 +51,7 @@ class RequestStore:
         self._host = host
         self._order = order
         self._on_end = on_end
+        self._max_token_gap_ns = max_token_gap_ns
         self._counters = {name: Counters() for name in services}
 
     @property
@@ -193,6 +197,7 @@ class RequestStore:
             state.waiting.remove(request)
         else:
             self._leave(request)
+        self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
         if not request.in_flight:
             self.release(request)
         self._drop_swapped(request)

@@ -70,7 +70,7 @@ class Scheduler:
             name: new_service_state(pool, name, limits, options, self._guard.due_ns)
             for name, limits in services.items()
         }
-        self._store = RequestStore(pool, self._services, self._order, host, on_end)
+        self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
         self._batcher = Batcher(pool, options.max_batched_tokens, self._admission.slice_tokens)
         self._planner = Planner(pool, self._store)
         self._outputs = OutputProcessor(pool, self._store)

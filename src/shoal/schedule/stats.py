@@ -19,6 +19,7 @@ class Counters:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    long_token_gaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class ServiceStats:
     again because of it; swapped_tokens: tokens whose KV was saved on the host instead; swapped: requests
     waiting with KV saved there now. compacted_blocks: blocks copied to make merged blocks free.
     cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens admitted.
-    output_tokens: tokens delivered. unfilled_tokens: room for so many tokens is left at the ends of the
+    output_tokens: tokens delivered. long_token_gaps: ended requests with a gap between two tokens beyond
+    ``max_token_gap``. unfilled_tokens: room for so many tokens is left at the ends of the
     running requests' tables now.
     """
 
@@ -45,6 +47,7 @@ class ServiceStats:
     cached_tokens: int
     prompt_tokens: int
     output_tokens: int
+    long_token_gaps: int
     unfilled_tokens: int
     swapped: int
 

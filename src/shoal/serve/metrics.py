@@ -154,6 +154,7 @@ _COUNTERS = {
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "output_tokens": "Tokens generated.",
+    "long_token_gaps": "Ended requests with a time between two tokens beyond scheduler.max_token_gap.",
 }
 _STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 

@@ -1,0 +1,100 @@
+"""The bound on the time between two tokens, where services take turns."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedule_builders import SECOND, make_pool, make_request, make_scheduler
+
+from shoal.core import Idle, StepResult
+from shoal.schedule import ORDERS, Conservative, WeightedTurns
+
+MS = 1_000_000
+
+
+def serve(scheduler, arrivals, steps_ns):
+    """Serve (time, request), where a service's steps all take as long; times of tokens, and who stepped."""
+    arrivals = sorted(arrivals, key=lambda pair: pair[0])
+    times: dict[str, list[int]] = {}
+    services = []
+    now = 0
+    while arrivals or scheduler.unfinished:
+        while arrivals and arrivals[0][0] <= now:
+            scheduler.submit(arrivals.pop(0)[1], now)
+        plan = scheduler.schedule(now)
+        if isinstance(plan, Idle):
+            now = arrivals[0][0]
+            continue
+        now += steps_ns[plan.service]
+        services.append(plan.service)
+        result = StepResult.of_step([7] * len(plan.sampled), steps_ns[plan.service])
+        for event in scheduler.update(plan, result, now):
+            times.setdefault(event.request_id, []).extend([now] * len(event.tokens))
+    return times, services
+
+
+def largest_gap(times):
+    gaps = [later - sooner for row in times.values() for sooner, later in pairwise(row)]
+    return max(gaps, default=0)
+
+
+def unequal(**options):
+    """Two services of which the order prefers one by far, with memory for everybody."""
+    pool = make_pool(4_000, per_merged={"a": 1, "b": 1})
+    return make_scheduler(pool, order=WeightedTurns(), execution_s={"a": 0.01, "b": 1.0}, **options)
+
+
+def of_both():
+    """A stream of each service, and many more short requests of the preferred one."""
+    short = [(MS * (20 + at), make_request(4, 20, service="a", id=f"a{at}")) for at in range(0, 400, 4)]
+    return [*short, (0, make_request(4, 40, service="b", id="stream"))]
+
+
+@pytest.mark.parametrize("max_token_gap_s", [0.02, 0.1])
+def test_a_stream_gets_its_tokens_although_the_order_prefers_another_service(max_token_gap_s):
+    steps_ns = {"a": 2 * MS, "b": 3 * MS}
+    frozen, _ = serve(unequal(), of_both(), steps_ns)
+    assert largest_gap({"stream": frozen["stream"]}) > 300 * MS
+    bounded, _ = serve(unequal(max_token_gap_s=max_token_gap_s), of_both(), steps_ns)
+    assert largest_gap(bounded) <= max_token_gap_s * SECOND
+    # The order still has the most of the time.
+    assert largest_gap({"stream": bounded["stream"]}) > max_token_gap_s * SECOND / 2
+
+
+def test_a_bound_shorter_than_a_round_becomes_two_rounds():
+    steps_ns = {"a": 20 * MS, "b": 30 * MS}
+    times, services = serve(unequal(max_token_gap_s=0.001), of_both(), steps_ns)
+    assert largest_gap(times) <= 2 * (20 + 30) * MS
+    busy = services[5:60]
+    assert busy.count("a") > busy.count("b") > 0
+
+
+@given(
+    order=st.sampled_from(sorted(ORDERS)),
+    steps=st.lists(st.integers(1, 40), min_size=2, max_size=4),
+    most_ms=st.integers(10, 300),
+    requests=st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 3), st.integers(1, 12), st.integers(1, 30)),
+        min_size=1,
+        max_size=25,
+    ),
+)
+def test_no_order_exceeds_the_bound_while_memory_suffices(order, steps, most_ms, requests):
+    names = "abcd"[: len(steps)]
+    scheduler = make_scheduler(
+        make_pool(4_000, per_merged=dict.fromkeys(names, 1)),
+        order=order,
+        admission=Conservative(),
+        max_token_gap_s=most_ms / 1e3,
+        starvation_s=1_000.0,
+    )
+    steps_ns = {name: step * MS for name, step in zip(names, steps, strict=True)}
+    arrivals = [
+        (at * MS, make_request(prompt, output, service=names[service % len(names)], id=f"r{number}"))
+        for number, (at, service, prompt, output) in enumerate(requests)
+    ]
+    times, _ = serve(scheduler, arrivals, steps_ns)
+    assert len(times) == len(requests)
+    # The first step of a service is not foreseen: nobody knows yet how long it takes.
+    assert largest_gap(times) <= max(most_ms, 2 * sum(steps)) * MS + max(steps) * MS
