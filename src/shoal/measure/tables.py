@@ -151,6 +151,7 @@ def _run_cells(summary: Summary) -> dict[str, str]:
         "tok/s": figure(group.output_tokens_per_s),
         "TTFT s": _mean_and_tail(group.ttft_s),
         "TPOT ms": _mean_and_tail(group.tpot_s, 1e3),
+        "MTPOT s": _mean_and_tail(group.largest_gap_s),
         "E2E s": _mean_and_tail(group.e2e_s),
         "x alone": _mean_and_tail(group.normalised_latency),
         "SLO": share(group.slo_attainment),

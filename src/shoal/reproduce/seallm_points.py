@@ -82,6 +82,7 @@ def measure(point: Point) -> Measured:
     run = simulate(point.group, point.system, point.traffic)
     found = summarise(run).overall
     normalised, ttft, tpot = found.normalised_latency, found.ttft_s, found.tpot_s
+    gap = found.largest_gap_s
     assert normalised is not None
     assert ttft is not None
     metrics: dict[str, Value] = {
@@ -90,6 +91,8 @@ def measure(point: Point) -> Measured:
         "slo_attainment": found.slo_attainment,
         "ttft_s": ttft.mean,
         "tpot_s": None if tpot is None else tpot.mean,
+        "mtpot_s": None if gap is None else gap.mean,
+        "mtpot_p99_s": None if gap is None else gap.p99,
         "requests": found.requests,
         "evictions": found.evictions,
     }
