@@ -66,12 +66,10 @@ def schedulers() -> dict[str, SchedulerOptions]:
         "less-urgent": replace(unbounded, preempt_for_waiting="less-urgent"),
         "never": replace(unbounded, preempt_for_waiting="never"),
         "gain": unbounded,
-        "gain, 5 s": replace(shoal, max_token_gap_s=5.0),
         "gain, 1 s (shoal)": shoal,
         "gain, 0.3 s": replace(shoal, max_token_gap_s=0.3),
         "watermark 80%": replace(shoal, admission=Aggressive(watermark=0.8)),
         "past-future": replace(shoal, admission=PastFuture()),
-        "newest": replace(shoal, victim="newest"),
     }
 
 
