@@ -19,7 +19,15 @@ from shoal.core.lengths import LengthPredictor
 from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
 from shoal.core.registry import lookup
-from shoal.core.request import FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, TokenLogprobs
+from shoal.core.request import (
+    Carried,
+    FinishReason,
+    Prompt,
+    Request,
+    SyntheticPrompt,
+    TokenEvent,
+    TokenLogprobs,
+)
 from shoal.core.sampling import SamplingDefaults, SamplingParams, sampling_params
 from shoal.core.service import NO_GOALS, SLO, Service
 from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
@@ -40,6 +48,7 @@ __all__ = [
     "NO_TOKEN",
     "SLO",
     "BlockCopy",
+    "Carried",
     "ConfigError",
     "EngineDied",
     "FinishReason",

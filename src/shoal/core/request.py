@@ -1,7 +1,7 @@
 """A request for one continuation, and the events that answer it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -27,6 +27,38 @@ Prompt = Sequence[int] | SyntheticPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What earlier engines counted of a request that is resumed.
+
+    Clocks of two hosts have nothing in common, so times are ages: how long ago something was when the request
+    is submitted again. Those of tokens mean nothing before there is one.
+    """
+
+    max_new_tokens: int
+    """Most output tokens, those already made included; fixed when the request was first submitted."""
+    age_ns: int = 0
+    """Since it arrived."""
+    first_token_age_ns: int = 0
+    """Since its first output token was known."""
+    last_token_age_ns: int = 0
+    """Since its newest output token was known."""
+    largest_gap_ns: int = 0
+    """Longest time between two output tokens."""
+    service_time_ns: int = 0
+    """Durations of the steps it took part in."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix index when it was first admitted."""
+    num_admissions: int = 0
+    """How often it was admitted."""
+    num_preemptions: int = 0
+    """How often it lost its blocks to others."""
+    num_preempted_by_starvation: int = 0
+    """How often it lost them to a starved request."""
+    num_recomputed_tokens: int = 0
+    """Tokens computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One accepted request for one continuation of one prompt (``n`` choices are ``n`` requests)."""
 
@@ -39,7 +71,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """How its tokens are sampled and when it ends."""
     arrival_ns: int = 0
-    """When it arrived."""
+    """When it arrived. Of a resumed request its age counts instead (``on_clock``)."""
     seed: int = 0
     """Keys every draw of this request; different for the choices of one call."""
     true_output_tokens: int | None = None
@@ -47,6 +79,32 @@ class Request:
     ``oracle`` read it."""
     slo: SLO = NO_GOALS
     """Goals of this request; those left None are its service's."""
+    output_tokens: tuple[int, ...] | int = ()
+    """Output that was made before this submission, the prompt's continuation so far: token ids, or their
+    number where the prompt is synthetic. No event tells them again."""
+    carried: Carried | None = None
+    """What was counted of it before this submission; None: it is submitted for the first time."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens made before this submission."""
+        return self.output_tokens if isinstance(self.output_tokens, int) else len(self.output_tokens)
+
+    @property
+    def first_token_ns(self) -> int:
+        """When the first of these was known, on the clock of ``arrival_ns``; on arrival if nobody says."""
+        carried = self.carried
+        return self.arrival_ns + (0 if carried is None else carried.age_ns - carried.first_token_age_ns)
+
+    @property
+    def last_token_ns(self) -> int:
+        """The same of the newest."""
+        carried = self.carried
+        return self.arrival_ns + (0 if carried is None else carried.age_ns - carried.last_token_age_ns)
+
+    def on_clock(self, now_ns: int) -> "Request":
+        """The request with the arrival that its age means on a clock that shows ``now_ns``."""
+        return self if self.carried is None else replace(self, arrival_ns=now_ns - self.carried.age_ns)
 
 
 class FinishReason(StrEnum):

@@ -50,10 +50,11 @@ class Engine:
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.
 
+        One that is resumed with its whole output ends with the next step.
         Raises InvalidRequest if one can never be served, EngineDied after an error.
         """
         self._require_sound()
-        self._scheduler.submit_all(requests, self._clock())
+        self._ended += self._scheduler.submit_all(requests, self._clock())
         self._idle = None
 
     def cancel(self, request_id: str, *, complete: bool = False) -> None:
@@ -66,6 +67,14 @@ class Engine:
         if event is not None:
             self._ended.append(event)
         self._idle = None
+
+    def detach(self, request_id: str) -> Request | None:
+        """Take a request out, with the output that was told: any engine of its service can go on with it.
+
+        It has no further event here. None: it is unknown, or about to end.
+        """
+        self._idle = None
+        return self._scheduler.detach(request_id, self._clock())
 
     def step(self) -> list[TokenEvent]:
         """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""

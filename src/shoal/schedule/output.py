@@ -132,7 +132,7 @@ class OutputProcessor:
         done = generated >= batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
         for at in done.nonzero()[0].tolist():
             if at not in ends:
-                reason, _ = _judge(requests[at], ANONYMOUS_TOKEN, int(generated[at]))
+                reason, _ = judge_end(requests[at], ANONYMOUS_TOKEN, int(generated[at]))
                 assert reason is not None  # it has all the tokens that it was to have
                 ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
         return _Outcome({}, ends, count)
@@ -247,13 +247,13 @@ def _until_end(
 ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
     """Tokens up to the one that ends a request, if any does, why, and with which stop token."""
     for count, token in enumerate(ids, start=1):
-        finish, stop_token = _judge(request, token, generated + count)
+        finish, stop_token = judge_end(request, token, generated + count)
         if finish is not None:
             return tuple(ids[:count]), finish, stop_token
     return tuple(ids), None, None
 
 
-def _judge(request: RequestState, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
+def judge_end(request: RequestState, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
     """Whether the newest of ``generated`` output tokens ends a request, why, and with which stop token."""
     if token in request.stop_token_ids and generated >= request.request.sampling.min_tokens:
         return FinishReason.STOP, token

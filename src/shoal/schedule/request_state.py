@@ -17,7 +17,7 @@ class RequestState:
     """
 
     request: Request
-    """As submitted."""
+    """As submitted, with its arrival on the scheduler's clock."""
     service: str
     """The service that it asks."""
     number: int
@@ -65,8 +65,8 @@ class RequestState:
     """Why it ends at the update of the plan in flight; None: it does not."""
     finished: bool = False
     """Whether its last event was made."""
-    admitted: bool = False
-    """Whether it ever ran."""
+    num_admissions: int = 0
+    """How often it was admitted."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix index when it was first admitted."""
     num_preemptions: int = 0
@@ -176,14 +176,14 @@ def hash_prompt(prompt: Prompt, block_size: int) -> list[bytes]:
 def new_request_state(
     request: Request, number: int, most_tokens: int, eos: tuple[int, ...], hashes: Sequence[bytes] = ()
 ) -> RequestState:
-    """The state of a new request.
+    """The state of a new request, or of one that is resumed (see ``resumption``).
 
     most_tokens: output tokens that its prompt leaves room for. hashes: of the prompt's full blocks, if
     anybody looks for them.
     """
-    prompt = request.prompt
+    prompt, output = request.prompt, request.output_tokens
     length = len(prompt)
-    limit = most_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens
+    limit = most_new_tokens(request, most_tokens)
     longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     seed = derive_seed(0, number)
@@ -196,6 +196,19 @@ def new_request_state(
         num_prompt_tokens=length,
         num_final_tokens=length + longest,
         forecast_seed=seed - (1 << 64) if seed >> 63 else seed,
-        token_ids=[] if isinstance(prompt, SyntheticPrompt) else list(prompt),
+        token_ids=[] if isinstance(prompt, SyntheticPrompt) else [*prompt, *_token_ids(output)],
         block_hashes=list(hashes),
+        num_generated=request.num_output_tokens,
     )
+
+
+def _token_ids(output: Sequence[int] | int) -> Sequence[int]:
+    """Those of output of which more than the number is known."""
+    return () if isinstance(output, int) else output
+
+
+def most_new_tokens(request: Request, most_tokens: int) -> int:
+    """Most output tokens of a request; most_tokens: those that its prompt leaves room for."""
+    if request.carried is not None:
+        return request.carried.max_new_tokens
+    return most_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens

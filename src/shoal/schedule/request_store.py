@@ -60,11 +60,12 @@ class RequestStore:
         return self._host is not None
 
     def add(self, request: RequestState, now_ns: int) -> None:
-        """A new request waits."""
+        """A new or resumed request waits."""
         state = self.services[request.service]
         self.requests[request.request.id] = request
-        state.statistics.monitor.arrived(now_ns)
-        request.last_scheduled_ns = now_ns
+        if request.request.carried is None:
+            state.statistics.monitor.arrived(now_ns)
+            request.last_scheduled_ns = now_ns
         self._wait(request, state)
 
     def _wait(self, request: RequestState, state: ServiceState) -> None:
@@ -77,11 +78,11 @@ class RequestStore:
         request.seq_id = self.num_admissions
         self.num_admissions += 1
         counters = self._counters[request.service]
-        if not request.admitted:
-            request.admitted = True
-            request.num_cached_tokens = request.num_computed
+        if not request.num_admissions:
+            request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             counters.prompt_tokens += request.num_prompt_tokens
-            counters.cached_tokens += request.num_computed
+            counters.cached_tokens += request.num_cached_tokens
+        request.num_admissions += 1
         if request.num_lost_tokens:
             again = max(0, request.num_lost_tokens - request.num_computed)
             counters.recomputed_tokens += again
@@ -186,28 +187,15 @@ class RequestStore:
         stop_token: int | None = None,
         error: str | None = None,
     ) -> TokenEvent:
-        """The request is over, with this last event; its blocks go once no plan in flight uses them."""
-        state = self.services[request.service]
-        request.finished = True
-        if request.choices:
-            request.choices.remove(request)
-            request.choices = []
-        self.num_ended += 1
-        if request.seq_id < 0:
-            state.waiting.remove(request)
-        else:
-            self._leave(request)
+        """The request is over, with this last event."""
+        self.remove(request)
         self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
-        if not request.in_flight:
-            self.release(request)
-        self._drop_swapped(request)
-        del self.requests[request.request.id]
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             self._counters[request.service].cancelled += 1
         else:
             self._counters[request.service].finished += 1
             if request.num_generated:
-                self._learn(request, state, now_ns)
+                self._learn(request, self.services[request.service], now_ns)
         if self._on_end is not None:
             self._on_end(request, reason, now_ns)
         return TokenEvent(
@@ -219,6 +207,22 @@ class RequestStore:
             error,
             cached_tokens=request.num_cached_tokens,
         )
+
+    def remove(self, request: RequestState) -> None:
+        """Forget a request; its blocks go once no plan in flight uses them."""
+        request.finished = True
+        if request.choices:
+            request.choices.remove(request)
+            request.choices = []
+        self.num_ended += 1
+        if request.seq_id < 0:
+            self.services[request.service].waiting.remove(request)
+        else:
+            self._leave(request)
+        if not request.in_flight:
+            self.release(request)
+        self._drop_swapped(request)
+        del self.requests[request.request.id]
 
     def _learn(self, request: RequestState, state: ServiceState, now_ns: int) -> None:
         """Statistics are made of requests that finished."""

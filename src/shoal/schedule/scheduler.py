@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from shoal.core import (
     FinishReason,
     Idle,
-    InvalidRequest,
     Request,
     StepPlan,
     StepResult,
     TokenEvent,
 )
-from shoal.core.slo import resolve_slo
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter
 from shoal.schedule.batching import Batcher, ScheduledBatch
@@ -23,13 +21,15 @@ from shoal.schedule.orders import Turn
 from shoal.schedule.output import OutputProcessor, check_result
 from shoal.schedule.planning import InFlightStep, Planner
 from shoal.schedule.preemption import Drain, Preemptor
-from shoal.schedule.request_state import RequestState, hash_prompt, new_request_state
+from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import OnEnd, RequestStore
+from shoal.schedule.resumption import to_resume
 from shoal.schedule.service_state import new_service_state
 from shoal.schedule.starvation import StarvationGuard, starved_turn
 from shoal.schedule.stats import Observed, SchedulerStats
+from shoal.schedule.submission import Submitter
 from shoal.schedule.token_gaps import TokenGapGuard
-from shoal.schedule.validation import ServiceLimits, check_request, longest_total
+from shoal.schedule.validation import ServiceLimits, longest_total
 from shoal.schedule.view import SchedulerView, ServiceView
 
 
@@ -71,13 +71,13 @@ class Scheduler:
             for name, limits in services.items()
         }
         self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
+        self._submitter = Submitter(pool, services, self._store)
         self._batcher = Batcher(pool, options.max_batched_tokens, self._admission.slice_tokens)
         self._planner = Planner(pool, self._store)
         self._outputs = OutputProcessor(pool, self._store)
         self._in_flight: deque[InFlightStep] = deque()
         self._preemptor = Preemptor(pool, self._store, options, self._in_flight)
         self._runs = DecodeRuns(pool, self._store, self._guard, options)
-        self._num_submitted = 0
         self._num_steps = 0
         self._epoch = 0
         """Goes up with everything that happens; in the same epoch a second look is the same as the first."""
@@ -111,49 +111,21 @@ class Scheduler:
         """Most output tokens that such a prompt leaves room for; below 1 where it leaves none."""
         return longest_total(self._pool, service, self._limits[service]) - prompt_tokens
 
-    def submit(self, request: Request, now_ns: int) -> None:
-        """Queue a request; raises as ``submit_all`` does."""
-        self.submit_all((request,), now_ns)
+    def submit(self, request: Request, now_ns: int) -> list[TokenEvent]:
+        """Queue a request; returns and raises as ``submit_all`` does."""
+        return self.submit_all((request,), now_ns)
 
-    def submit_all(self, requests: Sequence[Request], now_ns: int) -> None:
-        """Queue all of ``requests`` or none.
+    def submit_all(self, requests: Sequence[Request], now_ns: int) -> list[TokenEvent]:
+        """Queue all of ``requests`` or none; returns the last events of those whose output is complete.
 
         Neighbours with the same prompt object are choices of one call: it is hashed and computed once.
 
         Raises:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
         """
-        most = []
-        for request in requests:
-            if request.id in self._store.requests:
-                raise InvalidRequest(
-                    f"request id {request.id!r} is in use by an unfinished request", param="id"
-                )
-            most.append(check_request(request, self._limits, self._pool))
-        choices: list[RequestState] = []
-        hashes: list[bytes] = []
-        for request, most_tokens in zip(requests, most, strict=True):
-            first = choices[0].request if choices else None
-            if first is None or request.prompt is not first.prompt or request.service != first.service:
-                choices = []
-                if self._pool.prefix_caching:
-                    hashes = hash_prompt(request.prompt, self._pool.block_size)
-            choices.append(self._queue(request, most_tokens, hashes, now_ns))
-            if len(choices) > 1:
-                choices[0].choices = choices[-1].choices = choices
-
-    def _queue(
-        self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
-    ) -> RequestState:
-        eos = self._limits[request.service].eos_token_ids
-        waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
-        state = self._services[request.service]
-        waiting.slo = resolve_slo(request.slo, state.slo, state.execution_s)
-        predictor = state.statistics.predictor
-        waiting.predicted_tokens = predictor.predict(request, 0, waiting.max_new_tokens)
-        self._num_submitted += 1
-        self._store.add(waiting, now_ns)
-        return waiting
+        events = self._submitter.submit_all(requests, now_ns)
+        self._epoch += len(events)
+        return events
 
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
@@ -175,6 +147,18 @@ class Scheduler:
                 return None
         self._epoch += 1
         return self._store.end(request, reason, now_ns)
+
+    def detach(self, request_id: str, now_ns: int) -> Request | None:
+        """Take a request out, to be submitted again elsewhere; it has no further event here.
+
+        What a plan in flight makes of it is dropped. None: it is unknown, or about to end.
+        """
+        request = self._store.requests.get(request_id)
+        if request is None or request.ending is not None:
+            return None
+        self._epoch += 1
+        self._store.remove(request)
+        return to_resume(request, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""

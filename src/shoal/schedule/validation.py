@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.core import NO_GOALS, SLO, InvalidRequest, Request
+from shoal.core import NO_GOALS, SLO, InvalidRequest, Request, SyntheticPrompt
 from shoal.kvcache import BlockPool
+from shoal.schedule.request_state import most_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def check_request(request: Request, services: Mapping[str, ServiceLimits], pool:
             code="context_length_exceeded",
         )
     most_tokens = total - length
+    _check_output(request, most_tokens, why)
     for name in ("max_tokens", "min_tokens"):
         asked = getattr(request.sampling, name)
         if asked is not None and asked > most_tokens:
@@ -63,3 +65,26 @@ def check_request(request: Request, services: Mapping[str, ServiceLimits], pool:
                 code="context_length_exceeded",
             )
     return most_tokens
+
+
+def _check_output(request: Request, most_tokens: int, why: str) -> None:
+    """Refuse a resumed request that this engine cannot bring to its end, or whose output is not its own."""
+    output, carried, length = request.output_tokens, request.carried, len(request.prompt)
+    if isinstance(request.prompt, SyntheticPrompt) != isinstance(output, int) and output != ():
+        raise InvalidRequest(
+            "output_tokens must be token ids where the prompt is, and a number where the prompt is synthetic",
+            param="output_tokens",
+        )
+    if carried is not None and carried.max_new_tokens > most_tokens:
+        raise InvalidRequest(
+            f"the request was promised up to {carried.max_new_tokens} output tokens, but {why}; "
+            f"with this prompt of {length} it can have at most {most_tokens} here",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    most = most_new_tokens(request, most_tokens)
+    if request.num_output_tokens > most:
+        raise InvalidRequest(
+            f"output_tokens has {request.num_output_tokens} tokens, but the request can have at most {most}",
+            param="output_tokens",
+        )

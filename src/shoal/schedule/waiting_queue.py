@@ -10,7 +10,7 @@ from shoal.schedule.request_state import RequestState
 
 
 class WaitingQueue(Sequence[RequestState]):
-    """Requests without KV, by rank and then by submission; knows also who starves first.
+    """Requests without KV, by rank, then by arrival, then by submission; knows also who starves first.
 
     due_ns: when a request starves; does not change while it waits.
 
@@ -20,15 +20,15 @@ class WaitingQueue(Sequence[RequestState]):
 
     def __init__(self, due_ns: Callable[[RequestState], int]) -> None:
         self._due_ns = due_ns
-        # (rank, number, request); numbers differ, so that requests are never compared.
-        self._ranked: list[tuple[float, int, RequestState]] = []
+        # (rank, arrival, number, request); numbers differ, so that requests are never compared.
+        self._ranked: list[tuple[float, int, int, RequestState]] = []
         # (due, number of the stay, request); an earlier stay in the queue had another number.
         self._by_due: list[tuple[int, int, RequestState]] = []
         self._entries = 0
 
     def add(self, request: RequestState) -> None:
         """Put in at the place that its rank gives it."""
-        entry = (request.rank, request.number, request)
+        entry = (request.rank, request.arrival_ns, request.number, request)
         self._ranked.insert(bisect_left(self._ranked, entry), entry)
         self._entries += 1
         request.queue_entry = self._entries
@@ -39,8 +39,8 @@ class WaitingQueue(Sequence[RequestState]):
 
     def remove(self, request: RequestState) -> None:
         """Take out; raises ValueError where it is not in the queue."""
-        at = bisect_left(self._ranked, (request.rank, request.number))
-        if at == len(self._ranked) or self._ranked[at][2] is not request:
+        at = bisect_left(self._ranked, (request.rank, request.arrival_ns, request.number))
+        if at == len(self._ranked) or self._ranked[at][3] is not request:
             raise ValueError(f"request {request.request.id!r} does not wait")
         del self._ranked[at]
         request.queue_entry = 0
@@ -55,7 +55,7 @@ class WaitingQueue(Sequence[RequestState]):
         return len(self._ranked)
 
     def __iter__(self) -> Iterator[RequestState]:
-        return map(itemgetter(2), self._ranked)
+        return map(itemgetter(3), self._ranked)
 
     @overload
     def __getitem__(self, index: int) -> RequestState: ...
@@ -63,5 +63,5 @@ class WaitingQueue(Sequence[RequestState]):
     def __getitem__(self, index: slice) -> list[RequestState]: ...
     def __getitem__(self, index: int | slice) -> RequestState | list[RequestState]:
         if isinstance(index, slice):
-            return [request for _, _, request in self._ranked[index]]
-        return self._ranked[index][2]
+            return [entry[3] for entry in self._ranked[index]]
+        return self._ranked[index][3]

@@ -199,7 +199,7 @@ def _row(state: RequestState, reason: FinishReason, now_ns: int, engine: int) ->
         request_id=state.request.id,
         service=state.service,
         arrival_ns=state.request.arrival_ns,
-        first_token_ns=state.first_token_ns or now_ns,
+        first_token_ns=state.first_token_ns if state.num_generated else now_ns,
         finish_ns=now_ns,
         prompt_tokens=state.num_prompt_tokens,
         output_tokens=state.num_generated,

@@ -1,0 +1,75 @@
+"""From requests to their states in the queues: checked, and hashed once for all choices of a call."""
+
+from collections.abc import Mapping, Sequence
+
+from shoal.core import InvalidRequest, Request, TokenEvent
+from shoal.core.slo import resolve_slo
+from shoal.kvcache import BlockPool
+from shoal.schedule.request_state import RequestState, hash_prompt, new_request_state
+from shoal.schedule.request_store import RequestStore
+from shoal.schedule.resumption import known_end, resume
+from shoal.schedule.validation import ServiceLimits, check_request
+
+
+class Submitter:
+    """Queues requests, new ones and those that are resumed."""
+
+    def __init__(self, pool: BlockPool, limits: Mapping[str, ServiceLimits], store: RequestStore) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._store = store
+        self._num_submitted = 0
+
+    def submit_all(self, requests: Sequence[Request], now_ns: int) -> list[TokenEvent]:
+        """Queue all of ``requests`` or none; returns the last events of those whose output is complete.
+
+        Neighbours with the same prompt object are choices of one call: it is hashed and computed once.
+
+        Raises:
+            InvalidRequest: one of them can never be served as asked, or its id is in use.
+        """
+        most = []
+        for request in requests:
+            if request.id in self._store.requests:
+                raise InvalidRequest(
+                    f"request id {request.id!r} is in use by an unfinished request", param="id"
+                )
+            most.append(check_request(request, self._limits, self._pool))
+        states: list[RequestState] = []
+        choices: list[RequestState] = []
+        hashes: list[bytes] = []
+        for request, most_tokens in zip(requests, most, strict=True):
+            first = choices[0].request if choices else None
+            if first is None or request.prompt is not first.prompt or request.service != first.service:
+                choices = []
+                if self._pool.prefix_caching:
+                    hashes = hash_prompt(request.prompt, self._pool.block_size)
+            states.append(self._queue(request.on_clock(now_ns), most_tokens, hashes, now_ns))
+            choices.append(states[-1])
+            if len(choices) > 1:
+                choices[0].choices = choices[-1].choices = choices
+        return [event for state in states if (event := self._end_if_complete(state, now_ns)) is not None]
+
+    def _queue(
+        self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
+    ) -> RequestState:
+        eos = self._limits[request.service].eos_token_ids
+        waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
+        resume(waiting)
+        service = self._store.services[request.service]
+        waiting.slo = resolve_slo(request.slo, service.slo, service.execution_s)
+        predictor = service.statistics.predictor
+        generated, most = waiting.num_generated, waiting.max_new_tokens
+        if generated < most:
+            waiting.predicted_tokens = predictor.predict(request, 0, most)
+            if generated >= waiting.predicted_tokens:
+                waiting.predicted_tokens = predictor.predict(request, generated, most)
+        self._num_submitted += 1
+        self._store.add(waiting, now_ns)
+        return waiting
+
+    def _end_if_complete(self, state: RequestState, now_ns: int) -> TokenEvent | None:
+        reason, stop_token = known_end(state)
+        if reason is None:
+            return None
+        return self._store.end(state, reason, now_ns, stop_token=stop_token)
