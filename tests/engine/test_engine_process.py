@@ -65,7 +65,7 @@ def test_calls_of_many_choices_or_with_long_prompts_are_taken_few_at_a_time():
 
 def test_cancels_and_questions_do_not_wait_behind_submissions():
     calls = [call(number, n=8) for number in range(200)]
-    cancels = [wire.Cancel([id for id, _ in message.choices]) for message in calls]
+    cancels = [wire.Cancel([choice.id for choice in message.choices]) for message in calls]
     assert submitted_before_each_step(*calls, *cancels) == []
     assert submitted_before_each_step(*calls[:8], *cancels[4:8]) == [4]
     engine, _ = make_engine()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shoal.core import (
     SLO,
+    Carried,
     ConfigError,
     EngineDied,
     FinishReason,
@@ -14,6 +15,7 @@ from shoal.core import (
     ModelUnsupported,
     Request,
     SamplingParams,
+    SyntheticPrompt,
     TokenEvent,
     TokenLogprobs,
 )
@@ -65,6 +67,16 @@ def test_a_call_arrives_as_it_was_sent_with_its_prompt_once(sampling):
     received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(requests))).to_requests()
     assert received == requests
     assert all(request.prompt is received[0].prompt for request in received)
+
+
+def test_choices_arrive_with_the_output_that_each_has():
+    carried = Carried(max_new_tokens=9, age_ns=2**62, largest_gap_ns=3, num_cached_tokens=4, num_admissions=1)
+    first = Request(id="x-0", service="a", prompt=[1, 2, 3], output_tokens=(4, 5), carried=carried)
+    requests = [first, replace(first, id="x-2", output_tokens=(), carried=replace(carried, age_ns=0))]
+    synthetic = [replace(first, prompt=SyntheticPrompt(7, (1, 2)), output_tokens=5)]
+    for sent in (requests, synthetic):
+        received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(sent)))
+        assert received.to_requests() == sent
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ def test_requests_that_change_engines_say_what_they_would_have_said(preset, seed
     assert ends == expected.ends
     counted = [engine.scheduler.stats().services[name] for engine in (first, second) for name in "ab"]
     assert sum(service.finished for service in counted) == len(requests)
+    prompt_tokens = sum(len(request.prompt) for request in requests)
+    assert sum(service.prompt_tokens for service in counted) == prompt_tokens
     assert sum(service.output_tokens for service in counted) == sum(map(len, tokens.values()))
     observed = [engine.scheduler.observed(engine.now_ns) for engine in (first, second)]
     arrivals = [services[name].traffic.arrivals_per_s for services in observed for name in "ab"]

@@ -15,7 +15,7 @@ from shoal.engine.choices import expand_choices
 from shoal.engine.core import Engine
 from shoal.engine.detokenize import Decoder
 from shoal.engine.progress import TokenProgress
-from shoal.engine.reader import ChoiceReader
+from shoal.engine.reader import ChoiceReader, Delta
 
 _call_numbers = itertools.count(1)
 
@@ -39,7 +39,7 @@ class Completion:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of each token, if they were asked for."""
+    """Of each token made now, if they were asked for."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index."""
     error: str | None = None
@@ -114,16 +114,22 @@ class Batch:
         sampling: SamplingParams,
         decoder: Decoder,
         slo: SLO = NO_GOALS,
+        output: Sequence[int] = (),
     ) -> None:
-        """Submit a prompt that has passed ``check_request``."""
+        """Submit a prompt that has passed ``check_request``; output: to go on from."""
         call_id = f"offline-{next(_call_numbers)}"
-        requests = expand_choices(call_id, service, tokens, sampling, self._engine.now_ns(), slo)
+        now_ns = self._engine.now_ns()
+        requests = expand_choices(call_id, service, tokens, sampling, now_ns, slo, tuple(output))
         choices = []
         for number, request in enumerate(requests):
             reader = ChoiceReader(request, number, sampling, decoder)
-            choices.append(_Choice(reader, service, len(tokens)))
-            self._unfinished[request.id] = choices[-1]
-        self._engine.submit(*requests)
+            choice = _Choice(reader, service, len(tokens), [reader.past_text])
+            choice.tokens += output[: reader.output_tokens]
+            choices.append(choice)
+            self._unfinished[request.id] = choice
+            if (delta := reader.read_past(now_ns)) is not None:
+                self._add(request.id, delta)
+        self._engine.submit(*[request for request in requests if request.id in self._unfinished])
         self._prompts.append(_Prompt(prompt, tuple(tokens), choices))
 
     def run(self) -> list[RequestOutput]:
@@ -167,13 +173,19 @@ class Batch:
         if choice is None:
             return 0
         delta = choice.reader.read(event, self._engine.now_ns())
+        self._add(event.request_id, delta)
+        if delta.finish is not None and event.finish is None:
+            self._engine.cancel(event.request_id, complete=True)
+        return len(delta.tokens)
+
+    def _add(self, request_id: str, delta: Delta) -> None:
+        """Add what is new to a choice."""
+        choice = self._unfinished[request_id]
         choice.text.append(delta.text)
         choice.tokens += delta.tokens
         choice.logprobs += delta.logprobs or ()
         if delta.finish is not None:
-            del self._unfinished[event.request_id]
-            if event.finish is None:
-                self._engine.cancel(event.request_id, complete=True)
+            del self._unfinished[request_id]
             choice.completion = Completion(
                 service=choice.service,
                 choice=delta.choice,
@@ -187,7 +199,6 @@ class Batch:
                 error=delta.error,
                 record=choice.reader.record(),
             )
-        return len(delta.tokens)
 
     def _wait(self) -> None:
         until_ns = self._engine.idle_until_ns

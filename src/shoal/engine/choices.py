@@ -1,7 +1,7 @@
 """One call becomes one request for each of its ``n`` choices."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.core import SLO, Request, SamplingParams, derive_seed
@@ -15,12 +15,14 @@ def expand_choices(
     sampling: SamplingParams,
     arrival_ns: int,
     slo: SLO = NO_GOALS,
+    output_tokens: tuple[int, ...] = (),
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
     Their seeds derive from ``sampling.seed``, or from a random one if it is None, so that the choices
     differ. Their sampling parameters are those that an engine needs: ``n`` is 1, and there are no stop
-    strings, which are found where text is made. slo: goals of each request.
+    strings, which are found where text is made. slo: goals of each request. output_tokens: output that each
+    has already.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     single = replace(sampling, n=1, stop=(), seed=seed)
@@ -33,6 +35,15 @@ def expand_choices(
             arrival_ns=arrival_ns,
             seed=derive_seed(seed, choice),
             slo=slo,
+            output_tokens=output_tokens,
         )
         for choice in range(sampling.n)
     ]
+
+
+def resume_choices(call_id: str, requests: Mapping[int, Request], now_ns: int) -> dict[int, Request]:
+    """Requests of an earlier call, by number of the choice, as those of another that begins at ``now_ns``."""
+    return {
+        choice: replace(request.on_clock(now_ns), id=f"{call_id}-{choice}")
+        for choice, request in requests.items()
+    }

@@ -21,7 +21,7 @@ from shoal.core import (
 )
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
-from shoal.engine.choices import expand_choices
+from shoal.engine.choices import expand_choices, resume_choices
 from shoal.engine.detokenize import Decoder
 from shoal.engine.info import EngineInfo
 from shoal.engine.launch import EngineProcess
@@ -29,7 +29,7 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.reader import ChoiceReader, Delta
 from shoal.engine.stats import EngineStats
 from shoal.engine.stream import Stream
-from shoal.engine.validation import check_request
+from shoal.engine.validation import check_request, check_resumed
 from shoal.engine.vitals import Vitals
 
 BUILDER = "shoal.engine.build:build_engine"
@@ -169,7 +169,22 @@ class EngineHandle:
         call_id = f"call-{next(self._ids)}"
         arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
         requests = expand_choices(call_id, service, list(prompt), sampling, arrival_ns, slo)
-        return self._open(requests, sampling)
+        return self._open(dict(enumerate(requests)), sampling)
+
+    async def resume(self, requests: Mapping[int, Request], sampling: SamplingParams) -> Stream:
+        """Go on with the unfinished choices of a call, from the output that each has, in a stream of its own.
+
+        requests: by number of the choice; they get new ids. sampling: of the call, with its stop strings.
+        They were accepted before, so ``max_queue`` does not count for them.
+
+        Raises InvalidRequest or EngineDied before anything is sent.
+        """
+        if self._closed_reason is not None:
+            raise EngineDied(self._closed_reason)
+        for request in requests.values():
+            check_resumed(self.info, request)
+        renamed = resume_choices(f"call-{next(self._ids)}", requests, time.monotonic_ns())
+        return self._open(renamed, sampling)
 
     async def generate(
         self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
@@ -213,16 +228,25 @@ class EngineHandle:
                 await task
         await self._process.stop()
 
-    def _open(self, requests: list[Request], sampling: SamplingParams) -> Stream:
-        first = requests[0]
+    def _open(self, requests: Mapping[int, Request], sampling: SamplingParams) -> Stream:
+        """The stream of requests by number of the choice, which are sent."""
+        first = next(iter(requests.values()))
         stream = Stream(first.id.rpartition("-")[0], len(first.prompt), lambda: self._cancel(call))
         call = _Call(stream)
-        for choice, request in enumerate(requests):
+        now_ns = time.monotonic_ns()
+        for choice, request in requests.items():
             reader = ChoiceReader(request, choice, sampling, self._decoders[first.service])
+            if (delta := reader.read_past(now_ns)) is not None:
+                stream.push(delta)
+                continue
             call.unfinished[request.id] = reader
             self._calls[request.id] = call
-            self._waiting += 1
-        self._process.send(wire.Submit.from_requests(requests))
+            self._waiting += not reader.started
+        if call.unfinished:
+            unfinished = [request for request in requests.values() if request.id in call.unfinished]
+            self._process.send(wire.Submit.from_requests(unfinished))
+        else:
+            stream.end()
         return stream
 
     async def _watch(self) -> None:

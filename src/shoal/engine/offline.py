@@ -78,14 +78,17 @@ class Shoal:
         service: str | Sequence[str] | None = None,
         progress: bool = True,
         slo: SLO | Sequence[SLO] | None = None,
+        output_tokens: Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; one output each, in their order, with ``n`` completions inside.
 
         prompts: one text or token-id list, or many. sampling, service, slo: one for all, or one for each;
         service may be left out where there is only one, and goals left out of slo are the service's. A
         mapping of sampling parameters is completed by the service's defaults; SamplingParams are used as they
-        are. progress: a bar on standard error, if that is a terminal. Raises InvalidRequest before anything
-        runs if one of the prompts cannot be served. Ctrl-C cancels everything and raises KeyboardInterrupt.
+        are. progress: a bar on standard error, if that is a terminal. output_tokens: output to go on from, of
+        each prompt: with the same seed it goes on as if it had not been interrupted, and is part of what is
+        returned (without log-probabilities). Raises InvalidRequest before anything runs if one of the prompts
+        cannot be served. Ctrl-C cancels everything and raises KeyboardInterrupt.
         """
         many = _as_many(prompts)
         names = self._services_of(service, len(many))
@@ -93,7 +96,7 @@ class Shoal:
             self.tokenizers[name].encode(prompt) if isinstance(prompt, str) else list(prompt)
             for name, prompt in zip(names, many, strict=True)
         ]
-        return self._run(many, encoded, names, sampling, slo, progress)
+        return self._run(many, encoded, names, sampling, slo, progress, output_tokens)
 
     def chat(
         self,
@@ -145,6 +148,7 @@ class Shoal:
         sampling: SamplingInput | Sequence[SamplingInput] | None,
         slo: SLO | Sequence[SLO] | None,
         progress: bool,
+        output_tokens: Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
         defaults = {service.name: service.sampling for service in self.options.services}
         wanted = [
@@ -152,16 +156,17 @@ class Shoal:
             for name, own in zip(names, _one_each(sampling or {}, len(encoded), "sampling"), strict=True)
         ]
         goals = _one_each(slo or SLO(), len(encoded), "slo")
-        calls = list(zip(names, encoded, wanted, goals, strict=True))
-        for name, tokens, params, own in calls:
-            check_request(self.info, name, tokens, params, own)
+        outputs = _outputs_of(output_tokens, wanted)
+        calls = list(zip(names, encoded, wanted, goals, outputs, strict=True))
+        for name, tokens, params, own, output in calls:
+            check_request(self.info, name, tokens, params, own, output)
         with self._lock:
             if self._closed:
                 raise ConfigError("this Shoal is closed; make a new one to generate")
             batch = Batch(self._engine, progress=progress)
             try:
-                for prompt, (name, tokens, params, own) in zip(prompts, calls, strict=True):
-                    batch.add(prompt, name, tokens, params, self.tokenizers[name], own)
+                for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):
+                    batch.add(prompt, name, tokens, params, self.tokenizers[name], own, output)
             except BaseException:
                 batch.cancel()
                 raise
@@ -205,6 +210,25 @@ def _as_conversations(
     if len(many) != len(messages):
         raise InvalidRequest("messages must be one conversation or many, but not a mixture", "messages")
     return many
+
+
+def _outputs_of(
+    output_tokens: Sequence[Sequence[int]] | None, wanted: Sequence[SamplingParams]
+) -> Sequence[Sequence[int]]:
+    """Output to go on from, of each prompt."""
+    if output_tokens is None:
+        return [()] * len(wanted)
+    if len(output_tokens) != len(wanted):
+        raise InvalidRequest(
+            f"output_tokens has {len(output_tokens)} lists for {len(wanted)} prompts; pass one for each",
+            "output_tokens",
+        )
+    for output, params in zip(output_tokens, wanted, strict=True):
+        if output and params.n > 1:
+            raise InvalidRequest(
+                f"output to go on from is that of one completion, but n is {params.n}; use n=1", "n"
+            )
+    return output_tokens
 
 
 def _one_each(value: T | Sequence[T], count: int, name: str) -> Sequence[T]:

@@ -31,25 +31,37 @@ class Delta:
 
 
 class ChoiceReader:
-    """Follows one request of a call and turns its events into deltas."""
+    """Follows one request of a call and turns its events into deltas.
+
+    Of a resumed request it reads the output made before at once, so that text and stop strings go on from
+    there: deltas tell only what is new, the record covers everything.
+    """
 
     def __init__(self, request: Request, choice: int, sampling: SamplingParams, decoder: Decoder) -> None:
         context = request.prompt[-_CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
         self.request_id = request.id
         self.choice = choice
-        self.output_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens = 0 if request.carried is None else request.carried.num_cached_tokens
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._detokenizer = IncrementalDetokenizer(decoder, sampling.stop, sampling.min_tokens, context)
-        self._first_token_ns: int | None = None
+        past = _past_event(request, self._stop_token_ids)
+        self.past_text, self.output_tokens = self._read_tokens(past)
+        """Text shown before, and output tokens so far."""
+        self._first_token_ns = request.first_token_ns if self.output_tokens else None
         self._finish_ns = 0
 
     @property
     def started(self) -> bool:
         """Whether a token has come."""
         return self.output_tokens > 0
+
+    def read_past(self, now_ns: int) -> Delta | None:
+        """The last delta, where a stop string was complete before; then the engine has nothing to do."""
+        if self._detokenizer.stop_reason is None:
+            return None
+        return self.read(TokenEvent(self.request_id), now_ns)
 
     def read(self, event: TokenEvent, now_ns: int) -> Delta:
         """The delta for one event of this request.
@@ -104,3 +116,10 @@ class ChoiceReader:
             prompt_tokens=len(self._request.prompt),
             output_tokens=self.output_tokens,
         )
+
+
+def _past_event(request: Request, stop_token_ids: frozenset[int]) -> TokenEvent:
+    """All output that a resumed request comes with, as one event; the text of a last stop token is none."""
+    tokens = () if isinstance(request.output_tokens, int) else request.output_tokens
+    ends = bool(tokens) and tokens[-1] in stop_token_ids and len(tokens) >= request.sampling.min_tokens
+    return TokenEvent(request.id, tokens, stop_token=tokens[-1] if ends else None)

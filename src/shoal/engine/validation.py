@@ -1,26 +1,30 @@
 """Checks of a request before it goes to an engine; the same offline and behind HTTP."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from shoal.core import SLO, InvalidRequest, SamplingParams, slo_problem
+from shoal.core import SLO, InvalidRequest, Request, SamplingParams, SyntheticPrompt, slo_problem
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo, ServiceInfo
 
 
 def check_request(
-    info: EngineInfo, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
+    info: EngineInfo,
+    service: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    slo: SLO = NO_GOALS,
+    output: Sequence[int] = (),
 ) -> None:
-    """Reject a request that could never be served as asked; raises InvalidRequest."""
+    """Reject a request that could never be served as asked; raises InvalidRequest.
+
+    output: what it has been answered already.
+    """
     limits = find_service(info, service)
     if not prompt:
         raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
-    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
-        wrong = next(token for token in prompt if not 0 <= token < limits.vocab_size)
-        raise InvalidRequest(
-            f"prompt token {wrong} is outside the vocabulary of {service}; "
-            f"token ids go from 0 to {limits.vocab_size - 1}",
-            param="prompt",
-        )
+    _check_tokens(limits, service, prompt, "prompt")
+    _check_tokens(limits, service, output, "output_tokens")
     for token in sampling.stop_token_ids:
         if token >= limits.vocab_size:
             raise InvalidRequest(
@@ -32,6 +36,24 @@ def check_request(
         goal, why = found
         raise InvalidRequest(f"slo.{goal} {why}", param=f"slo.{goal}")
     _check_length(limits, service, len(prompt), sampling)
+    room = limits.max_total_tokens - len(prompt)
+    most = room if sampling.max_tokens is None else sampling.max_tokens
+    if len(output) > most:
+        raise InvalidRequest(
+            f"output_tokens has {len(output)} tokens, but the request can have at most {most}",
+            param="output_tokens",
+        )
+
+
+def check_resumed(info: EngineInfo, request: Request) -> None:
+    """Reject a request with output that this engine could not bring to its end; raises InvalidRequest."""
+    prompt, output, carried = request.prompt, request.output_tokens, request.carried
+    if isinstance(prompt, SyntheticPrompt) or isinstance(output, int):
+        raise InvalidRequest("the prompt and output_tokens must be token ids", param="output_tokens")
+    sampling = request.sampling
+    if carried is not None:
+        sampling = replace(sampling, max_tokens=carried.max_new_tokens)
+    check_request(info, request.service, prompt, sampling, request.slo, output)
 
 
 def find_service(info: EngineInfo, service: str) -> ServiceInfo:
@@ -57,6 +79,16 @@ def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least
             f"but {_limit(limits, service)}; shorten the prompt to at most {most} tokens",
             param="prompt",
             code="context_length_exceeded",
+        )
+
+
+def _check_tokens(limits: ServiceInfo, service: str, tokens: Sequence[int], name: str) -> None:
+    if tokens and (min(tokens) < 0 or max(tokens) >= limits.vocab_size):
+        wrong = next(token for token in tokens if not 0 <= token < limits.vocab_size)
+        raise InvalidRequest(
+            f"{name} token {wrong} is outside the vocabulary of {service}; "
+            f"token ids go from 0 to {limits.vocab_size - 1}",
+            param=name,
         )
 
 

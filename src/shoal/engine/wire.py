@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from shoal.core import (
+    Carried,
     ConfigError,
     EngineDied,
     ModelUnavailable,
@@ -21,22 +22,47 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.stats import EngineStats
 
 
+class Choice(msgspec.Struct, array_like=True, frozen=True):
+    """One choice of a call, by what it does not share with the others."""
+
+    id: str
+    """Its request's id."""
+    seed: int
+    """Its request's seed."""
+    output_tokens: tuple[int, ...] | int = ()
+    """As in ``Request``."""
+    carried: Carried | None = None
+    """As in ``Request``."""
+
+
 class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: run the choices of one call."""
 
     request: Request
-    """What all choices have in common: all but id and seed."""
-    choices: list[tuple[str, int]]
-    """Id and seed of each choice."""
+    """What all choices have in common: all but what a ``Choice`` has."""
+    choices: list["Choice"]
+    """What each choice has of its own."""
 
     @classmethod
     def from_requests(cls, requests: Sequence[Request]) -> "Submit":
         """The message for requests of one call."""
-        return cls(requests[0], [(request.id, request.seed) for request in requests])
+        choices = [
+            Choice(request.id, request.seed, request.output_tokens, request.carried) for request in requests
+        ]
+        return cls(replace(requests[0], output_tokens=(), carried=None), choices)
 
     def to_requests(self) -> list[Request]:
         """The requests that were sent; they share one prompt."""
-        return [replace(self.request, id=id, seed=seed) for id, seed in self.choices]
+        return [
+            replace(
+                self.request,
+                id=choice.id,
+                seed=choice.seed,
+                output_tokens=choice.output_tokens,
+                carried=choice.carried,
+            )
+            for choice in self.choices
+        ]
 
 
 class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):

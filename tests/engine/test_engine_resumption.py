@@ -1,0 +1,258 @@
+"""Requests that go on from output made before: readers, engines, engine processes, the offline interface."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine_builders import (
+    BUILDER,
+    EOS,
+    ByteTokenizer,
+    build_fake,
+    expected_tokens,
+    make_engine,
+    make_options,
+    make_request,
+    run_all,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal.engine.offline as offline
+from hypothesis_profiles import examples
+from shoal import SamplingParams, Shoal
+from shoal.core import Carried, EngineDied, FinishReason, InvalidRequest, RequestRecord, TokenEvent
+from shoal.engine.handle import EngineHandle
+from shoal.engine.reader import ChoiceReader
+from shoal.kvcache.options import KVCacheOptions
+
+PROMPT = [97, 98, 99, 100, 101]
+CARRIED = Carried(max_new_tokens=8, num_admissions=1)
+
+
+def greedy(**fields) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | fields))
+
+
+def read_all(
+    reader: ChoiceReader, tokens: tuple[int, ...]
+) -> tuple[str, str | int | None, FinishReason | None, RequestRecord | None]:
+    """What a reader makes of the rest of an output, told token by token: until a stop string or its end."""
+    delta = reader.read_past(50)
+    text = reader.past_text + ("" if delta is None else delta.text)
+    for at, token in enumerate(tokens, start=1):
+        if reader.finish is not None:
+            break
+        last = at == len(tokens)
+        stop = token if last and token in (EOS, ord("!")) else None
+        finish = None if not last else FinishReason.LENGTH if stop is None else FinishReason.STOP
+        delta = reader.read(TokenEvent("r", (token,), finish=finish, stop_token=stop), 50)
+        text += delta.text
+    return text, None if delta is None else delta.stop_reason, reader.finish, reader.record()
+
+
+@given(
+    st.text("ab€é", min_size=1, max_size=12),
+    st.lists(st.text("ab€é", min_size=1, max_size=4), max_size=3, unique=True),
+    st.integers(0, 4),
+    st.sampled_from([(), (EOS,), (ord("!"),)]),
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_a_reader_goes_on_from_every_cut(text, stops, min_tokens, end):
+    """Also within a character, and within a stop string."""
+    sampling = SamplingParams(stop=tuple(stops), min_tokens=min_tokens, stop_token_ids=(ord("!"),))
+    tokens = (*text.encode(), *end)
+    request = replace(make_request("r", [97], min_tokens=min_tokens, max_tokens=99), arrival_ns=50)
+    whole = read_all(ChoiceReader(request, 0, sampling, ByteTokenizer()), tokens)
+    shown = ""
+    before = ChoiceReader(request, 0, sampling, ByteTokenizer())
+    for cut in range(len(tokens)):
+        resumed = replace(request, output_tokens=tokens[:cut])
+        reader = ChoiceReader(resumed, 0, sampling, ByteTokenizer())
+        assert reader.past_text == shown, "what was shown before is what is not shown again"
+        assert read_all(reader, tokens[cut:]) == whole
+        shown += before.read(TokenEvent("r", tokens[cut : cut + 1]), 50).text
+
+
+def test_a_last_stop_token_of_before_has_no_text():
+    sampling = SamplingParams(stop=("b!",), stop_token_ids=(ord("!"),))
+    request = replace(make_request("r"), output_tokens=tuple(b"ab!"))
+    reader = ChoiceReader(request, 0, sampling, ByteTokenizer())
+    assert (reader.past_text, reader.output_tokens, reader.read_past(0)) == ("a", 3, None)
+    delta = reader.read(TokenEvent("r", (), finish=FinishReason.STOP, stop_token=ord("!")), 0)
+    assert (delta.text, delta.tokens, delta.stop_reason) == ("b", (), ord("!"))
+
+
+def test_a_record_goes_on_from_what_is_carried():
+    carried = replace(CARRIED, age_ns=900, first_token_age_ns=700, num_cached_tokens=3)
+    request = replace(make_request("r"), output_tokens=tuple(b"abc"), carried=carried).on_clock(1_000)
+    reader = ChoiceReader(request, 0, SamplingParams(), ByteTokenizer())
+    assert reader.started
+    delta = reader.read(TokenEvent("r", tuple(b"d"), finish=FinishReason.LENGTH), 1_500)
+    assert (delta.text, delta.tokens, delta.cached_tokens) == ("d", tuple(b"d"), 3)
+    record = reader.record()
+    assert record is not None
+    assert (record.arrival_ns, record.first_token_ns, record.finish_ns) == (100, 300, 1_500)
+    assert record.output_tokens == 4
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_moves_from_one_engine_to_another_after_every_step(depth):
+    request = make_request("r", 9, max_tokens=12, temperature=1.0, seed=7)
+    expected = expected_tokens(request, 12)
+    for steps in range(12):
+        first, _ = make_engine(scheduler={"depth": depth})
+        second, _ = make_engine(scheduler={"depth": depth})
+        first.submit(request)
+        tokens = [token for _ in range(steps) for event in first.step() for token in event.tokens]
+        moved = first.detach("r")
+        assert list(moved.output_tokens) == tokens == expected[:steps]
+        assert run_all(first) == {}
+        second.submit(moved)
+        events = run_all(second)["r"]
+        assert tokens + [token for event in events for token in event.tokens] == expected
+        assert events[-1].finish is FinishReason.LENGTH
+        assert second.stats().services["a"].observed.traffic.output_tokens.mean == 12
+        for engine in (first, second):
+            engine.fake_pool.check_integrity()
+            assert engine.fake_pool.live_blocks("a") == 0
+    assert first.detach("r") is None
+
+
+def test_complete_output_ends_with_the_next_step_and_computes_nothing():
+    engine, _ = make_engine()
+    engine.submit(replace(make_request("r"), output_tokens=tuple(range(97, 105)), carried=CARRIED))
+    assert engine.unfinished == 1
+    assert not engine.waits
+    [event] = engine.step()
+    assert (event.request_id, event.tokens, event.finish) == ("r", (), FinishReason.LENGTH)
+    assert (engine.fake_executor.steps, engine.unfinished) == (0, 0)
+
+
+async def start(**options) -> EngineHandle:
+    return await EngineHandle.start(make_options(**options), {}, {"a": ByteTokenizer()}, builder=BUILDER)
+
+
+async def read(stream) -> list:
+    return [delta async for delta in stream]
+
+
+def resumed(tokens, choice: int = 0, **fields):
+    request = make_request(f"old-{choice}", PROMPT, max_tokens=None, min_tokens=0)
+    return replace(request, output_tokens=tuple(tokens), carried=replace(CARRIED, **fields))
+
+
+def test_a_process_goes_on_with_the_choices_of_a_call():
+    expected = expected_tokens(make_request(prompt=PROMPT), 8)
+    text = bytes(expected).decode()
+
+    async def scenario():
+        handle = await start(max_queue=1)
+        try:
+            for cut in range(9):
+                requests = {choice: resumed(expected[:cut], choice, num_cached_tokens=4) for choice in (0, 2)}
+                stream = await handle.resume(requests, greedy(n=3))
+                deltas = await read(stream)
+                assert stream.prompt_tokens == len(PROMPT)
+                for choice in (0, 2):
+                    own = [delta for delta in deltas if delta.choice == choice]
+                    assert [token for delta in own for token in delta.tokens] == expected[cut:]
+                    assert "".join(delta.text for delta in own) == text[cut:]
+                    assert {delta.cached_tokens for delta in own} == {4}
+                    assert own[-1].finish is FinishReason.LENGTH
+                assert (handle.unfinished, handle.waiting) == (0, 0)
+            counted = (await handle.stats()).services["a"]
+            assert (counted.finished, counted.prompt_tokens) == (18, 0)
+            assert counted.observed.traffic.arrivals_per_s == 0
+        finally:
+            await handle.close()
+        with pytest.raises(EngineDied):
+            await handle.resume({0: resumed(())}, greedy())
+
+    asyncio.run(scenario())
+
+
+def test_a_process_finds_stop_strings_across_and_at_the_cut():
+    expected = expected_tokens(make_request(prompt=PROMPT), 8)
+    text = bytes(expected).decode()
+    stop = text[2:5]
+    assert text.index(stop) == 2
+
+    async def scenario():
+        handle = await start()
+        try:
+            for cut in range(9):
+                stream = await handle.resume({0: resumed(expected[:cut])}, greedy(stop=(stop,)))
+                deltas = await read(stream)
+                # What may begin the stop string has not been shown.
+                assert "".join(delta.text for delta in deltas) == text[min(cut, 2) : 2]
+                assert (deltas[-1].finish, deltas[-1].stop_reason) == (FinishReason.STOP, stop)
+                assert [t for delta in deltas for t in delta.tokens] == expected[cut:5]
+            while (await handle.stats()).services["a"].running:
+                await asyncio.sleep(0.005)
+            assert (await handle.stats()).services["a"].finished == 5  # the other four had ended before
+        finally:
+            await handle.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_refuses_what_it_cannot_bring_to_its_end():
+    async def scenario():
+        handle = await start(blocks=10)
+        try:
+            for request, param, message in (
+                (resumed((1,), max_new_tokens=36), "max_tokens", "36, 41 together.*at most 35"),
+                (resumed(range(9)), "output_tokens", "has 9 tokens, .* at most 8"),
+                (resumed((1, 300)), "output_tokens", "token 300 is outside"),
+                (replace(resumed(()), output_tokens=3), "output_tokens", "must be token ids"),
+                (replace(resumed(()), service="z"), "model", "available: a"),
+            ):
+                with pytest.raises(InvalidRequest, match=message) as caught:
+                    await handle.resume({0: resumed(()), 1: request}, greedy())
+                assert caught.value.param == param
+            assert handle.unfinished == 0
+            assert (await handle.stats()).services["a"].waiting == 0
+        finally:
+            await handle.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def shoal(monkeypatch):
+    monkeypatch.setattr(offline, "build_engine", build_fake)
+    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
+    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda folder, template=None: ByteTokenizer())
+    with Shoal("fake", kv_cache=KVCacheOptions(memory_bytes=1 << 14, block_size=4)) as shoal:
+        yield shoal
+
+
+@pytest.mark.parametrize("stop", [(), 3, 5])
+def test_offline_output_goes_on_from_every_cut(shoal, stop):
+    sampling = SamplingParams(max_tokens=9, seed=5)
+    [first] = shoal.generate("hello", sampling)[0].outputs
+    if stop:
+        sampling = replace(sampling, stop=(first.text[stop : stop + 3],))
+    [whole] = shoal.generate("hello", sampling)[0].outputs
+    cuts = range(len(whole.tokens) + 1)
+    resumed = shoal.generate(
+        ["hello"] * len(cuts), sampling, output_tokens=[whole.tokens[:cut] for cut in cuts]
+    )
+    for output in resumed:
+        [completion] = output.outputs
+        apart = replace(completion, record=None, cached_tokens=0)
+        assert apart == replace(whole, record=None, cached_tokens=0)
+        assert completion.record.output_tokens == len(whole.tokens)
+
+
+def test_offline_output_to_go_on_from_is_checked(shoal):
+    for output, sampling, message in (
+        ([[1], [2]], greedy(), "2 lists for 1 prompts"),
+        ([[1]], greedy(n=2), "n is 2; use n=1"),
+        ([[1, 2]], greedy(max_tokens=1), "has 2 tokens, .* at most 1"),
+        ([[300]], greedy(), "output_tokens token 300"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            shoal.generate("hello", sampling, output_tokens=output)
