@@ -115,14 +115,18 @@ class Batch:
         decoder: Decoder,
         slo: SLO = NO_GOALS,
         output: Sequence[int] = (),
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """Submit a prompt that has passed ``check_request``; output: to go on from."""
+        """Submit a prompt that has passed ``check_request``.
+
+        output: to go on from; eos_token_ids: of the model, one of which may be its end.
+        """
         call_id = f"offline-{next(_call_numbers)}"
         now_ns = self._engine.now_ns()
         requests = expand_choices(call_id, service, tokens, sampling, now_ns, slo, tuple(output))
         choices = []
         for number, request in enumerate(requests):
-            reader = ChoiceReader(request, number, sampling, decoder)
+            reader = ChoiceReader(request, number, sampling, decoder, eos_token_ids)
             choice = _Choice(reader, service, len(tokens), [reader.past_text])
             choice.tokens += output[: reader.output_tokens]
             choices.append(choice)

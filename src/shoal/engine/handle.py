@@ -235,7 +235,8 @@ class EngineHandle:
         call = _Call(stream)
         now_ns = time.monotonic_ns()
         for choice, request in requests.items():
-            reader = ChoiceReader(request, choice, sampling, self._decoders[first.service])
+            eos_token_ids = self.info.services[first.service].eos_token_ids
+            reader = ChoiceReader(request, choice, sampling, self._decoders[first.service], eos_token_ids)
             if (delta := reader.read_past(now_ns)) is not None:
                 stream.push(delta)
                 continue

@@ -166,7 +166,8 @@ class Shoal:
             batch = Batch(self._engine, progress=progress)
             try:
                 for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):
-                    batch.add(prompt, name, tokens, params, self.tokenizers[name], own, output)
+                    eos = self.info.services[name].eos_token_ids
+                    batch.add(prompt, name, tokens, params, self.tokenizers[name], own, output, eos)
             except BaseException:
                 batch.cancel()
                 raise

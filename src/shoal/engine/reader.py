@@ -34,10 +34,18 @@ class ChoiceReader:
     """Follows one request of a call and turns its events into deltas.
 
     Of a resumed request it reads the output made before at once, so that text and stop strings go on from
-    there: deltas tell only what is new, the record covers everything.
+    there: deltas tell only what is new, the record covers everything. eos_token_ids: of the model; where one
+    ends that output it has no text.
     """
 
-    def __init__(self, request: Request, choice: int, sampling: SamplingParams, decoder: Decoder) -> None:
+    def __init__(
+        self,
+        request: Request,
+        choice: int,
+        sampling: SamplingParams,
+        decoder: Decoder,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
         context = request.prompt[-_CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
         self.request_id = request.id
         self.choice = choice
@@ -46,7 +54,7 @@ class ChoiceReader:
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._detokenizer = IncrementalDetokenizer(decoder, sampling.stop, sampling.min_tokens, context)
-        past = _past_event(request, self._stop_token_ids)
+        past = _past_event(request, sampling, eos_token_ids)
         self.past_text, self.output_tokens = self._read_tokens(past)
         """Text shown before, and output tokens so far."""
         self._first_token_ns = request.first_token_ns if self.output_tokens else None
@@ -118,8 +126,12 @@ class ChoiceReader:
         )
 
 
-def _past_event(request: Request, stop_token_ids: frozenset[int]) -> TokenEvent:
-    """All output that a resumed request comes with, as one event; the text of a last stop token is none."""
-    tokens = () if isinstance(request.output_tokens, int) else request.output_tokens
-    ends = bool(tokens) and tokens[-1] in stop_token_ids and len(tokens) >= request.sampling.min_tokens
-    return TokenEvent(request.id, tokens, stop_token=tokens[-1] if ends else None)
+def _past_event(request: Request, sampling: SamplingParams, eos_token_ids: Sequence[int]) -> TokenEvent:
+    """All output that a resumed request comes with, as one event."""
+    tokens = request.output_tokens
+    if isinstance(tokens, int) or not tokens:
+        return TokenEvent(request.id)
+    newest = tokens[-1]
+    stops = newest in sampling.stop_token_ids or (newest in eos_token_ids and not sampling.ignore_eos)
+    ends = stops and len(tokens) >= sampling.min_tokens
+    return TokenEvent(request.id, tokens, stop_token=newest if ends else None)
