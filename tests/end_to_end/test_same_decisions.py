@@ -18,7 +18,7 @@ from end_to_end_builders import make_request
 from execute_builders import make_model, make_prompt, tiny_config
 
 from shoal.config import PRESETS
-from shoal.core import Request, Service, StepPlan, StepResult
+from shoal.core import Carried, Request, Service, StepPlan, StepResult
 from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
@@ -37,7 +37,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def workload(seed: int, count: int = 24) -> list[Request]:
-    """Requests of both services; some share the beginning of their prompts, and the last comes late."""
+    """Requests of both services; some share the beginning of their prompts, some go on from output made
+    before, and the last comes late."""
     random = Random(seed)
     shared = {service: make_prompt(40, seed=seed) for service in SERVICES}
     requests = []
@@ -48,10 +49,20 @@ def workload(seed: int, count: int = 24) -> list[Request]:
         own = make_prompt(random.randint(1, 30), seed=1_000 * seed + number)
         prompt = [*shared[service][: random.choice((0, 0, 16, 40))], *own]
         request = make_request(f"r{number}", service, prompt, random.randint(1, 24))
+        if number % 6 == 5:
+            request = resumed(request, make_prompt(random.randint(0, 23), seed=number))
         requests.append(replace(request, arrival_ns=round(arrival_s * 1e9)))
     alone = make_request("alone", SERVICES[0], make_prompt(10, seed=seed), 9)
     requests.append(replace(alone, arrival_ns=3600 * 10**9))
     return requests
+
+
+def resumed(request: Request, output: Sequence[int]) -> Request:
+    """A request that was admitted elsewhere a while ago, and has some output."""
+    most = request.sampling.max_tokens
+    assert most is not None
+    carried = Carried(max_new_tokens=most, age_ns=10**8, last_token_age_ns=10**7, num_admissions=1)
+    return replace(request, output_tokens=tuple(output[:most]), carried=carried)
 
 
 @dataclass

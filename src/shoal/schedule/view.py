@@ -35,7 +35,7 @@ class ServiceView(Protocol):
 
     @property
     def waiting(self) -> Sequence[RequestState]:
-        """Requests without KV, by the order's rank, then by submission."""
+        """Requests without KV, by the order's rank, then by arrival."""
         ...
 
     @property

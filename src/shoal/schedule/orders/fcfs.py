@@ -22,7 +22,7 @@ class BySubmission:
     reads_lengths: ClassVar[bool] = False
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """The same for all, so that the number of submission decides."""
+        """The same for all, so that the arrival decides."""
         return 0.0
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:

@@ -57,7 +57,7 @@ class Order(Protocol):
     """It looks at predicted lengths."""
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """The place of a request among the waiting of its service: smaller first, equals by submission.
+        """The place of a request among the waiting of its service: smaller first, equals by arrival.
 
         Asked once whenever it begins to wait: when it is submitted, and when it is preempted.
         """
