@@ -59,6 +59,17 @@ def test_an_engine_without_requests_waits():
     assert engine.unfinished == 0
 
 
+def test_an_engine_does_not_wait_after_a_step_that_made_room():
+    """With depth 2 who needs memory waits for the plans in flight, and goes on when they are over."""
+    engine, _ = make_engine(blocks=12, scheduler={"depth": 2})
+    for number in range(6):
+        engine.submit(make_request(f"r{number}", prompt=6, max_tokens=20))
+    while engine.busy:
+        engine.step()
+        assert not (engine.unfinished and engine.waits)
+    assert engine.stats().services["a"].evictions > 0
+
+
 def test_cancelling_a_waiting_request_ends_it_at_the_next_step():
     engine, _ = make_engine()
     engine.submit(make_request())

@@ -96,6 +96,7 @@ class Engine:
         try:
             if self._in_flight:
                 plan = self._in_flight.popleft()
+                self._idle = None
                 self._ended += self._update(plan, self._executor.collect())
         except BaseException as error:
             self._fail(error)
