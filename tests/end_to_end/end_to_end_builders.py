@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,11 +26,13 @@ class Outcome:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, str] = field(default_factory=dict)
     evictions: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
     compacted_blocks: int = 0
     cached_tokens: int = 0
+    failed_steps: dict[str, int] = field(default_factory=dict)
 
 
 class Paced:
@@ -80,6 +82,7 @@ def run_engine(
     every: int = 0,
     after: Mapping[str, int] | None = None,
     threads: int = 1,
+    prepare: Callable[[Executor], None] = lambda executor: None,
     **scheduler: object,
 ) -> Outcome:
     """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along.
@@ -87,7 +90,7 @@ def run_engine(
     preset: whose scheduler and layout are taken, except for what is given here. every: steps between two
     requests of a round (0: all come at once). after: how many steps after the begin of its round a request
     of some id comes. A step takes ``step_s`` on the engine's clock. threads: one, as models this small take
-    longer with more.
+    longer with more. prepare: is told of the executor.
     """
     chosen = PRESETS[preset]
     options = EngineOptions(
@@ -114,6 +117,7 @@ def run_engine(
     paced: list[Paced] = []
 
     def pace(executor: Executor) -> Executor:
+        prepare(executor)
         paced.append(Paced(executor, round(step_s * 1e9)))
         return paced[0]
 
@@ -127,7 +131,8 @@ def run_engine(
     _check_books(engine)
     for pool in _pools(engine):
         assert all(pool.live_blocks(name) == 0 for name in folders)
-    for service in engine.stats().services.values():
+    for name, service in engine.stats().services.items():
+        outcome.failed_steps[name] = service.failed_steps
         outcome.evictions += service.evictions
         outcome.recomputed_tokens += service.recomputed_tokens
         outcome.swapped_tokens += service.swapped_tokens
@@ -150,7 +155,10 @@ def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome
             if event.logprobs is not None:
                 outcome.logprobs[event.request_id] = event.logprobs
             if event.finish is not None:
-                assert event.finish in (FinishReason.LENGTH, FinishReason.STOP)
+                if event.error is not None:
+                    outcome.errors[event.request_id] = event.error
+                else:
+                    assert event.finish in (FinishReason.LENGTH, FinishReason.STOP)
                 outcome.ends[event.request_id] += 1
         steps += 1
         _check_books(engine)

@@ -14,14 +14,16 @@ Scenario = Callable[[httpx.AsyncClient, EngineHandle], Awaitable[None]]
 
 
 def run_served(
-    options: EngineOptions, folders: Mapping[str, Path], tokenizers: Mapping[str, Any], scenario: Scenario
+    options: EngineOptions,
+    folders: Mapping[str, Path],
+    tokenizers: Mapping[str, Any],
+    scenario: Scenario,
+    builder: str = "checked_engine:build_checked_engine",
 ) -> None:
-    """Run ``scenario`` against the server, then stop it; ``checked_engine`` must be importable there."""
+    """Run ``scenario`` against the server, then stop it; ``builder``'s module must be importable there."""
 
     async def main() -> None:
-        handle = await EngineHandle.start(
-            options, folders, tokenizers, builder="checked_engine:build_checked_engine"
-        )
+        handle = await EngineHandle.start(options, folders, tokenizers, builder=builder)
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         serving = serve_until_stopped(
             handle, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result

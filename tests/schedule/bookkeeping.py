@@ -49,6 +49,10 @@ class Bookkeeping:
             new = len(tokens.get(request_id, ())) - len(times_ns)
             times_ns += ends_ns[:new] if len(ends_ns) > 1 else ends_ns * new
 
+    def abandoned(self) -> None:
+        """All plans in flight were taken back."""
+        self._in_flight.clear()
+
     def compare(self, tokens: Mapping[str, Sequence[int]]) -> None:
         """All rows of all batches; tokens: that the events have told of each request so far."""
         for name, state in self._scheduler.services.items():

@@ -63,6 +63,26 @@ class ReplayExecutor:
             columns.append(tokens + [0] * (max(counts) - count))
         return StepResult(list(zip(*columns, strict=True)), [STEP_NS], counts)
 
+    def fail(self, plan: StepPlan) -> None:
+        """Carry out a plan up to its forward pass, which fails after some KV of new tokens was written."""
+        self._apply(plan)
+        size = self.pool.block_size
+        for seq_id, new in zip(plan.seq_ids, plan.new_tokens, strict=True):
+            sequence = self.sequences[seq_id]
+            for at in range(sequence.computed, sequence.computed + new):
+                block = sequence.table[at // size]
+                self._own(plan.service, block)
+                self.memory.setdefault((plan.service, block), [0] * size)[at % size] = -1
+
+    def drop(self, plan: StepPlan) -> None:
+        """Carry out the changes of a plan behind one that failed."""
+        self._apply(plan)
+        for seq_id in plan.seq_ids:
+            sequence = self.sequences[seq_id]
+            if len(sequence.tokens) - sequence.computed == 1:
+                # From now on the scheduler takes the last token of a prompt for a decode.
+                sequence.joined_tokens = sequence.computed
+
     def _apply(self, plan: StepPlan) -> None:
         """The changes that a plan names."""
         for copy in plan.swap_out_copies:

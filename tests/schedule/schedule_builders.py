@@ -160,6 +160,7 @@ class Run:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
     computed_tokens: int = 0
+    failed: list[StepPlan] = field(default_factory=list)
     copied: Counter[str] = field(default_factory=Counter)
 
     def take(self, events: Iterable[TokenEvent]) -> None:
@@ -182,13 +183,15 @@ def run(
     vocabulary: int = 10_000,
     stops: Sequence[int] = (),
     most_iterations: int = 1,
+    fails: Callable[[StepPlan], bool] | None = None,
     limit: int = 20_000,
 ) -> Run:
     """Submit ``requests`` and go on until all have ended; ``before_step`` is told how many plans were
     made, and returns whether it has more to submit. After every step the rows of all running batches are
     compared with books of our own.
 
-    stops: tokens after which the executor makes no further iteration. most_iterations: of one plan.
+    stops: tokens after which the executor makes no further iteration. most_iterations: of one plan. fails:
+    whether the forward pass of a plan does.
     """
     pool: BlockPool = scheduler.pool  # type: ignore[attr-defined]
     options = scheduler.options
@@ -197,7 +200,7 @@ def run(
     done = Run()
     for request in requests:
         scheduler.submit(request, 0)
-    flights: deque[tuple[StepPlan, StepResult]] = deque()
+    flights: deque[tuple[StepPlan, StepResult | None]] = deque()
     now = 0
     while scheduler.unfinished or flights or before_step is not None:
         assert len(done.plans) < limit, "no end in sight"
@@ -209,10 +212,10 @@ def run(
             assert len(plan.seq_ids) <= scheduler.max_running
             assert plan.seq_ids
             done.plans.append(plan)
-            result = executor.run(plan)
+            result = _execute(executor, plan, flights, fails)
             flights.append((plan, result))
             books.planned(plan)
-            if len(result.tokens) == plan.iterations:
+            if result is not None and len(result.tokens) == plan.iterations:
                 books.compare(done.tokens)
             running = sum(service.running for service in scheduler.stats().services.values())
             assert running <= scheduler.max_running
@@ -226,11 +229,19 @@ def run(
                 continue
         if isinstance(plan, Idle) or len(flights) == options.depth:
             updated, result = flights.popleft()
-            now += result.duration_ns
-            done.take(scheduler.update(updated, result, now))
+            if result is None:
+                flights.clear()
+                done.failed.append(updated)
+                now += STEP_NS
+                done.take(scheduler.abandon("out of memory", now))
+                books.abandoned()
+            else:
+                now += result.duration_ns
+                done.take(scheduler.update(updated, result, now))
+                books.updated(updated, result, now, done.tokens)
             pool.check_integrity()
-            books.updated(updated, result, now, done.tokens)
-            books.compare(done.tokens)
+            if all(result is not None for _, result in flights):
+                books.compare(done.tokens)
     assert scheduler.in_flight == 0
     assert all(pool.live_blocks(service) == 0 for service in pool.layout.services), "memory is lost"
     host = scheduler.host  # type: ignore[attr-defined]
@@ -238,6 +249,23 @@ def run(
     done.computed_tokens = executor.computed_tokens
     done.copied = executor.copied
     return done
+
+
+def _execute(
+    executor: ReplayExecutor,
+    plan: StepPlan,
+    flights: Sequence[tuple[StepPlan, StepResult | None]],
+    fails: Callable[[StepPlan], bool] | None,
+) -> StepResult | None:
+    """The result of a plan; None if it fails, or was made before it was known that one before it failed."""
+    failing = fails is not None and fails(plan)
+    if flights and flights[-1][1] is None:
+        executor.drop(plan)
+        return None
+    if failing:
+        executor.fail(plan)
+        return None
+    return executor.run(plan)
 
 
 def _next_plan(scheduler: Scheduler, now_ns: int, most_iterations: int) -> StepPlan | Idle:

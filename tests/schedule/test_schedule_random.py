@@ -121,6 +121,7 @@ def serve(
     vocabulary=200,
     most_iterations=1,
     stops_early=True,
+    fails=None,
     **options,
 ):
     blocks, block_size, per_merged = work["pool"]
@@ -154,6 +155,7 @@ def serve(
         vocabulary=vocabulary,
         stops=STOPS if stops_early else (),
         most_iterations=most_iterations,
+        fails=fails,
     )
     return scheduler, done
 

@@ -3,15 +3,18 @@
 Synchronous and single-threaded. It knows no sockets and no text.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 
 from shoal.core import EngineDied, FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.engine.stats import EngineStats, StepTotals
-from shoal.execute.protocol import Executor, Interrupted, never
+from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -20,8 +23,9 @@ class Engine:
     depth: plans in flight at most; with 2 the next plan is made while the executor computes.
     clock: nanoseconds; the same that arrival times are taken from.
 
-    An error of the executor is raised from ``step`` and ends the engine: which KV the plans in flight
-    have written is then unknown, and it might be published to the prefix index.
+    A step that failed (``StepFailed``) is taken back, and its requests are tried again. Any other error of
+    the executor is raised from ``step`` and ends the engine: which KV the plans in flight have written is
+    then unknown, and it might be published to the prefix index.
     """
 
     def __init__(
@@ -95,9 +99,8 @@ class Engine:
         self._require_sound()
         try:
             if self._in_flight:
-                plan = self._in_flight.popleft()
                 self._idle = None
-                self._ended += self._update(plan, self._executor.collect())
+                self._ended += self._complete_oldest()
         except BaseException as error:
             self._fail(error)
             raise
@@ -164,6 +167,37 @@ class Engine:
                 return
             self._executor.submit(plan, self.interrupted)
             self._in_flight.append(plan)
+
+    def _complete_oldest(self) -> list[TokenEvent]:
+        plan = self._in_flight.popleft()
+        try:
+            result = self._executor.collect()
+        except StepFailed as failure:
+            return self._abandon(plan, str(failure))
+        return self._update(plan, result)
+
+    def _abandon(self, failed: StepPlan, error: str) -> list[TokenEvent]:
+        """Take back a plan that failed, and those behind it, which the executor did not run."""
+        while self._in_flight:
+            plan = self._in_flight.popleft()
+            try:
+                self._executor.collect()
+            except StepFailed:
+                continue
+            raise RuntimeError(f"the executor ran plan {plan.number} behind {failed.number}, which failed")
+        events = self._scheduler.abandon(error, self._clock())
+        alone = [event.request_id for event in events if event.finish is FinishReason.ERROR]
+        _log.warning(
+            "%s: a step with %d requests and %d tokens failed (%s); %s",
+            failed.service,
+            len(failed.seq_ids),
+            sum(failed.new_tokens),
+            error,
+            f"request {alone[0]} ends, as it was alone in it"
+            if alone
+            else "its requests are tried in smaller steps",
+        )
+        return events
 
     def _update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         started = self._clock()

@@ -18,7 +18,7 @@ from shoal.engine.core import Engine
 from shoal.engine.info import ServiceInfo
 from shoal.engine.options import EngineOptions
 from shoal.engine.profiling_grid import Grid, Round
-from shoal.execute.protocol import Executor, Interrupted, never
+from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.forecast import PaddedSample, StepRows, StepShape
 from shoal.schedule import Conservative, Fcfs, SchedulerOptions
 
@@ -99,8 +99,11 @@ class RowsRecorder:
         self._last = StepRows(decodes, context, tuple(chunks), len(plan.sampled))
 
     def collect(self) -> StepResult:
-        """See Executor."""
-        return self._executor.collect()
+        """See Executor, but every error is final: smaller steps are not what was to be measured."""
+        try:
+            return self._executor.collect()
+        except StepFailed as failure:
+            raise RuntimeError(f"a step failed while it was measured: {failure}") from failure
 
     def close(self) -> None:
         """See Executor."""

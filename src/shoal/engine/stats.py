@@ -39,6 +39,8 @@ class ServiceStats:
     """Output tokens delivered so far."""
     long_token_gaps: int = 0
     """Ended requests with a gap between two tokens beyond ``scheduler.max_token_gap``."""
+    failed_steps: int = 0
+    """Steps that the executor could not complete."""
     unfilled_tokens: int = 0
     """Empty slots in the last blocks of running requests."""
     live_blocks: int = 0

@@ -14,6 +14,14 @@ def never() -> bool:
     return False
 
 
+class StepFailed(Exception):
+    """A plan's forward pass or sampling failed, and the executor can go on; the message says how.
+
+    Its copies and changes of the batch were carried out. KV was written for none but its new tokens, and
+    none of its iterations counts.
+    """
+
+
 class Executor(Protocol):
     """Runs plans in the order in which they are submitted."""
 
@@ -28,6 +36,12 @@ class Executor(Protocol):
         """Wait for the oldest plan in flight and return what it produced; its errors are raised here.
 
         Of a plan without rows that is one iteration without tokens.
+
+        Raises:
+            StepFailed: it was not completed. Of those in flight behind it, which may build on it, only the
+                copies and the changes of the batch are carried out; collecting them raises the same. Plans
+                submitted after all of them were collected run again.
+            Exception: any other error leaves an unknown state; the executor can only be closed.
         """
 
     def close(self) -> None:

@@ -1,9 +1,11 @@
 """The torch executor: plans into forward passes of `transformers` models over the paged KV pool."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -14,9 +16,11 @@ from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.interface import STEP_KEYWORD
 from shoal.execute.kv_store import KVStore, Transfer, UnitIds
 from shoal.execute.loading import ModelSet
-from shoal.execute.protocol import Interrupted, never
+from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampler import sample
 from shoal.kvcache import PoolLayout
+
+_log = logging.getLogger(__name__)
 
 
 class TorchExecutor:
@@ -42,9 +46,13 @@ class TorchExecutor:
         self._groups = RunningGroups()
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
+        self._failed = False
+        """A plan in flight failed, and those behind it are not to run."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor; without a thread the plan runs here and its result waits for ``collect``."""
+        if not self._results:
+            self._failed = False
         # Located here: by the time the thread gets to it, the pool may have given blocks to the next plan.
         saving, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
         if self._thread is not None:
@@ -83,6 +91,8 @@ class TorchExecutor:
         for transfer in copies:
             transfer.carry_out()
         self._groups.apply(plan)
+        if self._failed:
+            raise StepFailed("the step before it failed")
         rows = [self._groups[seq_id] for seq_id in plan.seq_ids]
         if not rows:
             duration_ns = time.perf_counter_ns() - started
@@ -93,31 +103,48 @@ class TorchExecutor:
         self, plan: StepPlan, rows: Sequence[RunningSequence], started: int, interrupted: Interrupted
     ) -> StepResult:
         """The iterations of a plan, each of which computes the tokens that the one before has sampled."""
-        cache = self.store.services[plan.service]
         ends_ns = [started]
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs | None] | None] = []
         prepare_ns = forward_ns = sample_ns = 0
         while True:
-            batch = build_batch(rows, plan.new_tokens, cache)
-            prepared = time.perf_counter_ns()
-            logits = self._forward(plan, batch)
-            for row, count in zip(rows, plan.new_tokens, strict=True):
-                row.computed += count
-            forwarded = time.perf_counter_ns()
-            new_tokens, new_logprobs = self._sample(plan, rows, logits)
-            ended = time.perf_counter_ns()
-            prepare_ns += prepared - ends_ns[-1]
-            forward_ns += forwarded - prepared
-            sample_ns += ended - forwarded
-            ends_ns.append(ended)
-            tokens.append(new_tokens)
-            logprobs.append(new_logprobs)
-            if len(tokens) == plan.iterations or self._ends_any(plan, rows, new_tokens) or interrupted():
+            made = self._survive(plan, rows)
+            prepare_ns += made.prepared_ns - ends_ns[-1]
+            forward_ns += made.forwarded_ns - made.prepared_ns
+            sample_ns += made.ended_ns - made.forwarded_ns
+            ends_ns.append(made.ended_ns)
+            tokens.append(made.tokens)
+            logprobs.append(made.logprobs)
+            if len(tokens) == plan.iterations or self._ends_any(plan, rows, made.tokens) or interrupted():
                 break
         durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
         timings = StepTimings(prepare_ns, forward_ns, sample_ns)
         return StepResult(tokens, durations_ns, None, _complete(logprobs, len(plan.sampled)), timings)
+
+    def _survive(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
+        """One iteration; raises StepFailed for an error after which the device can go on."""
+        try:
+            return self._compute(plan, rows)
+        except Exception as error:
+            if not is_survivable(error):
+                raise
+            _log.debug("a step failed", exc_info=True)
+            message = f"{type(error).__name__}: {error}"
+        # Here the error is gone, and with it the tensors of the frames in its traceback.
+        self._failed = True
+        if self.store.buffer.device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise StepFailed(message)
+
+    def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
+        batch = build_batch(rows, plan.new_tokens, self.store.services[plan.service])
+        prepared_ns = time.perf_counter_ns()
+        logits = self._forward(plan, batch)
+        for row, count in zip(rows, plan.new_tokens, strict=True):
+            row.computed += count
+        forwarded_ns = time.perf_counter_ns()
+        tokens, logprobs = self._sample(plan, rows, logits)
+        return _Iteration(tokens, logprobs, prepared_ns, forwarded_ns, time.perf_counter_ns())
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
         """Whether one of the rows, all of which were to get a token, has come to its end."""
@@ -152,6 +179,28 @@ class TorchExecutor:
             if row.penalty is not None:
                 row.penalty.add(known)
         return tokens, logprobs
+
+
+def is_survivable(error: Exception) -> bool:
+    """Whether the device can go on after an error of a forward pass: not after one that CUDA itself reports.
+
+    Such an error may come from any kernel before, and leaves the process's CUDA context unusable.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    reported = any(name in str(error) for name in ("CUDA error", "cuDNN error"))
+    return not reported and not isinstance(error, torch.AcceleratorError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    """What one iteration made, and when its parts ended."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None] | None
+    prepared_ns: int
+    forwarded_ns: int
+    ended_ns: int
 
 
 def _complete(

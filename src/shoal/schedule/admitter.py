@@ -1,6 +1,6 @@
 """Admitting requests that wait: what the prefix index or the host has of them, and whether the rest fits."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -11,12 +11,12 @@ from shoal.core import BlockCopy, Joined, SyntheticPrompt
 from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
 from shoal.schedule.admissions import Admission
-from shoal.schedule.batching import slice_blocks, slice_end, slice_ends
+from shoal.schedule.batching import ScheduledBatch, slice_blocks, slice_end, slice_ends
 from shoal.schedule.choices import prompt_holder
 from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState
+from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import RequestTable
-from shoal.schedule.service_state import ServiceState
 
 LOOKAHEAD = 8
 """So many requests that wait are forecast together."""
@@ -65,9 +65,8 @@ class Admitted:
 class Admitter:
     """Admits requests of one service to one plan, one after another.
 
-    services: all of them. new_blocks: blocks that the service's running requests need in the same plan; a
-    request that waits takes none of those, and preempts nobody. num_ended: how many requests of the engine
-    have ended.
+    scheduled: what its running requests compute in the same plan; a request that waits takes none of the
+    blocks that they need, and preempts nobody.
     """
 
     def __init__(
@@ -75,9 +74,8 @@ class Admitter:
         pool: BlockPool,
         admission: Admission,
         service: str,
-        services: Mapping[str, ServiceState],
-        new_blocks: int,
-        num_ended: int,
+        store: RequestStore,
+        scheduled: ScheduledBatch,
     ) -> None:
         self.admitted: list[Admitted] = []
         self.rejected: tuple[RequestState, Rejection] | None = None
@@ -86,28 +84,29 @@ class Admitter:
         """Blocks that the last one examined would have taken, with ``new_blocks``."""
         self._pool = pool
         self._admission = admission
-        self._state = services[service]
-        self._services = services
-        self._new_blocks = new_blocks
-        self._num_ended = num_ended
+        self._state = store.services[service]
+        self._services = store.services
+        self._scheduled = scheduled
+        self._new_blocks = scheduled.new_blocks
+        self._num_ended = store.num_ended
         self._fitting: list[RequestState] = []  # who comes next and fits, one after another
 
     def admit_all(
         self,
         waiting: Iterable[RequestState],
-        budget: int,
         num_running: int,
         max_running: int,
         epoch: int,
         urgent: RequestState | None,
     ) -> None:
-        """Admit until somebody is rejected or nothing is left of ``budget`` tokens.
+        """Admit until somebody is rejected or nothing is left of the plan's budget.
 
         num_running: requests of all services that run now, at most ``max_running``. epoch: state of the
         scheduler; who was rejected in it is not looked at again. urgent: a starved request that is admitted
         whatever the admission says.
         """
-        queue = iter(waiting)
+        budget = self._scheduled.budget
+        queue = islice(waiting, self._scheduled.budget_rows)
         coming: list[RequestState] = []
         while budget:
             if not coming:

@@ -10,6 +10,7 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import ALL, BoolArray, FloatArray, IntArray, Rows, RunningBatch
+from shoal.schedule.step_limit import StepLimit
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -28,6 +29,8 @@ class ScheduledBatch:
     """Blocks needed in all."""
     budget: int
     """Tokens left for requests that wait."""
+    budget_rows: int
+    """How many of them there may be."""
     slices: Sequence[tuple[int, int]] = ()
     """(row, new ``slice_end``) of those that begin a slice."""
 
@@ -52,31 +55,31 @@ class ScheduledBatch:
 class Batcher:
     """Forms batches of the running requests of a turn.
 
-    max_tokens: most tokens of a step. slice_tokens: length of slices, where requests own such.
+    slice_tokens: length of slices, where requests own such.
     """
 
-    def __init__(self, pool: BlockPool, max_tokens: int, slice_tokens: int | None) -> None:
+    def __init__(self, pool: BlockPool, slice_tokens: int | None) -> None:
         self._pool = pool
-        self._max_tokens = max_tokens
         self._slice_tokens = slice_tokens
 
-    def form(self, batch: RunningBatch, turn: Turn) -> ScheduledBatch:
+    def form(self, batch: RunningBatch, turn: Turn, limit: StepLimit) -> ScheduledBatch:
         """What the turn's running requests would compute; changes nothing."""
         size = self._pool.block_size
         if self._slice_tokens is None:
-            return form_batch(batch, turn, self._max_tokens, size)
+            return form_batch(batch, turn, limit, size)
         return form_slices(
             batch,
             turn,
-            self._max_tokens,
+            limit,
             size,
             self._slice_tokens,
             lambda blocks: self._pool.can_allocate(turn.service, blocks),
         )
 
 
-def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) -> ScheduledBatch:
-    """Decodes first, then prompts in chunks, the most wanted first, until ``budget`` tokens are spent."""
+def form_batch(batch: RunningBatch, turn: Turn, limit: StepLimit, block_size: int) -> ScheduledBatch:
+    """Decodes first, then prompts in chunks, the most wanted first, up to the ``limit``."""
+    budget, budget_rows = limit.tokens, limit.rows
     prefilling, in_flight = np.count_nonzero(batch.prefilling), np.count_nonzero(batch.in_flight)
     rows = keys = None
     if turn.seq_ids is not None:
@@ -93,18 +96,20 @@ def form_batch(batch: RunningBatch, turn: Turn, budget: int, block_size: int) ->
             able &= _mask(rows, len(batch))
         decodes = (able & (missing == 1)).nonzero()[0]
         prompts = able & (missing > 1)
-    if len(decodes) > budget:
+    if len(decodes) > budget_rows:
         wanted = decodes if rows is None else _by_key(rows, keys, _mask(decodes, len(batch)))
-        decodes = np.sort(wanted[:budget])
+        decodes = np.sort(wanted[:budget_rows])
     full = (batch.num_scheduled == batch.num_blocks * block_size).nonzero()[0]
     if len(full):
         growth = [(row, 1) for row in full.tolist() if len(decodes) == len(batch) or row in decodes]
     budget -= len(decodes)
+    budget_rows -= len(decodes)
     if prefilling and np.count_nonzero(prompts):
         wanted = prompts.nonzero()[0] if rows is None else _by_key(rows, keys, prompts)
-        chunks, further, budget = _cut(batch, wanted.tolist(), budget, block_size)
+        chunks, further, budget = _cut(batch, wanted[:budget_rows].tolist(), budget, block_size)
         growth += further
-    return ScheduledBatch(decodes, chunks, growth, sum([count for _, count in growth]), budget)
+    new_blocks = sum([count for _, count in growth])
+    return ScheduledBatch(decodes, chunks, growth, new_blocks, budget, budget_rows - len(chunks))
 
 
 def _able(batch: RunningBatch) -> BoolArray:
@@ -160,7 +165,7 @@ def _cut(
 def form_slices(
     batch: RunningBatch,
     turn: Turn,
-    budget: int,
+    limit: StepLimit,
     block_size: int,
     slice_tokens: int,
     can_allocate: Callable[[int], bool],
@@ -185,7 +190,9 @@ def form_slices(
     new_blocks = 0
     refused = sys.maxsize  # so many blocks or more are not to be had
     for row, starts, decodes_now, further, end in zip(*[column.tolist() for column in columns], strict=True):
-        if decodes_now and len(decodes) == budget:
+        if len(decodes) + len(prompts) == limit.rows:
+            break
+        if decodes_now and len(decodes) == limit.tokens:
             continue
         if starts:
             if further > 0:
@@ -199,8 +206,10 @@ def form_slices(
             slices.append((row, end))
         (decodes if decodes_now else prompts).append(row)
     decodes.sort()
-    chunks, _, budget = _cut(batch, prompts, budget - len(decodes), block_size)
-    return ScheduledBatch(np.array(decodes, dtype=np.int64), chunks, growth, new_blocks, budget, slices)
+    chunks, _, budget = _cut(batch, prompts, limit.tokens - len(decodes), block_size)
+    budget_rows = limit.rows - len(decodes) - len(chunks)
+    decoding = np.array(decodes, dtype=np.int64)
+    return ScheduledBatch(decoding, chunks, growth, new_blocks, budget, budget_rows, slices)
 
 
 def slice_ends(tokens: IntArray, final_tokens: IntArray, slice_tokens: int) -> IntArray:

@@ -119,7 +119,9 @@ class DecodeRuns:
         batch = state.running
         if state.waiting and not options.order.steady:
             return None
-        if not len(batch) or len(batch) > options.max_batched_tokens or np.count_nonzero(batch.prefilling):
+        if not len(batch) or len(batch) > state.limit.rows or np.count_nonzero(batch.prefilling):
+            return None
+        if state.limit.suspects():
             return None
         most = -(-most // max_iterations) * max_iterations
         most = min(most, self._before_admission(state, step), _steps_left(batch))

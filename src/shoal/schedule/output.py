@@ -70,6 +70,7 @@ class OutputProcessor:
         has an event.
         """
         plan = step.plan
+        self._unpin(step)
         batch = self._store.services[plan.service].running
         part = self._take_part(step, batch)
         if not part.requests:
@@ -92,6 +93,28 @@ class OutputProcessor:
             batch.advance(part.rows, computed, duration_ns, now_ns)
         self._publish(batch, part)
         return self._tell(batch, part, outcome, now_ns)
+
+    def take_back(self, step: InFlightStep) -> Sequence[RequestState]:
+        """Undo what a plan that made nothing counted; returns those of its requests that still run.
+
+        Blocks that it gave them stay with them.
+        """
+        plan = step.plan
+        self._unpin(step)
+        batch = self._store.services[plan.service].running
+        part = self._take_part(step, batch)
+        if part.requests:
+            scheduled = np.array(plan.new_tokens) + plan.iterations - 1
+            sampled = np.zeros(len(plan.seq_ids), dtype=np.int64)
+            sampled[list(plan.sampled)] = plan.iterations
+            batch.take_back(part.rows, scheduled[part.places], sampled[part.places])
+        return part.requests
+
+    def _unpin(self, step: InFlightStep) -> None:
+        """Free what was kept until the plan's copies were made."""
+        if step.pinned_blocks:
+            self._pool.free(step.plan.service, step.pinned_blocks)
+        self._store.free_swapped(step.plan.service, step.swapped_blocks)
 
     def _take_part(self, step: InFlightStep, batch: RunningBatch) -> _Part:
         """Who takes part in the result; those who ended before do not, and may free their blocks now."""

@@ -160,6 +160,10 @@ class RequestStore:
         """Count so many more output tokens."""
         self._counters[service].output_tokens += tokens
 
+    def count_failure(self, service: str) -> None:
+        """Count a step that failed."""
+        self._counters[service].failed_steps += 1
+
     def publish(self, batch: RunningBatch, row: int) -> None:
         """Offer blocks that have become full and computed to the prefix index.
 

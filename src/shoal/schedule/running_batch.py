@@ -227,6 +227,17 @@ class RunningBatch(RequestTable):
         self.num_tokens_with_in_flight[rows] -= tokens
         self.num_scheduled[rows] -= tokens
 
+    def take_back(self, rows: Rows, tokens: IntArray, sampled: IntArray) -> None:
+        """A plan of these made nothing: each was to compute and to sample so many tokens.
+
+        One that misses a single token then decodes, also if it is the last of its prompt.
+        """
+        self.in_flight[rows] -= 1
+        self.num_scheduled[rows] -= tokens
+        self.num_tokens_with_in_flight[rows] -= sampled
+        missing = self.num_tokens_with_in_flight[rows] - self.num_scheduled[rows]
+        self.prefilling[rows] = missing > 1
+
     def receive(self, rows: Rows, tokens: int | IntArray, ends_ns: Sequence[int]) -> None:
         """Each of these got so many output tokens.
 

@@ -14,18 +14,18 @@ from shoal.core import (
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter
 from shoal.schedule.batching import Batcher, ScheduledBatch
-from shoal.schedule.choices import prompt_computer
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Turn
 from shoal.schedule.output import OutputProcessor, check_result
 from shoal.schedule.planning import InFlightStep, Planner
 from shoal.schedule.preemption import Drain, Preemptor
+from shoal.schedule.recovery import Recovery, with_trials
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.resumption import to_resume
 from shoal.schedule.service_state import new_service_state
-from shoal.schedule.starvation import StarvationGuard, starved_turn
+from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.submission import Submitter
 from shoal.schedule.token_gaps import TokenGapGuard
@@ -72,9 +72,10 @@ class Scheduler:
         }
         self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
         self._submitter = Submitter(pool, services, self._store)
-        self._batcher = Batcher(pool, options.max_batched_tokens, self._admission.slice_tokens)
+        self._batcher = Batcher(pool, self._admission.slice_tokens)
         self._planner = Planner(pool, self._store)
         self._outputs = OutputProcessor(pool, self._store)
+        self._recovery = Recovery(self._store, self._outputs)
         self._in_flight: deque[InFlightStep] = deque()
         self._preemptor = Preemptor(pool, self._store, options, self._in_flight)
         self._runs = DecodeRuns(pool, self._store, self._guard, options)
@@ -173,7 +174,8 @@ class Scheduler:
             while plan is None:
                 decision = self._order.decide(SchedulerView(self._services, self._num_steps), now_ns)
                 epoch = self._epoch
-                for turn in self._gaps.turns(decision.turns, self._services.values(), now_ns):
+                turns = with_trials(decision.turns, self._services)
+                for turn in self._gaps.turns(turns, self._services.values(), now_ns):
                     plan = self._take(turn)
                     if plan is not None:
                         return plan
@@ -185,16 +187,11 @@ class Scheduler:
         return plan
 
     def _serve_starved(self, now_ns: int) -> StepPlan | None:
-        for request in self._guard.starving(self._services.values(), now_ns):
-            state = self._services[request.service]
-            if request.seq_id < 0:
-                # Who waits for the prompt that another choice computes is helped by helping that one.
-                request = prompt_computer(request, state.running) or request
-            turn = starved_turn(request, state.running)
+        for request, turn in self._guard.turns(self._services, now_ns):
             plan = self._take(turn, urgent=request)
             if plan is not None:
                 if request in self._in_flight[-1].requests:
-                    self._guard.served(state, now_ns)
+                    self._guard.served(self._services[turn.service], now_ns)
                 return plan
         return None
 
@@ -210,11 +207,10 @@ class Scheduler:
 
         urgent: a starved request that the turn is for; if it waits, it preempts whom it must.
         """
-        batch = self._services[turn.service].running
-        made_room = False
-        waiting = turn.waiting
+        state = self._services[turn.service]
+        batch, waiting = state.running, turn.waiting
         while True:
-            scheduled = self._batcher.form(batch, turn)
+            scheduled = self._batcher.form(batch, turn, state.limit)
             if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
                 if not self._changed(self._preemptor.help_to_slice(urgent)):
                     return None
@@ -222,9 +218,12 @@ class Scheduler:
             if scheduled.new_blocks and not self._pool.can_allocate(turn.service, scheduled.new_blocks):
                 if turn.prefill and not scheduled.prefills(batch):
                     return None
-                made_room = self._changed(self._preemptor.make_room(turn.service, scheduled.new_blocks))
+                self._changed(self._preemptor.make_room(turn.service, scheduled.new_blocks))
+                if urgent is None:
+                    waiting = ()  # nobody is to take it, least of all who made it
                 continue
-            admitter = self._admit(turn.service, waiting, scheduled, urgent, allowed=not made_room)
+            admitter = Admitter(self._pool, self._admission, turn.service, self._store, scheduled)
+            self._ask(admitter, waiting, urgent)
             if admitter.admitted or admitter.rejected is None:
                 break
             request, rejection = admitter.rejected
@@ -259,31 +258,14 @@ class Scheduler:
         self._epoch += 1
         return step.plan
 
-    def _admit(
-        self,
-        service: str,
-        waiting: Iterable[RequestState],
-        scheduled: ScheduledBatch,
-        urgent: RequestState | None,
-        *,
-        allowed: bool,
-    ) -> Admitter:
+    def _ask(self, admitter: Admitter, waiting: Iterable[RequestState], urgent: RequestState | None) -> None:
         """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
-        admitter = Admitter(
-            self._pool,
-            self._admission,
-            service,
-            self._services,
-            scheduled.new_blocks,
-            self._store.num_ended,
-        )
         running = self.running
-        if urgent is None and (not allowed or (running and self._num_steps % self._admission.admit_every)):
-            return admitter
-        admitter.admit_all(waiting, scheduled.budget, running, self.max_running, self._epoch, urgent)
+        if urgent is None and running and self._num_steps % self._admission.admit_every:
+            return
+        admitter.admit_all(waiting, running, self.max_running, self._epoch, urgent)
         if admitter.rejected is not None:
             self._runs.rejected(*admitter.rejected, self._num_steps)
-        return admitter
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Process what the oldest plan in flight produced; returns one event for each request it changed.
@@ -295,17 +277,30 @@ class Scheduler:
             oldest = self._in_flight[0].plan.number if self._in_flight else "none"
             raise ValueError(f"update of plan {plan.number}, but the oldest in flight is {oldest}")
         check_result(plan, result)
+        step = self._finish_oldest(len(result.durations_ns))
+        state = self._services[plan.service]
+        state.recent_steps_ns += result.durations_ns
+        state.limit.succeeded(plan, step.requests)
+        return self._outputs.process(step, result, now_ns)
+
+    def abandon(self, error: str, now_ns: int) -> list[TokenEvent]:
+        """Take back all plans in flight: the oldest failed with ``error``, those behind it were not run.
+
+        All their copies and changes of the batch were carried out. Returns the last events of requests that
+        end: one that failed by itself, and those cancelled meanwhile. A plan taken back counts as a step.
+        """
+        steps = [self._finish_oldest(1) for _ in range(len(self._in_flight))]
+        return self._recovery.take_back(steps, error, now_ns)
+
+    def _finish_oldest(self, iterations: int) -> InFlightStep:
+        """The oldest plan in flight is over after so many iterations."""
         step = self._in_flight.popleft()
-        self._services[plan.service].recent_steps_ns += result.durations_ns
         self._epoch += 1
-        if step.pinned_blocks:
-            self._pool.free(plan.service, step.pinned_blocks)
-        self._store.free_swapped(plan.service, step.swapped_blocks)
-        missing = plan.iterations - len(result.durations_ns)
+        missing = step.plan.iterations - iterations
         if missing:
             self._num_steps -= missing
-            self._planner.uncount_steps(self._services[plan.service], missing)
-        return self._outputs.process(step, result, now_ns)
+            self._planner.uncount_steps(self._services[step.plan.service], missing)
+        return step
 
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.

@@ -22,6 +22,7 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.shared_prefixes import SharedPrefixes
 from shoal.schedule.stats import Observed
+from shoal.schedule.step_limit import StepLimit
 from shoal.schedule.validation import ServiceLimits, longest_total
 from shoal.schedule.view import ServiceTraits
 from shoal.schedule.waiting_queue import WaitingQueue
@@ -62,6 +63,7 @@ class ServiceState:
         block_size: int,
         statistics: ServiceStatistics,
         due_ns: Callable[[RequestState], int],
+        limit: StepLimit,
         *,
         slo: SLO = NO_GOALS,
         execution_s: float | None = None,
@@ -75,6 +77,8 @@ class ServiceState:
         self.waiting = WaitingQueue(due_ns)
         self.running = RunningBatch()
         self.shared = SharedPrefixes()
+        self.limit = limit
+        """On its steps; smaller after one that failed."""
         self.last_step = -1
         self.last_prefill = -1
         self.consecutive_steps = 0
@@ -148,6 +152,7 @@ def new_service_state(
         pool.block_size,
         ServiceStatistics(history, monitor, make_predictor(lengths, longest, history)),
         due_ns,
+        StepLimit(options.max_batched_tokens),
         slo=limits.slo,
         execution_s=limits.execution_s,
         quota=limits.quota,

@@ -4,10 +4,11 @@ SeaLLM (section 4.2) serves starved requests first. Under overload everybody who
 order would be none; so here each service's longest unserved request comes first, but once per threshold.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from shoal.schedule.choices import prompt_computer
 from shoal.schedule.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
@@ -54,6 +55,15 @@ class StarvationGuard:
         ]
         found.sort(key=lambda pair: pair[0])
         return [request for _, request in found]
+
+    def turns(self, services: Mapping[str, ServiceState], now_ns: int) -> Iterator[tuple[RequestState, Turn]]:
+        """Requests that starve, and a turn for each, made when it is asked for."""
+        for request in self.starving(services.values(), now_ns):
+            running = services[request.service].running
+            if request.seq_id < 0:
+                # Who waits for the prompt that another choice computes is helped by helping that one.
+                request = prompt_computer(request, running) or request
+            yield request, starved_turn(request, running)
 
     def served(self, state: ServiceState, now_ns: int) -> None:
         """A plan was made for a starved request of the service."""

@@ -20,6 +20,7 @@ class Counters:
     prompt_tokens: int = 0
     output_tokens: int = 0
     long_token_gaps: int = 0
+    failed_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class ServiceStats:
     waiting with KV saved there now. compacted_blocks: blocks copied to make merged blocks free.
     cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens admitted.
     output_tokens: tokens delivered. long_token_gaps: ended requests with a gap between two tokens beyond
-    ``max_token_gap``. unfilled_tokens: room for so many tokens is left at the ends of the
-    running requests' tables now.
+    ``max_token_gap``. failed_steps: steps that the executor could not complete. unfilled_tokens: room for so
+    many tokens is left at the ends of the running requests' tables now.
     """
 
     waiting: int
@@ -48,6 +49,7 @@ class ServiceStats:
     prompt_tokens: int
     output_tokens: int
     long_token_gaps: int
+    failed_steps: int
     unfilled_tokens: int
     swapped: int
 

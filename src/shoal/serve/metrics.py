@@ -155,6 +155,7 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "output_tokens": "Tokens generated.",
     "long_token_gaps": "Ended requests with a time between two tokens beyond scheduler.max_token_gap.",
+    "failed_steps": "Steps that failed, whose requests were tried again in smaller ones.",
 }
 _STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 
