@@ -18,6 +18,7 @@ scheduler:
   preempt_for_waiting: less-urgent
   lengths: learned
   starvation: 2500ms
+  on_hopeless: refuse
   max_running: 64
   max_batched_tokens: 512
   depth: 2
@@ -62,6 +63,7 @@ def test_the_plan_loads(tmp_path):
         preempt_for_waiting="less-urgent",
         lengths="learned",
         starvation_s=2.5,
+        on_hopeless="refuse",
         max_running=64,
         max_batched_tokens=512,
         depth=2,
@@ -141,6 +143,10 @@ def test_a_service_is_named_after_its_model(tmp_path, model, name):
         (
             "scheduler: {admision: aggressive}",
             "shoal.yaml, line 2: scheduler.admision: unknown key, did you mean 'admission'?",
+        ),
+        (
+            "scheduler: {on_hopeless: reject}",
+            "shoal.yaml, line 2: scheduler.on_hopeless: expected one of serve, last, refuse, got 'reject'",
         ),
         ("schedular: {}", "shoal.yaml, line 2: schedular: unknown key, did you mean 'scheduler'?"),
         ("max_queue: 3", "shoal.yaml, line 2: max_queue: unknown key"),

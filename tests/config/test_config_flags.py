@@ -25,6 +25,7 @@ VALUES = {
     "max-token-gap": ["500ms", "never"],
     "lengths": ["maximum", "history", "learned"],
     "starvation": ["2s", "150ms"],
+    "on-hopeless": ["serve", "last", "refuse"],
     "max-running": ["1", "300"],
     "max-batched-tokens": ["7", "4096"],
     "depth": ["1", "2"],

@@ -18,12 +18,12 @@ from end_to_end_builders import make_request
 from execute_builders import make_model, make_prompt, tiny_config
 
 from shoal.config import PRESETS
-from shoal.core import Carried, Request, Service, StepPlan, StepResult
+from shoal.core import SLO, Carried, Request, Service, StepPlan, StepResult
 from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
 from shoal.kvcache import KVCacheOptions
-from shoal.schedule import Conservative, Slice, describe
+from shoal.schedule import Conservative, Fcfs, SchedulerOptions, Slice, describe
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 SERVICES = ("gemma3", "gpt2")
@@ -190,6 +190,27 @@ def simulated(engine: Engine, times_ns: Sequence[list[int]], requests: Sequence[
     )
     simulation.run()
     return log
+
+
+@pytest.mark.parametrize("on_hopeless", ["last", "refuse"])
+@pytest.mark.parametrize("max_iterations", [1, 4])
+def test_they_agree_on_who_is_too_late(
+    folders: dict[str, Path], on_hopeless: str, max_iterations: int
+) -> None:
+    scheduler = SchedulerOptions(
+        order=Fcfs(), on_hopeless=on_hopeless, max_iterations=max_iterations, max_running=3
+    )
+    goals = SLO(ttft_s=0.01, e2e_s=0.5)
+    services = [
+        Service(name=name, model=str(folder), dtype="float32", slo=goals) for name, folder in folders.items()
+    ]
+    cache = KVCacheOptions(memory_bytes=160 << 10, block_size=4)
+    options = EngineOptions(services=tuple(services), kv_cache=cache, scheduler=scheduler, threads=1)
+    requests = workload(seed=3)
+    recorder = real(folders, options, requests)
+    assert simulated(recorder.engine, recorder.times_ns, requests) == recorder.log
+    refused = sum(stats.cancelled for stats in recorder.engine.stats().services.values())
+    assert (refused > 0) == (on_hopeless == "refuse")
 
 
 @pytest.mark.parametrize(

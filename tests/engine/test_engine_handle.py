@@ -19,6 +19,7 @@ from shoal.core import (
     SLO,
     EngineDied,
     FinishReason,
+    GoalsOutOfReach,
     InvalidRequest,
     ModelUnsupported,
     QueueFull,
@@ -212,6 +213,41 @@ def test_a_full_queue_turns_calls_away():
             await read(stream)
             assert handle.waiting == 0
             await read(await handle.submit("a", PROMPT, greedy()))
+
+    asyncio.run(scenario())
+
+
+REFUSING = {"max_running": 1, "on_hopeless": "refuse"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_call_whose_goals_are_out_of_reach_is_refused(n):
+    async def scenario():
+        async with started("fake?step_ms=10", blocks=100, scheduler=REFUSING) as handle:
+            running = await handle.submit("a", PROMPT, greedy(max_tokens=60))
+            await anext(running)
+            late = await handle.submit("a", PROMPT, greedy(n=n), slo=SLO(ttft_s=0.1))
+            patient = await handle.submit("a", PROMPT, greedy(), slo=SLO(ttft_s=100))
+            with pytest.raises(GoalsOutOfReach, match=r"no token after 0\.1.* s: .*ttft 0\.1 s") as refusal:
+                await read(late)
+            assert refusal.value.retry_after_s >= 1
+            assert handle.unfinished == 2
+            assert count(await read(running)) == 59
+            assert count(await read(patient)) == 8
+            assert handle.waiting == 0
+            assert (await handle.stats()).services["a"].live_blocks == 0
+
+    asyncio.run(scenario())
+
+
+def test_choices_that_wait_for_one_that_has_begun_are_not_refused():
+    async def scenario():
+        async with started("fake?step_ms=10", blocks=100, scheduler=REFUSING) as handle:
+            sampling = greedy(n=3, max_tokens=10, ignore_eos=True)
+            deltas = await read(await handle.submit("a", PROMPT, sampling, slo=SLO(ttft_s=0.05)))
+            assert [sum(len(d.tokens) for d in deltas if d.choice == choice) for choice in range(3)] == [
+                10
+            ] * 3
 
     asyncio.run(scenario())
 

@@ -206,6 +206,7 @@ def run(
         assert len(done.plans) < limit, "no end in sight"
         more = before_step(len(done.plans), done) if before_step is not None else False
         plan = _next_plan(scheduler, now, most_iterations)
+        done.take(scheduler.take_refused())
         pool.check_integrity()
         if isinstance(plan, StepPlan):
             assert sum(plan.new_tokens) <= options.max_batched_tokens

@@ -122,6 +122,7 @@ def serve(
     most_iterations=1,
     stops_early=True,
     fails=None,
+    watch=lambda scheduler: None,
     **options,
 ):
     blocks, block_size, per_merged = work["pool"]
@@ -137,6 +138,7 @@ def serve(
         execution_s=8 * STEP_S,
         **options,
     )
+    watch(scheduler)
     ahead = sorted(zip(work["arrivals"], work["requests"], strict=True), key=lambda pair: pair[0])
     cancels = sorted(work["cancels"].items(), key=lambda pair: pair[1])
 

@@ -119,6 +119,58 @@ def test_limits_come_from_the_engine(engine_builders):
     run_served(engine_builders, options, scenario)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_request_that_waits_too_long_for_its_goals_is_a_429(engine_builders, stream, n):
+    refusing = {"max_running": 1, "on_hopeless": "refuse"}
+    options = engine_builders.make_options("fake?step_ms=20", scheduler=refusing)
+
+    async def scenario(client, handle):
+        running = asyncio.create_task(client.post("/v1/completions", json=ask("a", 40, ignore_eos=True)))
+        await until(lambda: handle.unfinished and not handle.waiting)
+        late = ask("a", 4, stream=stream, n=n, slo={"ttft": 0.1})
+        patient = ask("a", 4, stream=stream, n=n, slo={"ttft": 100})
+        refused, served = await asyncio.gather(
+            *(client.post("/v1/completions", json=body) for body in (late, patient))
+        )
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "goals_out_of_reach")
+        assert "ttft 0.1 s" in error["message"]
+        assert served.status_code == (await running).status_code == 200
+        assert handle.unfinished == handle.waiting == 0
+        metrics = (await client.get("/metrics")).text
+        for line in (
+            f'shoal_requests_refused_total{{reason="goals_out_of_reach",service="a"}} {n}.0',
+            f'shoal_slo_requests_total{{outcome="missed",service="a"}} {n}.0',
+            f'shoal_slo_requests_total{{outcome="met",service="a"}} {n}.0',
+        ):
+            assert line in metrics
+        assert 'shoal_requests_finished_total{reason="error"' not in metrics
+
+    run_served(engine_builders, options, scenario)
+
+
+def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_builders):
+    """Two do not fit beside each other in the end, and who gives way has missed its goals by then."""
+    scheduler = {"on_hopeless": "refuse", "preemption_mode": "recompute", "preempt_for_waiting": "never"}
+    options = engine_builders.make_options("fake?step_ms=20&context=64", blocks=20, scheduler=scheduler)
+
+    async def scenario(client, handle):
+        bodies = [
+            ask("a", 50, stream=True, ignore_eos=True, slo={"ttft": 100, "e2e": 0.5}, prompt=[97 + at] * 5)
+            for at in range(2)
+        ]
+        responses = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        for response in responses:
+            assert response.status_code == 200
+            assert response.text.endswith("data: [DONE]\n\n")
+        assert (await handle.stats()).services["a"].evictions
+
+    run_served(engine_builders, options, scenario)
+
+
 def test_engine_that_is_killed_ends_streams_and_turns_health_red(engine_builders):
     options = engine_builders.make_options("fake?step_ms=20")
 

@@ -183,8 +183,10 @@ def test_refused_requests_count_by_reason():
     }
     assert refused == {
         ("base", "queue_full"): 4,
+        ("base", "goals_out_of_reach"): 0,
         ("base", "engine_died"): 0,
         ("chat", "queue_full"): 0,
+        ("chat", "goals_out_of_reach"): 0,
         ("chat", "engine_died"): 1,
     }
 

@@ -59,6 +59,12 @@ ENGINE_FLAGS = (
     Flag("lengths", "scheduler.lengths", "NAME", "Predictor of output lengths, e.g. history or learned."),
     Flag("starvation", "scheduler.starvation", "TIME", "Wait after which a request goes first: 10s, never."),
     Flag("max-token-gap", "scheduler.max_token_gap", "TIME", "Longest wait of a stream for other services."),
+    Flag(
+        "on-hopeless",
+        "scheduler.on_hopeless",
+        "NAME",
+        "Waiting requests that can no longer meet their latency goals: serve, last or refuse.",
+    ),
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),

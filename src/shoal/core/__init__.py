@@ -9,6 +9,7 @@ Nothing here does I/O, reads a clock, holds a tensor or knows a policy. Time is 
 from shoal.core.errors import (
     ConfigError,
     EngineDied,
+    GoalsOutOfReach,
     InvalidRequest,
     ModelUnavailable,
     ModelUnsupported,
@@ -52,6 +53,7 @@ __all__ = [
     "ConfigError",
     "EngineDied",
     "FinishReason",
+    "GoalsOutOfReach",
     "Idle",
     "InvalidRequest",
     "Joined",

@@ -29,6 +29,10 @@ class QueueFull(ShoalError):
         """When there is probably room again."""
 
 
+class GoalsOutOfReach(QueueFull):
+    """A request has waited until its latency goals can no longer be met (HTTP 429)."""
+
+
 class ModelUnavailable(ShoalError):
     """A model's files cannot be found or fetched; the message says what to do."""
 

@@ -118,6 +118,8 @@ class FinishReason(StrEnum):
     """By the client."""
     ERROR = "error"
     """It could not be computed."""
+    REFUSED = "refused"
+    """It waited until its latency goals were out of reach, and is not wanted any more (HTTP 429)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,6 @@ class TokenEvent(NamedTuple):
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended it, which is not part of the text."""
     error: str | None = None
-    """Explains FinishReason.ERROR."""
+    """Explains FinishReason.ERROR and REFUSED."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index at the first admission."""

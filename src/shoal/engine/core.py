@@ -162,6 +162,7 @@ class Engine:
             started = self._clock()
             plan = self._scheduler.schedule(started)
             self._times.schedule_ns += self._clock() - started
+            self._ended += self._scheduler.take_refused()
             if isinstance(plan, Idle):
                 self._idle = plan
                 return

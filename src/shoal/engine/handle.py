@@ -13,6 +13,8 @@ from typing import Self
 from shoal.core import (
     SLO,
     EngineDied,
+    FinishReason,
+    GoalsOutOfReach,
     InvalidRequest,
     QueueFull,
     Request,
@@ -295,6 +297,9 @@ class EngineHandle:
         if call is None:
             # It was cancelled here in the meantime.
             return
+        if event.finish is FinishReason.REFUSED:
+            self._refuse(call, event)
+            return
         reader = call.unfinished[event.request_id]
         was_waiting = not reader.started
         delta = reader.read(event, now_ns)
@@ -309,6 +314,12 @@ class EngineHandle:
             self._process.send(wire.Cancel([event.request_id], complete=True))
         if not call.unfinished:
             call.stream.end()
+
+    def _refuse(self, call: _Call, event: TokenEvent) -> None:
+        """The engine refuses a call of which nobody has got anything yet: all of its choices end."""
+        retry_after_s = self._retry_after_s(self._waiting)
+        self._cancel(call)
+        call.stream.end(GoalsOutOfReach(event.error or "", retry_after_s))
 
     def _cancel(self, call: _Call) -> None:
         """Cancel the unfinished choices of a call; its stream gets nothing more."""

@@ -17,7 +17,7 @@ class Delta:
     tokens, logprobs: the new tokens; the text of the latest may come with a later delta. An
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
     of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
-    FinishReason.ERROR. cached_tokens: prompt tokens that were found in the prefix cache.
+    FinishReason.ERROR and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
     """
 
     choice: int

@@ -16,7 +16,7 @@ class RequestRow(RequestRecord):
     engine: int
     """Number of the engine that served it last; -1 if it was refused on arrival."""
     finish: str
-    """How it ended: "stop", "length", "error", "cancelled" or "refused"."""
+    """How it ended: "stop", "length", "error", "cancelled", or "refused" on arrival or after a long wait."""
     error: str | None = None
     """Why it ended as "error", "cancelled" or "refused"."""
     cached_tokens: int = 0

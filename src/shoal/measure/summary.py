@@ -48,7 +48,7 @@ class GroupSummary:
     answered: int
     """Requests that got their whole answer."""
     refused: int
-    """Requests refused on arrival."""
+    """Requests refused, on arrival or when their goals were out of reach."""
     failed: int
     """Requests that ended with an error."""
     cancelled: int

@@ -128,6 +128,8 @@ class DecodeRuns:
         if most <= 0:
             return None
         until_ns = self._guard.nobody_before_ns(state)
+        if (hopeless_ns := state.waiting.next_hopeless_ns) is not None:
+            until_ns = min(until_ns, hopeless_ns)  # the queue is another then
         if until_ns <= now_ns:
             return None
         steps = self._within_memory(state, most)

@@ -38,6 +38,9 @@ class SchedulerOptions:
     """A request that took part in no step for so long goes first, whatever the order says."""
     max_token_gap_s: float = 1.0
     """Where services take turns, one whose oldest stream would go without a token for longer steps first."""
+    on_hopeless: Literal["serve", "last", "refuse"] = "serve"
+    """What becomes of a waiting request whose latency goals are out of reach: "serve" treats it as any other,
+    "last" puts it behind all others of its service, "refuse" ends it, or puts it last if it has a token."""
     max_running: int | None = None
     """Most requests that hold KV at once, over all services; None: see ``most_running``."""
     max_batched_tokens: int = 2048
@@ -56,6 +59,8 @@ class SchedulerOptions:
             raise ConfigError(
                 f"scheduler preemption_mode can be recompute or swap, got {self.preemption_mode!r}"
             )
+        if self.on_hopeless not in ("serve", "last", "refuse"):
+            raise ConfigError(f"scheduler on_hopeless can be serve, last or refuse, got {self.on_hopeless!r}")
         if self.preempt_for_waiting not in PREEMPT_FOR_WAITING:
             raise ConfigError(
                 f"scheduler preempt_for_waiting can be {', '.join(PREEMPT_FOR_WAITING)}, got"

@@ -47,8 +47,9 @@ class Preemptor:
 
     When running requests need blocks and none is free, the pool is compacted, or requests are preempted until
     it fits; a request that needs blocks is itself a candidate. A request that waits preempts nobody, unless
-    it may preempt those less urgent or has starved. Where requests own slices, nobody is preempted inside
-    one; if all holders of memory wait for a slice that none can get, one of them is preempted.
+    it may preempt those less urgent (not one whose goals are out of reach) or has starved. Where requests own
+    slices, nobody is preempted inside one; if all holders of memory wait for a slice that none can get, one
+    of them is preempted.
 
     Plans in flight may end requests, so they come first. A preempted request is thereby never part of one,
     and its blocks are freed at once.
@@ -92,7 +93,7 @@ class Preemptor:
                 self._require_drained()
                 return self._compact(request.service, blocks)
             # Slots alone are no reason to preempt: whoever runs gets on, and ends sooner for it.
-            wanted = rejection is Rejection.MEMORY and self._mode != "never"
+            wanted = rejection is Rejection.MEMORY and self._mode != "never" and not request.put_last
             if wanted or (starved and rejection in (Rejection.MEMORY, Rejection.SLOTS)):
                 return self._preempt_for(request, starved=starved)
         except Drain:

@@ -38,11 +38,14 @@ class RequestState:
     """Hashes of its leading full blocks, as far as anybody asked for them."""
     choices: list["RequestState"] = field(default_factory=list)
     """Unfinished requests of its call that have this prompt, itself included; empty where it was alone."""
+    choice_answered: bool = False
+    """Whether a choice of its call has ended with tokens."""
     slo: SLO = NO_GOALS
     """Its goals, or the service's where it has none of its own; ``e2e_scale`` is resolved into ``e2e_s``."""
 
     rank: float = 0.0
-    """Its place among the waiting requests of the service: smaller first."""
+    """Its place among the waiting requests of the service: smaller first. Infinite where its goals are out of
+    reach and it is put last."""
     queue_entry: int = 0
     """Number of its present stay in the queue; 0 while it does not wait."""
     rejected_epoch: int = -1
@@ -127,6 +130,11 @@ class RequestState:
     def prefilling(self) -> bool:
         """Not while it waits."""
         return False
+
+    @property
+    def put_last(self) -> bool:
+        """Whether it waits behind all others of its service."""
+        return self.rank == math.inf
 
     @property
     def is_ending(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from shoal.core import NO_GOALS, BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
 from shoal.core.slo import met
 from shoal.kvcache import BlockPool, Move
+from shoal.schedule.hopeless import may_be_refused, why_refused
 from shoal.schedule.orders import Order
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import RunningBatch
@@ -52,6 +53,7 @@ class RequestStore:
         self._order = order
         self._on_end = on_end
         self._max_token_gap_ns = max_token_gap_ns
+        self._refused: list[TokenEvent] = []
         self._counters = {name: Counters() for name in services}
 
     @property
@@ -71,6 +73,26 @@ class RequestStore:
     def _wait(self, request: RequestState, state: ServiceState) -> None:
         request.rank = self._order.rank(request, state)
         state.waiting.add(request)
+
+    def give_up_hopeless(self, now_ns: int, *, refuse: bool) -> bool:
+        """Put those last whose goals are out of reach by now; whether anybody has become so.
+
+        refuse: those end instead of whose call nobody has got anything yet.
+        """
+        found = [
+            request for state in self.services.values() for request in state.waiting.put_hopeless_last(now_ns)
+        ]
+        if refuse:
+            # All choices of a call are late together, and all of them or none are refused.
+            for request in [request for request in found if may_be_refused(request)]:
+                why = why_refused(request, now_ns)
+                self._refused.append(self.end(request, FinishReason.REFUSED, now_ns, error=why))
+        return bool(found)
+
+    def take_refused(self) -> list[TokenEvent]:
+        """The last events of those who were refused since this was last asked."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def admit(self, request: RequestState) -> None:
         """A waiting request whose table has been filled runs."""
@@ -181,6 +203,23 @@ class RequestStore:
             self.services[request.service].shared.hold(blocks[:found])
         batch.num_published[row] = until
 
+    def cancel(self, request_id: str, now_ns: int, reason: FinishReason) -> TokenEvent | None:
+        """End a request, if there is one of that id, with its last event.
+
+        One in a plan in flight has its last event at the update.
+        """
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        if request.seq_id >= 0:
+            batch = self.services[request.service].running
+            row = batch.row_of(request)
+            if batch.in_flight[row]:
+                request.ending = reason
+                batch.is_ending[row] = 1
+                return None
+        return self.end(request, reason, now_ns)
+
     def end(
         self,
         request: RequestState,
@@ -194,7 +233,7 @@ class RequestStore:
         """The request is over, with this last event."""
         self.remove(request)
         self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
-        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR, FinishReason.REFUSED):
             self._counters[request.service].cancelled += 1
         else:
             self._counters[request.service].finished += 1
@@ -215,14 +254,16 @@ class RequestStore:
     def remove(self, request: RequestState) -> None:
         """Forget a request; its blocks go once no plan in flight uses them."""
         request.finished = True
-        if request.choices:
-            request.choices.remove(request)
-            request.choices = []
         self.num_ended += 1
         if request.seq_id < 0:
             self.services[request.service].waiting.remove(request)
         else:
             self._leave(request)
+        if request.choices:
+            request.choices.remove(request)
+            for choice in request.choices:
+                choice.choice_answered |= request.num_generated > 0
+            request.choices = []
         if not request.in_flight:
             self.release(request)
         self._drop_swapped(request)

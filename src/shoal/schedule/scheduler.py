@@ -131,23 +131,17 @@ class Scheduler:
     def cancel(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.CANCELLED
     ) -> TokenEvent | None:
-        """End a request early; returns its last event, or None.
+        """End a request early; returns its last event, or None: unknown, or in a plan whose update has it.
 
         reason: CANCELLED, or STOP where its text is complete: only then its length is remembered.
-        A request in a plan in flight ends at its update, which has the event. Unknown ids are ignored.
         """
-        request = self._store.requests.get(request_id)
-        if request is None:
-            return None
-        if request.seq_id >= 0:
-            batch = self._services[request.service].running
-            row = batch.row_of(request)
-            if batch.in_flight[row]:
-                request.ending = reason
-                batch.is_ending[row] = 1
-                return None
-        self._epoch += 1
-        return self._store.end(request, reason, now_ns)
+        event = self._store.cancel(request_id, now_ns, reason)
+        self._changed(event is not None)
+        return event
+
+    def take_refused(self) -> list[TokenEvent]:
+        """The last events of requests that ``schedule`` has refused since this was last asked."""
+        return self._store.take_refused()
 
     def detach(self, request_id: str, now_ns: int) -> Request | None:
         """Take a request out, to be submitted again elsewhere; it has no further event here.
@@ -165,6 +159,7 @@ class Scheduler:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
         if len(self._in_flight) >= self.options.depth:
             return Idle()
+        self._changed(self._store.give_up_hopeless(now_ns, refuse=self.options.on_hopeless == "refuse"))
         if self.options.max_iterations > 1:
             run = self.decode_run(now_ns, self.options.max_iterations)
             if run is not None and run.steps > 1:
@@ -198,9 +193,9 @@ class Scheduler:
     def _idle(self, until_ns: int | None) -> Idle:
         if self._in_flight or not self.unfinished:
             return Idle(until_ns)
-        starves_ns = self._guard.next_ns(self._services.values())
-        times = [time for time in (until_ns, starves_ns) if time is not None]
-        return Idle(min(times, default=None))
+        times = [until_ns, self._guard.next_ns(self._services.values())]
+        times += [state.waiting.next_hopeless_ns for state in self._services.values()]
+        return Idle(min([time for time in times if time is not None], default=None))
 
     def _take(self, turn: Turn, urgent: RequestState | None = None) -> StepPlan | None:
         """The plan for a turn, or None if it comes to nothing.

@@ -16,6 +16,7 @@ from shoal.forecast import (
     make_predictor,
 )
 from shoal.kvcache import BlockPool, ServiceLayout
+from shoal.schedule.hopeless import hopeless_ns
 from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
@@ -54,7 +55,8 @@ class ServiceStatistics:
 class ServiceState:
     """What the scheduler keeps of one service; policies see it as ``ServiceView``.
 
-    due_ns: when a waiting request starves. slo, execution_s, quota: as in ``ServiceLimits``.
+    due_ns: when a waiting request starves. hopeless_ns: from when on it is put last;
+    None: it never is. slo, execution_s, quota: as in ``ServiceLimits``.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ServiceState:
         due_ns: Callable[[RequestState], int],
         limit: StepLimit,
         *,
+        hopeless_ns: Callable[[RequestState], int | None] | None = None,
         slo: SLO = NO_GOALS,
         execution_s: float | None = None,
         quota: int = 8,
@@ -74,7 +77,7 @@ class ServiceState:
         self.statistics = statistics
         self.slo = slo
         self.execution_s = execution_s
-        self.waiting = WaitingQueue(due_ns)
+        self.waiting = WaitingQueue(due_ns, hopeless_ns)
         self.running = RunningBatch()
         self.shared = SharedPrefixes()
         self.limit = limit
@@ -153,6 +156,7 @@ def new_service_state(
         ServiceStatistics(history, monitor, make_predictor(lengths, longest, history)),
         due_ns,
         StepLimit(options.max_batched_tokens),
+        hopeless_ns=None if options.on_hopeless == "serve" else hopeless_ns,
         slo=limits.slo,
         execution_s=limits.execution_s,
         quota=limits.quota,

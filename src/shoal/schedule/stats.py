@@ -27,10 +27,10 @@ class Counters:
 class ServiceStats:
     """One service so far.
 
-    waiting, running: requests now. finished, cancelled: requests ended (those that failed count as
-    cancelled). evictions: how often running requests lost their blocks; recomputed_tokens: tokens computed
-    again because of it; swapped_tokens: tokens whose KV was saved on the host instead; swapped: requests
-    waiting with KV saved there now. compacted_blocks: blocks copied to make merged blocks free.
+    waiting, running: requests now. finished, cancelled: requests ended (those that failed or were refused
+    count as cancelled). evictions: how often running requests lost their blocks; recomputed_tokens: tokens
+    computed again because of it; swapped_tokens: tokens whose KV was saved on the host instead; swapped:
+    requests waiting with KV saved there now. compacted_blocks: blocks copied to make merged blocks free.
     cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens admitted.
     output_tokens: tokens delivered. long_token_gaps: ended requests with a gap between two tokens beyond
     ``max_token_gap``. failed_steps: steps that the executor could not complete. unfilled_tokens: room for so

@@ -59,7 +59,7 @@ class StepLimit:
         if not self._suspects:
             return []
         waiting = [request for request in self._suspects if request.seq_id < 0 and not request.finished]
-        return sorted(waiting, key=lambda request: (request.rank, request.number))
+        return sorted(waiting, key=lambda request: (request.rank, request.arrival_ns, request.number))
 
     def failed(self, plan: StepPlan, requests: Iterable[RequestState]) -> bool:
         """A step failed; whether that is because of the one request that it had.

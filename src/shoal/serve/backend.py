@@ -22,7 +22,10 @@ class DeltaStream(Protocol):
         """The stream itself."""
 
     async def __anext__(self) -> Delta:
-        """The next delta; raises EngineDied if the engine ended, StopAsyncIteration at the end."""
+        """The next delta; raises StopAsyncIteration at the end.
+
+        Raises EngineDied if the engine ended, GoalsOutOfReach if the request waited too long.
+        """
 
     async def aclose(self) -> None:
         """Cancel what is unfinished."""

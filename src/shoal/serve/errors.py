@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from shoal.core import EngineDied, InvalidRequest, QueueFull, ShoalError
+from shoal.core import EngineDied, GoalsOutOfReach, InvalidRequest, QueueFull, ShoalError
 from shoal.serve.responses import ErrorBody, ErrorResponse, encode
 
 MODEL_NOT_FOUND = "model_not_found"
@@ -67,7 +67,8 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
         case QueueFull():
-            body = ErrorBody(str(error), "rate_limit_error", None, "queue_full")
+            code = "goals_out_of_reach" if isinstance(error, GoalsOutOfReach) else "queue_full"
+            body = ErrorBody(str(error), "rate_limit_error", None, code)
             return 429, body, {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         case EngineDied():
             return 503, ErrorBody(str(error), "server_error", None, "engine_died"), {}

@@ -6,7 +6,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from shoal.core import SLO, EngineDied, FinishReason, QueueFull, RequestRecord, SamplingParams
+from shoal.core import (
+    SLO,
+    EngineDied,
+    FinishReason,
+    GoalsOutOfReach,
+    QueueFull,
+    RequestRecord,
+    SamplingParams,
+)
 from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
@@ -102,6 +110,11 @@ class Generation:
             if choice.finish is None:
                 self.metrics.count_unfinished(self.request.service, reason, self.request.slo)
 
+    def count_refused(self, error: GoalsOutOfReach) -> None:
+        """Count the choices that have not finished as refused."""
+        unfinished = sum(choice.finish is None for choice in self._choices)
+        self.metrics.count_refused(self.request.service, error, unfinished, self.request.slo)
+
     def choice_usage(self, index: int) -> Usage:
         """Token counts of one choice so far, with its prompt."""
         prompt_number = index // self.request.sampling.n
@@ -139,13 +152,17 @@ async def submit_request(
                     request.service, prompt, request.sampling, request.slo, request.arrival_ns
                 )
             except (QueueFull, EngineDied) as error:
-                metrics.count_refused(request.service, error, len(request.prompts) * request.sampling.n)
+                choices = len(request.prompts) * request.sampling.n
+                metrics.count_refused(request.service, error, choices, request.slo)
                 raise
             streams.append(stream)
             stack.push_async_callback(stream.aclose)
         generation = Generation(request, streams, metrics)
         try:
             yield generation
+        except GoalsOutOfReach as error:
+            generation.count_refused(error)
+            raise
         except Exception:
             generation.count_unfinished(FinishReason.ERROR)
             raise

@@ -11,6 +11,7 @@ from shoal.core import (
     SLO,
     EngineDied,
     FinishReason,
+    GoalsOutOfReach,
     QueueFull,
     RequestRecord,
     Service,
@@ -28,7 +29,11 @@ _TPOT_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
 _OUTCOMES = {True: "met", False: "missed"}
-_REFUSAL_REASONS = {QueueFull: "queue_full", EngineDied: "engine_died"}
+_REFUSAL_REASONS = {
+    QueueFull: "queue_full",
+    GoalsOutOfReach: "goals_out_of_reach",
+    EngineDied: "engine_died",
+}
 
 
 class ServerMetrics:
@@ -55,7 +60,7 @@ class ServerMetrics:
         )
         self._refused = Counter(
             "shoal_requests_refused",
-            "Requests that were refused, by reason: queue_full or engine_died.",
+            "Requests that were refused, by reason: queue_full, goals_out_of_reach or engine_died.",
             ("service", "reason"),
             registry=self.registry,
         )
@@ -97,17 +102,23 @@ class ServerMetrics:
         if outcome is not None:
             self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
 
-    def count_refused(self, service: str, error: QueueFull | EngineDied, requests: int) -> None:
-        """Count valid requests that were refused with ``error``."""
-        self._refused.labels(service, _REFUSAL_REASONS[type(error)]).inc(requests)
+    def count_refused(self, name: str, error: QueueFull | EngineDied, requests: int, slo: SLO) -> None:
+        """Count valid requests that were refused with ``error``; who waited until then missed its goals."""
+        self._refused.labels(name, _REFUSAL_REASONS[type(error)]).inc(requests)
+        if isinstance(error, GoalsOutOfReach):
+            self._count_missed(name, slo, requests)
+
+    def _count_missed(self, name: str, slo: SLO, requests: int) -> None:
+        """Requests got nothing, or not all; ``slo``: their own goals, if they have any."""
+        service = self._services[name]
+        if has_goal(resolve_slo(slo, service.slo, service.execution_s)):
+            self._goals.labels(name, _OUTCOMES[False]).inc(requests)
 
     def count_unfinished(self, name: str, reason: FinishReason, slo: SLO) -> None:
         """Count a request that was cancelled or failed; a failed one missed its goals, if it had any."""
-        service = self._services[name]
         self._finished.labels(name, reason.value).inc()
-        goals = resolve_slo(slo, service.slo, service.execution_s)
-        if reason is FinishReason.ERROR and has_goal(goals):
-            self._goals.labels(name, _OUTCOMES[False]).inc()
+        if reason is FinishReason.ERROR:
+            self._count_missed(name, slo, 1)
 
     def render(self, stats: EngineStats | None, age_s: float = 0.0) -> bytes:
         """The Prometheus text. ``stats`` are ``age_s`` seconds old, and None if the engine has ended."""

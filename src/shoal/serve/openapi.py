@@ -27,7 +27,8 @@ _ERRORS = {
     404: "No such model or route.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON in UTF-8.",
-    429: "Too many requests wait already; try again after `Retry-After` seconds.",
+    429: "Too many requests wait already, or this one waited too long for its latency goals; try again after"
+    " `Retry-After` seconds.",
     500: "The engine failed on this request.",
     503: "The engine is gone or the server is shutting down.",
 }

@@ -8,6 +8,7 @@ from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, StepP
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord
 from shoal.schedule import RequestState
+from shoal.schedule.hopeless import why_refused
 from shoal.simulate.dispatch import Dispatch, EngineView, RoundRobinDispatch
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
@@ -16,8 +17,6 @@ from shoal.simulate.spec import EngineSpec, Watch
 
 OnPlan = Callable[[int, StepPlan], None]
 """Told of every plan and the number of the engine it is for."""
-
-_REFUSED = "refused"
 
 
 class Simulation:
@@ -158,7 +157,7 @@ class Simulation:
                 prompt_tokens=len(request.prompt),
                 output_tokens=0,
                 engine=-1,
-                finish=_REFUSED,
+                finish=FinishReason.REFUSED.value,
                 error=why,
                 slo=slo,
             )
@@ -205,6 +204,7 @@ def _row(state: RequestState, reason: FinishReason, now_ns: int, engine: int) ->
         output_tokens=state.num_generated,
         engine=engine,
         finish=reason.value,
+        error=why_refused(state, now_ns) if reason is FinishReason.REFUSED else None,
         cached_tokens=state.num_cached_tokens,
         evictions=state.num_preemptions,
         recomputed_tokens=state.num_recomputed_tokens,

@@ -59,7 +59,8 @@ class Order(Protocol):
     def rank(self, request: RequestState, view: ServiceView) -> float:
         """The place of a request among the waiting of its service: smaller first, equals by arrival.
 
-        Asked once whenever it begins to wait: when it is submitted, and when it is preempted.
+        Asked once whenever it begins to wait: when it is submitted, and when it is preempted. The scheduler
+        may put it last instead (``SchedulerOptions.on_hopeless``).
         """
         ...
 
