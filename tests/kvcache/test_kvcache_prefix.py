@@ -51,7 +51,7 @@ def test_synthetic_hashes_follow_their_numbers_and_never_meet_those_of_tokens() 
 def test_the_index_evicts_the_least_recently_used_first() -> None:
     index = PrefixIndex()
     for block in (7, 8, 9):
-        assert index.publish(block, make_hash(block))
+        assert index.publish([block], [make_hash(block)])
     for tick, block in enumerate((8, 7, 9)):
         index.add_cached([block], tick)
     index.remove_cached(8)

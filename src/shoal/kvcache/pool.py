@@ -189,17 +189,17 @@ class BlockPool:
             return 0
         state = self._services[service]
         ref_counts, index = state.ref_counts, state.index
+        unreferenced = [block for block in blocks if ref_counts[block] < 1]
+        if unreferenced:
+            raise IntegrityError(f"{service}: block {unreferenced[0]} is published but has no reference")
+        if index.publish(blocks, hashes):
+            return len(blocks)
         num_findable = -1
         for place, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-            if ref_counts[block] < 1:
-                raise IntegrityError(f"{service}: block {block} is published but has no reference")
             known = index.hash_of.get(block)
             if known is None:
-                if (
-                    not index.publish(block, block_hash)
-                    and num_findable < 0
-                    and not self.is_shared(service, block)
-                ):
+                published = index.publish((block,), (block_hash,))
+                if not published and num_findable < 0 and not self.is_shared(service, block):
                     num_findable = place
             elif known != block_hash:
                 raise IntegrityError(f"{service}: block {block} is published under another hash")

@@ -54,12 +54,14 @@ class PrefixIndex:
         self.cached: OrderedDict[int, int] = OrderedDict()
         """Tick by cached block, oldest first."""
 
-    def publish(self, block: int, block_hash: bytes) -> bool:
-        """Enter a referenced block; False, and nothing changes, where the hash has a block already."""
-        if block_hash in self.block_of:
+    def publish(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> bool:
+        """Enter referenced blocks; False, and nothing changes, where one of either is known."""
+        block_of = dict(zip(hashes, blocks, strict=True))
+        known = not (self.block_of.keys().isdisjoint(hashes) and self.hash_of.keys().isdisjoint(blocks))
+        if known or len(block_of) < len(blocks):
             return False
-        self.block_of[block_hash] = block
-        self.hash_of[block] = block_hash
+        self.block_of |= block_of
+        self.hash_of.update(zip(blocks, hashes, strict=True))
         return True
 
     def rename(self, block: int, target: int) -> None:

@@ -221,9 +221,8 @@ class OutputProcessor:
         full = batch.num_computed >= (batch.num_published + 1) * self._pool.block_size
         if np.count_nonzero(full):
             rows = np.arange(len(batch))[part.rows]
-            for row in rows[full[rows]].tolist():
-                if batch.requests[row].ending is None:
-                    self._store.publish(batch, row)
+            going_on = [row for row in rows[full[rows]].tolist() if batch.requests[row].ending is None]
+            self._store.publish(batch, going_on)
 
     def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
         """The events, for which requests that end leave the batch; others may have outgrown predictions."""

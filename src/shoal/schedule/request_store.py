@@ -186,22 +186,25 @@ class RequestStore:
         """Count a step that failed."""
         self._counters[service].failed_steps += 1
 
-    def publish(self, batch: RunningBatch, row: int) -> None:
-        """Offer blocks that have become full and computed to the prefix index.
+    def publish(self, batch: RunningBatch, rows: Sequence[int]) -> None:
+        """Offer blocks of some requests that have become full and computed to the prefix index.
 
         A block whose hash another block has already stays private, and those behind it do not count as
         shareable: what others find there hangs on the other block.
         """
-        request, published = batch.requests[row], int(batch.num_published[row])
-        full = int(batch.num_computed[row]) // self._pool.block_size
-        request.hash_known(self._pool.block_size, full)
-        until = min(full, len(request.block_hashes))
-        blocks = request.block_ids[published:until]
-        found = self._pool.publish(request.service, blocks, request.block_hashes[published:until])
-        if request.num_shareable == published:
-            request.num_shareable += found
-            self.services[request.service].shared.hold(blocks[:found])
-        batch.num_published[row] = until
+        size = self._pool.block_size
+        published, full = batch.num_published[rows].tolist(), (batch.num_computed[rows] // size).tolist()
+        for place, row in enumerate(rows):
+            request, first = batch.requests[row], published[place]
+            request.hash_known(size, full[place])
+            hashes = request.block_hashes[first : full[place]]
+            blocks = request.block_ids[first : first + len(hashes)]
+            found = self._pool.publish(request.service, blocks, hashes)
+            if request.num_shareable == first:
+                request.num_shareable += found
+                self.services[request.service].shared.hold(blocks[:found])
+            published[place] += len(blocks)
+        batch.num_published[rows] = published
 
     def cancel(self, request_id: str, now_ns: int, reason: FinishReason) -> TokenEvent | None:
         """End a request, if there is one of that id, with its last event.
