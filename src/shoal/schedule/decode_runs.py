@@ -5,7 +5,7 @@ another until something ends: nothing but counts change. Such steps are made as 
 """
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
@@ -180,32 +180,31 @@ class DecodeRuns:
         growing = (spare < steps).nonzero()[0]
         firsts, rows = spare[growing].tolist(), growing.tolist()
         if size == 1 and not any(firsts):
-            blocks = self._allocate(state.service, [len(rows)] * steps)
+            blocks = self._allocate(state.service, [step for step in range(steps) for _ in rows])
             shares = [blocks[place :: len(rows)] for place in range(len(rows))]
         else:
             turns = sorted(
                 [(step, place) for place, first in enumerate(firsts) for step in range(first, steps, size)]
             )
-            counts = [0] * steps
-            for step, _ in turns:
-                counts[step] += 1
+            blocks = self._allocate(state.service, [step for step, _ in turns])
             shares = [[] for _ in rows]
-            for (_, place), block in zip(turns, self._allocate(state.service, counts), strict=True):
+            for (_, place), block in zip(turns, blocks, strict=True):
                 shares[place].append(block)
-        batch.grow(growing, shares)
-        grown = [(batch.requests[row].seq_id, tuple(share)) for row, share in zip(rows, shares, strict=True)]
+        grown = []
+        for row, share in zip(rows, shares, strict=True):
+            batch.grow(row, share)
+            grown.append((batch.requests[row].seq_id, tuple(share)))
         return Growth(grown, firsts, size, live)
 
-    def _allocate(self, service: str, counts: Sequence[int]) -> list[int]:
-        """So many blocks for one step after another, each its own at once."""
+    def _allocate(self, service: str, steps: Sequence[int]) -> list[int]:
+        """A block for each of ``steps``, which rise: those of one step at once."""
         pool = self._pool
         layout = pool.layout
         in_order = layout.kind == "merged" and layout.services[service].blocks_per_merged == 1
-        if in_order and not pool.prefix_caching:
-            # All at once, the pool gives the same.
-            counts = [sum(counts)]
+        # Where the pool gives the same, all at once.
+        counts = [len(steps)] if in_order and not pool.prefix_caching else Counter(steps).values()
         taken: list[int] = []
-        for count in filter(None, counts):
+        for count in counts:
             blocks = pool.allocate(service, count)
             assert blocks is not None
             taken += blocks

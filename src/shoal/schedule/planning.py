@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 
@@ -188,12 +187,11 @@ def _grow(
     batch: RunningBatch, growth: Sequence[tuple[int, int]], blocks: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Hand out ``blocks`` to the tables that need them."""
-    if not growth:
-        return ()
-    ends = accumulate(count for _, count in growth)
-    shares = [blocks[end - count : end] for (_, count), end in zip(growth, ends, strict=True)]
-    batch.grow(np.array([row for row, _ in growth]), shares)
-    requests = batch.requests
-    return tuple(
-        [(requests[row].seq_id, tuple(share)) for (row, _), share in zip(growth, shares, strict=True)]
-    )
+    grown = []
+    start = 0
+    for row, count in growth:
+        share = blocks[start : start + count]
+        batch.grow(row, share)
+        grown.append((batch.requests[row].seq_id, tuple(share)))
+        start += count
+    return tuple(grown)

@@ -1,7 +1,8 @@
 """The requests of one service as columns of numbers; of those that run, the only record of their progress."""
 
 from collections.abc import Sequence
-from operator import attrgetter
+from itertools import accumulate
+from operator import attrgetter, sub
 from typing import Any
 
 import numpy as np
@@ -245,29 +246,33 @@ class RunningBatch(RequestTable):
         """
         first_ns = ends_ns[0]
         gaps_ns = first_ns - self.last_token_ns[rows]
-        new = self.num_generated[rows] == 0
-        if np.count_nonzero(new):
+        generated = self.num_generated[rows]
+        if np.count_nonzero(generated) < len(generated):
+            new = generated == 0
             first_token_ns = self.first_token_ns[rows]
             first_token_ns[new] = first_ns
             self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
         last_ns: int | IntArray = ends_ns[-1]
         if len(ends_ns) > 1:
-            # Who ended early got nothing from the last iterations.
-            last = np.minimum(tokens, len(ends_ns)) - 1
-            times_ns = np.array(ends_ns)
-            longest_ns = np.maximum.accumulate(np.diff(times_ns, prepend=first_ns))
-            np.maximum(gaps_ns, longest_ns[last], out=gaps_ns)
-            last_ns = times_ns[last]
+            longest_ns = list(accumulate(map(sub, ends_ns, (first_ns, *ends_ns)), max))
+            if isinstance(tokens, int):
+                last = min(tokens, len(ends_ns)) - 1
+                np.maximum(gaps_ns, longest_ns[last], out=gaps_ns)
+                last_ns = ends_ns[last]
+            else:
+                # Who ended early got nothing from the last iterations.
+                lasts = np.minimum(tokens, len(ends_ns)) - 1
+                np.maximum(gaps_ns, np.array(longest_ns)[lasts], out=gaps_ns)
+                last_ns = np.array(ends_ns)[lasts]
         self.num_generated[rows] += tokens
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
         self.last_token_ns[rows] = last_ns
 
-    def grow(self, rows: IntArray, blocks: Sequence[Sequence[int]]) -> None:
-        """The block tables of some requests get further blocks."""
-        self.num_blocks[rows] += np.array([len(further) for further in blocks], dtype=np.int64)
-        for row, further in zip(rows.tolist(), blocks, strict=True):
-            self.requests[row].block_ids += further
+    def grow(self, row: int, blocks: Sequence[int]) -> None:
+        """The block table of a request gets further blocks."""
+        self.requests[row].block_ids += blocks
+        self.num_blocks[row] += len(blocks)
 
 
 def _dtype(name: str) -> type:
