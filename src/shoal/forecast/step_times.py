@@ -1,7 +1,6 @@
 """The interface of all models of step time."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from shoal.forecast.latency import FloatArray, LatencyModel, StepShape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepRows:
     """What one step of one service's model computes."""
 
@@ -22,7 +21,7 @@ class StepRows:
     sampled: int = 0
     """Rows whose logits are needed."""
 
-    @cached_property
+    @property
     def new_tokens(self) -> int:
         """Tokens computed by all rows."""
         return self.decodes + sum(count for count, _ in self.chunks)

@@ -84,7 +84,6 @@ def form_batch(batch: RunningBatch, turn: Turn, limit: StepLimit, block_size: in
     rows = keys = None
     if turn.seq_ids is not None:
         rows, keys = _taking_part(batch, turn)
-    growth: list[tuple[int, int]] = []
     chunks: list[tuple[int, int]] = []
     if not prefilling and not in_flight and (rows is None or len(rows) == len(batch)):
         # Everybody has exactly one token to compute.
@@ -99,9 +98,8 @@ def form_batch(batch: RunningBatch, turn: Turn, limit: StepLimit, block_size: in
     if len(decodes) > budget_rows:
         wanted = decodes if rows is None else _by_key(rows, keys, _mask(decodes, len(batch)))
         decodes = np.sort(wanted[:budget_rows])
-    full = (batch.num_scheduled == batch.num_blocks * block_size).nonzero()[0]
-    if len(full):
-        growth = [(row, 1) for row in full.tolist() if len(decodes) == len(batch) or row in decodes]
+    full = (batch.num_scheduled == batch.num_blocks * block_size)[decodes]
+    growth = [(row, 1) for row in decodes[full].tolist()]
     budget -= len(decodes)
     budget_rows -= len(decodes)
     if prefilling and np.count_nonzero(prompts):

@@ -124,7 +124,8 @@ class DecodeRuns:
         if state.limit.suspects():
             return None
         most = -(-most // max_iterations) * max_iterations
-        most = min(most, self._before_admission(state, step), _steps_left(batch))
+        most = min(most, self._before_admission(state, step))
+        most = most and min(most, _steps_left(batch))
         if most <= 0:
             return None
         until_ns = self._guard.nobody_before_ns(state)

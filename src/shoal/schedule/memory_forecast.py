@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -69,8 +70,9 @@ class MemoryForecast:
 
     def with_each(self, tokens: IntArray, candidate_tokens: IntArray) -> IntArray:
         """Merged blocks if each has so many tokens, with the first, the first two, ... candidates [k]."""
-        further = self._own_blocks(candidate_tokens).cumsum()
-        return self.merged_array(further + self.blocks_of(tokens))
+        blocks = self.blocks_of(tokens)
+        further = accumulate(self._own_blocks(candidate_tokens).tolist())
+        return np.array([self.merged(blocks + count) for count in further])
 
     def _own_blocks(self, tokens: IntArray) -> IntArray:
         """Blocks of each, as if none shared any."""

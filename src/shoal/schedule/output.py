@@ -148,9 +148,8 @@ class OutputProcessor:
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
         self._store.count_output(requests[0].service, count * len(receivers))
-        for request in receivers:
-            if request.token_ids:
-                request.token_ids += [ANONYMOUS_TOKEN] * count
+        for token_ids in [request.token_ids for request in receivers if request.token_ids]:
+            token_ids += [ANONYMOUS_TOKEN] * count
         generated = batch.num_generated[rows]
         done = generated >= batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
         for at in done.nonzero()[0].tolist():

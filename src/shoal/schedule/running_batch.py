@@ -48,6 +48,7 @@ _GOALS = ("ttft_s", "tpot_s", "e2e_s")
 _FIRST_PROGRESS, _END_PROGRESS = len(_FIXED), len(_FIXED) + len(_PROGRESS)
 _NAMES = frozenset(_COLUMNS + _GOALS)
 _read = attrgetter(*_COLUMNS)
+_read_goals = attrgetter(*_GOALS)
 
 
 class RequestTable:
@@ -181,11 +182,10 @@ class RunningBatch(RequestTable):
         if row == self._table.shape[1]:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
         self._table[: len(_COLUMNS), row] = _read(request)
+        self._table[len(_COLUMNS) :, row] = np.array(_read_goals(request)).view(np.int64)
         self.requests.append(request)
         self._bind()
         self.prefilling[row] = 1
-        for name in _GOALS:
-            getattr(self, name)[row] = getattr(request, name)
 
     def remove(self, request: RequestState) -> None:
         """A request runs no longer: its progress is written to it. Rows behind it move up."""
