@@ -126,7 +126,7 @@ class LengthHistory:
         self._pending: list[tuple[int | None, int]] = []
         self._finished: FinishedLengths | None = None
         self._full: LengthDistribution | None = None
-        self._mean: float | None = None
+        self._total = sum(self._recent)
 
     @property
     def censors(self) -> bool:
@@ -136,9 +136,7 @@ class LengthHistory:
     @property
     def mean(self) -> float | None:
         """Mean of the remembered lengths; None before the first."""
-        if self._mean is None and self._recent:
-            self._mean = float(self._ascending().mean())
-        return self._mean
+        return self._total / len(self._recent) if self._recent else None
 
     def record(self, length: int) -> None:
         """Add a request that finished with ``length`` output tokens; not a cancelled or failed one."""
@@ -146,9 +144,10 @@ class LengthHistory:
             raise ValueError(f"a finished request has at least 1 output token, got {length}")
         dropped = self._recent[0] if len(self._recent) == self.window else None
         self._recent.append(length)
+        self._total += length - (dropped or 0)
         if len(self._pending) <= _MAX_INSERTIONS:
             self._pending.append((dropped, length))
-        self._finished, self._full, self._mean = None, None, None
+        self._finished = self._full = None
 
     def _ascending(self) -> IntArray:
         """The remembered lengths, sorted."""

@@ -8,7 +8,7 @@ from shoal.schedule.orders.doubling_budget import DoublingBudget
 from shoal.schedule.orders.protocol import Decision, Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, RequestTable
-from shoal.schedule.view import SchedulerView, ServiceView
+from shoal.schedule.view import SchedulerView, ServiceTraits, ServiceView
 
 _BUDGETS = DoublingBudget()
 EXPONENT = 1.5
@@ -48,15 +48,15 @@ class WeightedTurns(ByPriority):
         for service in view.services.values():
             steps = view.step - service.last_step
             if len(service.running) or service.waiting:
+                traits = service.traits
                 for (_, number), turn in self.turns(self.candidates(service)):
                     requests = len(service.running) + (1 if turn.prefill and service.waiting else 0)
-                    turns.append(((-steps * weight(service, requests), number), turn))
+                    turns.append(((-steps * weight(traits, requests), number), turn))
         turns.sort(key=lambda pair: pair[0])
         return Decision([turn for _, turn in turns])
 
 
-def weight(view: ServiceView, requests: int) -> float:
+def weight(traits: ServiceTraits, requests: int) -> float:
     """(N / L^2)^1.5, in 1 / s^3."""
-    traits = view.traits
     alone_s = traits.mean_s if traits.alone_s is None else traits.alone_s
     return float((requests / max(alone_s, 1e-9) ** 2) ** EXPONENT)
