@@ -59,7 +59,8 @@ class Recorder:
         self._used_sum += used
         self._used_peak = max(self._used_peak, used)
         self.end_ns = end_ns
-        self._span(StepSpan(self._engine, service, start_ns, end_ns, 1, decodes, prefill_tokens))
+        if self._keeps_spans:
+            self._span(StepSpan(self._engine, service, start_ns, end_ns, 1, decodes, prefill_tokens))
 
     def decodes(
         self,
@@ -87,7 +88,8 @@ class Recorder:
         self._used_sum += sum(used)
         self._used_peak = max(self._used_peak, used[-1])
         self.end_ns = last_ns
-        self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), running, 0))
+        if self._keeps_spans:
+            self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), running, 0))
 
     def close(self, end_ns: int) -> None:
         """End the record; the engine has been idle since its last step."""
@@ -112,8 +114,6 @@ class Recorder:
 
     def _span(self, span: StepSpan) -> None:
         """Keep a span; decode steps that follow decode steps of the same rows are added to their span."""
-        if not self._keeps_spans:
-            return
         last = self.spans[-1] if self.spans else None
         if (
             last is not None
