@@ -111,15 +111,14 @@ def most_tokens(table: RequestTable) -> IntArray:
     return np.maximum(longest, table.num_tokens_with_in_flight, out=longest)
 
 
-def peaks_with_each(
-    forecast: MemoryForecast, lengths: IntArray, candidates: RequestTable, candidate_lengths: IntArray
-) -> IntArray:
+def peaks_with_each(forecast: MemoryForecast, candidates: RequestTable, lengths: IntArray) -> IntArray:
     """M* in merged blocks with the first, the first two, ... of ``candidates``, who share none [k, draws].
 
-    lengths: output lengths of those that hold memory [draws, n]; candidate_lengths: of candidates [draws, k].
+    lengths: output lengths of the n that hold memory, then of candidates [draws, n + k].
     """
-    _, blocks = forecast.timeline(lengths).plus(
-        candidates.num_tokens_with_in_flight, remaining(candidates, candidate_lengths)
+    count = len(forecast)
+    _, blocks = forecast.timeline(lengths[:, :count]).plus(
+        candidates.num_tokens_with_in_flight, remaining(candidates, lengths[:, count:])
     )
     return forecast.merged_array(blocks)
 

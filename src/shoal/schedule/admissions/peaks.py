@@ -49,12 +49,8 @@ class Forecasting(Admission):
         before = len(running) + sum(map(len, others))
         samples = [self.samples(before + joined + 1) for joined in range(len(candidates))]
         most = samples[0]
-        peaks = peaks_with_each(
-            running,
-            self.estimate(running.table, running.lengths, most),
-            candidates,
-            self.estimate(candidates, running.lengths, most),
-        )
+        estimates = self.estimate(running.table.joined(candidates), running.lengths, most)
+        peaks = peaks_with_each(running, candidates, estimates)
         if others:
             lengths = [self.estimate(other.table, other.lengths, most) for other in others]
             peaks = peaks + total_peaks(others, lengths)
