@@ -107,19 +107,13 @@ class Timeline:
 
     def peak(self) -> IntArray:
         """M* in merged blocks [draws]."""
-        return self.demand.merged(self.most_blocks())
+        return self.demand.merged(self.held.max(axis=1, initial=0))
 
-    def most_blocks(self) -> IntArray:
-        """The most blocks held at once [draws]."""
-        most: IntArray = self.held.max(axis=1, initial=0)
-        return most
+    def peak_with_each(self, tokens: IntArray, remaining: IntArray) -> IntArray:
+        """M* with the first, the first two, ... candidates, which share no blocks [k, draws].
 
-    def plus(self, tokens: IntArray, remaining: IntArray) -> tuple["Timeline", IntArray]:
-        """The timeline with candidates added at the end, which share no blocks, and the peaks on the way.
-
-        tokens: of each candidate now [k]. remaining: tokens that each will still get [draws, k]. The second
-        result is the most blocks held at once by these requests and the first, the first two, ... candidates
-        [k, draws]. It needs no sorting and so costs a fraction of a new timeline.
+        tokens: of each candidate now [k]. remaining: tokens that each will still get [draws, k]. It needs no
+        sorting and so costs a fraction of new timelines.
         """
         size = self.demand.block_size
         ends = np.concatenate((self.ends, remaining), axis=1)
@@ -131,14 +125,7 @@ class Timeline:
         held[0] += np.concatenate((self.held, running), axis=1)
         for before, after in pairwise(held):  # many times as fast as a cumulative sum along this axis
             after += before
-        longer = Timeline(
-            self.demand,
-            np.concatenate((self.tokens, tokens)),
-            np.concatenate((self.remaining, remaining), axis=1),
-            ends,
-            held[-1],
-        )
-        return longer, held.max(axis=2)
+        return self.demand.merged(held.max(axis=2))
 
 
 def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: IntArray) -> IntArray:

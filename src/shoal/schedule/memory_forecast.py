@@ -48,10 +48,6 @@ class MemoryForecast:
         """Merged blocks that so many blocks take."""
         return -(-blocks // self.layout.blocks_per_merged) * self.layout.units_per_block
 
-    def merged_array(self, blocks: IntArray) -> IntArray:
-        """The same for an array."""
-        return -(-blocks // self.layout.blocks_per_merged) * self.layout.units_per_block
-
     @cached_property
     def demand(self) -> Demand:
         """How their memory grows with their tokens."""
@@ -117,10 +113,10 @@ def peaks_with_each(forecast: MemoryForecast, candidates: RequestTable, lengths:
     lengths: output lengths of the n that hold memory, then of candidates [draws, n + k].
     """
     count = len(forecast)
-    _, blocks = forecast.timeline(lengths[:, :count]).plus(
+    timeline = forecast.timeline(lengths[:, :count])
+    return timeline.peak_with_each(
         candidates.num_tokens_with_in_flight, remaining(candidates, lengths[:, count:])
     )
-    return forecast.merged_array(blocks)
 
 
 def total_peaks(forecasts: Sequence[MemoryForecast], lengths: Sequence[IntArray]) -> IntArray:
