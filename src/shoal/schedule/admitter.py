@@ -1,9 +1,9 @@
 """Admitting requests that wait: what the prefix index or the host has of them, and whether the rest fits."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ class Rejection(Enum):
     """There is memory, but no merged block is free for it; a compaction helps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """A waiting request that joins the next plan; its blocks are allocated."""
 
     request: RequestState

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from shoal.schedule.step_limit import StepLimit
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledBatch:
+class ScheduledBatch(NamedTuple):
     """The running requests' part of a step, by their rows in the running batch."""
 
     decodes: IntArray

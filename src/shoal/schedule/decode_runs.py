@@ -7,8 +7,9 @@ another until something ends: nothing but counts change. Such steps are made as 
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,7 @@ from shoal.schedule.service_state import ServiceState
 from shoal.schedule.starvation import StarvationGuard
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRun:
+class DecodeRun(NamedTuple):
     """Steps that the scheduler would plan one after another if nothing happened between them."""
 
     service: str
@@ -45,8 +45,7 @@ class DecodeRun:
         return min(-(-steps // self.max_iterations) * self.max_iterations, self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """Blocks handed out to a run, in the order in which its steps would have got them."""
 
     grown: Sequence[tuple[int, tuple[int, ...]]]

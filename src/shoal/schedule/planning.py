@@ -1,8 +1,8 @@
 """From choices to a plan: tables grow, requests advance, and the executor's deltas are written down."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from shoal.schedule.service_state import ServiceState
 _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
+class InFlightStep(NamedTuple):
     """A plan in flight, and whom its rows are about."""
 
     plan: StepPlan

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.forecast import LengthDistribution
 from shoal.schedule.request_state import RequestState
@@ -68,8 +68,7 @@ class ServiceView(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerView:
+class SchedulerView(NamedTuple):
     """What an order sees: every service, and how far the scheduler has come."""
 
     services: Mapping[str, ServiceView]

@@ -6,16 +6,14 @@ too long before all others.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 from shoal.schedule.view import SchedulerView, ServiceView
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A step of one service.
 
     Requests missing one token go before those missing more, within the limit of tokens. Decodes have their
@@ -34,8 +32,7 @@ class Turn:
     """The turn is off unless it computes a prompt, of a request that waits or begun before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What an order wants."""
 
     turns: Sequence[Turn]
