@@ -192,7 +192,7 @@ def test_the_engine_to_be_measured_runs_one_plan_at_a_time():
     assert (scheduler.depth, scheduler.max_running, scheduler.max_batched_tokens) == (1, 7, 99)
     assert (scheduler.order, scheduler.admission) == (Fcfs(), Conservative())
     assert scheduler.preemption_mode == "recompute", "no host memory is to be taken"
-    assert not scheduler.preempt_for_waiting
+    assert scheduler.preempt_for_waiting == "never"
     assert profiling_options(options).kv_cache == options.kv_cache
 
 
