@@ -185,6 +185,19 @@ def test_a_limit_is_forgotten_after_many_steps_without_a_failure():
     assert limit.rows == limit.tokens == scheduler.options.max_batched_tokens
 
 
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_a_request_taken_out_before_its_step_fails_has_no_event(prompts):
+    scheduler = make_scheduler()
+    requests = [make_request(4, 3) for _ in range(prompts)]
+    for request in requests:
+        scheduler.submit(request, 0)
+    scheduler.schedule(0)
+    assert scheduler.detach(requests[0].id, 1) is not None
+    assert scheduler.abandon("out of memory", 2) == []
+    assert scheduler.pool.live_blocks("a") == 0
+    assert scheduler.unfinished == scheduler.waiting == prompts - 1
+
+
 def test_a_failed_plan_cannot_be_updated():
     scheduler = make_scheduler()
     scheduler.submit(make_request(4, 3), 0)
