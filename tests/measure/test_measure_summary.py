@@ -166,7 +166,7 @@ def test_tables_fit_a_narrow_terminal_and_take_names_as_they_are():
 
 def test_comparison_has_a_row_for_each_run():
     runs = {"fcfs": random_run(seed=1), "doubling": random_run(seed=2)}
-    text = printed(compare(runs), width=90)
+    text = printed(compare(runs), width=110)
     assert all(head in text for head in ("done", "x alone", "goodput", "SLO"))
     lines = [line.split() for line in text.splitlines() if line.strip()]
     for name, run in runs.items():

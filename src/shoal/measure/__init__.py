@@ -22,6 +22,7 @@ from shoal.measure.plots import Panel, Series, require_plots, save_plot
 from shoal.measure.records import EngineTotals, RequestRow, RunRecord, Sample, StepSpan
 from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
 from shoal.measure.tables import compare, summary_tables
+from shoal.measure.token_gaps import TokenGaps
 
 __all__ = [
     "FORMATS",
@@ -37,6 +38,7 @@ __all__ = [
     "Spread",
     "StepSpan",
     "Summary",
+    "TokenGaps",
     "compare",
     "report_html",
     "require_plots",

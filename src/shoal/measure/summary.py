@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.core import attainment, has_goal, met, normalised_latency, percentile
 from shoal.measure.records import EngineTotals, RequestRow, RunRecord
+from shoal.measure.token_gaps import TokenGaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,9 @@ class GroupSummary:
     """End-to-end latency."""
     largest_gap_s: Spread | None
     """Longest time between two tokens (MTPOT), over answers of two tokens or more."""
+    inter_token_s: Spread | None
+    """Time between two tokens, over all pairs of neighbours, also of requests not answered whole; None where
+    nobody noted it."""
     normalised_latency: Spread | None
     """End-to-end latency over execution time, of the services whose execution time is known."""
     evictions: int
@@ -146,15 +150,20 @@ def summarise(run: RunRecord) -> Summary:
     return Summary(
         title=run.title,
         duration_s=duration_s,
-        overall=_summarise_group(run.requests, run, duration_s),
-        services={name: _summarise_group(by_service[name], run, duration_s) for name in sorted(by_service)},
+        overall=_summarise_group(run.requests, run, duration_s, TokenGaps.together(run.token_gaps.values())),
+        services={
+            name: _summarise_group(by_service[name], run, duration_s, run.token_gaps.get(name, TokenGaps()))
+            for name in sorted(by_service)
+        },
         kv_used_mean=weighted / steps if steps else None,
         kv_used_peak=max(engine.kv_used_peak for engine in run.engines if engine.steps) if steps else None,
         engines=tuple(run.engines),
     )
 
 
-def _summarise_group(rows: Sequence[RequestRow], run: RunRecord, duration_s: float) -> GroupSummary:
+def _summarise_group(
+    rows: Sequence[RequestRow], run: RunRecord, duration_s: float, gaps: TokenGaps
+) -> GroupSummary:
     answered = [row for row in rows if row.answered]
     multi_token = [row for row in answered if row.output_tokens > 1]
     outcomes = [outcome(row) for row in rows]
@@ -178,11 +187,19 @@ def _summarise_group(rows: Sequence[RequestRow], run: RunRecord, duration_s: flo
         tpot_s=Spread.of(row.tpot_s for row in multi_token),
         e2e_s=Spread.of(row.e2e_s for row in answered),
         largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in multi_token),
+        inter_token_s=_gap_spread(gaps),
         normalised_latency=Spread.of(value for value in normalised_latencies if value is not None),
         evictions=sum(row.evictions for row in rows),
         recomputed_tokens=sum(row.recomputed_tokens for row in rows),
         cached_tokens=sum(row.cached_tokens for row in rows),
     )
+
+
+def _gap_spread(gaps: TokenGaps) -> Spread | None:
+    if not len(gaps):
+        return None
+    p50, p90, p95, p99 = (gaps.percentile_s(percent) for percent in (50, 90, 95, 99))
+    return Spread(mean=gaps.mean_s, p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 def _rate(count: int, duration_s: float) -> float | None:

@@ -18,6 +18,7 @@ MEASURES: tuple[tuple[str, str], ...] = (
     ("TTFT", "ttft_s"),
     ("TPOT", "tpot_s"),
     ("E2E", "e2e_s"),
+    ("ITL", "inter_token_s"),
     ("MTPOT", "largest_gap_s"),
     ("x alone", "normalised_latency"),
 )
@@ -111,7 +112,8 @@ def latency_grid(summary: Summary) -> Grid:
     rows = []
     for name, group in _groups(summary):
         present = MEASURES if group.normalised_latency is not None else MEASURES[:-1]
-        for number, (word, field) in enumerate(present):
+        noted = [measure for measure in present if getattr(group, measure[1]) or measure[0] != "ITL"]
+        for number, (word, field) in enumerate(noted):
             cells = spread_cells(getattr(group, field), in_seconds=field != "normalised_latency")
             rows.append([name if number == 0 else "", word, *cells])
     heads = ["service", "time", "mean", "p50", "p90", "p95", "p99"]
@@ -151,6 +153,7 @@ def _run_cells(summary: Summary) -> dict[str, str]:
         "tok/s": figure(group.output_tokens_per_s),
         "TTFT s": _mean_and_tail(group.ttft_s),
         "TPOT ms": _mean_and_tail(group.tpot_s, 1e3),
+        "ITL ms": _mean_and_tail(group.inter_token_s, 1e3),
         "MTPOT s": _mean_and_tail(group.largest_gap_s),
         "E2E s": _mean_and_tail(group.e2e_s),
         "x alone": _mean_and_tail(group.normalised_latency),

@@ -93,6 +93,7 @@ def measure(point: Point) -> Measured:
         "tpot_s": None if tpot is None else tpot.mean,
         "mtpot_s": None if gap is None else gap.mean,
         "mtpot_p99_s": None if gap is None else gap.p99,
+        "itl_p99_s": None if found.inter_token_s is None else found.inter_token_s.p99,
         "requests": found.requests,
         "evictions": found.evictions,
     }

@@ -1,6 +1,6 @@
 """The requests of one service as columns of numbers; of those that run, the only record of their progress."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import attrgetter, sub
 from typing import Any
@@ -165,6 +165,8 @@ class RunningBatch(RequestTable):
 
     def __init__(self) -> None:
         super().__init__(())
+        self.on_gaps: Callable[[IntArray, int | IntArray], None] | None = None
+        """Told of times between tokens, and how often each came; 0 is none."""
         self.num_removals = 0
         """How many requests have been removed: while it stays the same, so do row numbers."""
         self._table = np.zeros((len(_COLUMNS) + len(_GOALS), 64), dtype=np.int64)
@@ -253,6 +255,8 @@ class RunningBatch(RequestTable):
             first_token_ns[new] = first_ns
             self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
+        if self.on_gaps is not None:
+            self._tell_gaps(self.on_gaps, gaps_ns, tokens, ends_ns)
         last_ns: int | IntArray = ends_ns[-1]
         if len(ends_ns) > 1:
             longest_ns = list(accumulate(map(sub, ends_ns, (first_ns, *ends_ns)), max))
@@ -268,6 +272,19 @@ class RunningBatch(RequestTable):
         self.num_generated[rows] += tokens
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
         self.last_token_ns[rows] = last_ns
+
+    def _tell_gaps(
+        self,
+        told: Callable[[IntArray, int | IntArray], None],
+        gaps_ns: IntArray,
+        tokens: int | IntArray,
+        ends_ns: Sequence[int],
+    ) -> None:
+        """Tell of the gap before each one's first token of a plan, then of those between its iterations."""
+        told(gaps_ns.copy(), 1)
+        if len(ends_ns) > 1:
+            made = np.broadcast_to(tokens, gaps_ns.shape)
+            told(np.diff(ends_ns), (made[:, None] > np.arange(1, len(ends_ns))).sum(axis=0))
 
     def grow(self, row: int, blocks: Sequence[int]) -> None:
         """The block table of a request gets further blocks."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from shoal.core import (
     FinishReason,
@@ -24,6 +25,7 @@ from shoal.schedule.recovery import Recovery, with_trials
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.resumption import to_resume
+from shoal.schedule.running_batch import IntArray
 from shoal.schedule.service_state import new_service_state
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
@@ -87,6 +89,11 @@ class Scheduler:
     def services(self) -> Mapping[str, ServiceView]:
         """What policies see of each service, for those who watch a scheduler; not to be changed."""
         return self._services
+
+    def tell_gaps(self, told: Callable[[str, IntArray, int | IntArray], None]) -> None:
+        """From now on tell of the times between tokens: of which service, in ns (0: none), how often each."""
+        for name, state in self._services.items():
+            state.running.on_gaps = partial(told, name)
 
     @property
     def unfinished(self) -> int:

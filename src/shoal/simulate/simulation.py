@@ -1,12 +1,12 @@
 """The simulation: a heap of timed events that drives engines in virtual time."""
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, StepPlan
 from shoal.core.slo import resolve_slo
-from shoal.measure import RequestRow, RunRecord
+from shoal.measure import RequestRow, RunRecord, TokenGaps
 from shoal.schedule import RequestState
 from shoal.schedule.hopeless import why_refused
 from shoal.simulate.dispatch import Dispatch, EngineView, RoundRobinDispatch
@@ -43,6 +43,7 @@ class Simulation:
         self._source = source
         self._dispatch = RoundRobinDispatch() if dispatch is None else dispatch
         self._rows: list[RequestRow] = []
+        self._gaps: dict[str, TokenGaps] = defaultdict(TokenGaps)
         self._dispatched: Counter[str] = Counter()
         self._due: list[tuple[int, int]] = []
         self._replicas = [self._replica(number, spec, watch, on_plan) for number, spec in enumerate(engines)]
@@ -58,7 +59,7 @@ class Simulation:
             self._rows.append(_row(state, reason, now_ns, number))
             self._source.ended(state.request.id, now_ns)
 
-        return Replica(
+        replica = Replica(
             spec,
             self._clock,
             recorder,
@@ -66,6 +67,8 @@ class Simulation:
             skip_ahead=watch.skip_ahead,
             on_plan=None if on_plan is None else lambda plan: on_plan(number, plan),
         )
+        replica.scheduler.tell_gaps(lambda service, *gaps: self._gaps[service].add(*gaps))
+        return replica
 
     @property
     def replicas(self) -> Sequence[Replica]:
@@ -188,6 +191,7 @@ class Simulation:
             engines=totals,
             spans=spans,
             execution_s=execution_s,
+            token_gaps=self._gaps,
             end_ns=end_ns,
             facts=facts,
         )
