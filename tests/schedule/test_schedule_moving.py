@@ -1,7 +1,7 @@
 """Requests that change engines again and again say what they would have said on one."""
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -57,19 +57,9 @@ class Engine:
 
 
 def engine_of(preset: str, depth: int, clock_ns: int, blocks: int = 14) -> Engine:
-    options = PRESETS[preset].scheduler
-    pool = make_pool(blocks, per_merged={"a": 1, "b": 2})
-    scheduler = make_scheduler(
-        pool,
-        order=options.order,
-        admission=options.admission,
-        victim=options.victim,
-        preemption_mode=options.preemption_mode,
-        preempt_for_waiting=options.preempt_for_waiting,
-        depth=depth,
-        max_batched_tokens=24,
-    )
-    return Engine(scheduler, clock_ns)
+    chosen = replace(PRESETS[preset].scheduler, depth=depth, max_batched_tokens=24)
+    options = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+    return Engine(make_scheduler(make_pool(blocks, per_merged={"a": 1, "b": 2}), **options), clock_ns)
 
 
 def make_some_request(random: Random, number: int) -> Request:
