@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler, run
 
-from shoal.core import Carried, FinishReason, Idle, InvalidRequest, StepResult, SyntheticPrompt
+from shoal.core import SLO, Carried, FinishReason, Idle, InvalidRequest, StepResult, SyntheticPrompt
 from shoal.schedule import PastFuture
 
 
@@ -263,3 +263,15 @@ def test_the_most_tokens_of_before_hold_on_a_larger_engine():
     scheduler.submit(moved, 0)
     (event,) = step(scheduler, 9)
     assert (event.tokens, event.finish) == ((9,), FinishReason.LENGTH)
+
+
+def test_who_was_accepted_before_is_not_refused_for_its_goals():
+    scheduler = make_scheduler(max_running=1, on_hopeless="refuse")
+    scheduler.submit(make_request(4, None, id="runs", max_tokens=90), 0)
+    step(scheduler, 1)
+    late = replace(make_request(4, 5), slo=SLO(ttft_s=1.0), arrival_ns=0)
+    scheduler.submit(replace(late, id="new"), 9 * SECOND)
+    scheduler.submit(carry(replace(late, id="resumed"), (), age_ns=9 * SECOND), 9 * SECOND)
+    step(scheduler, 2, now_ns=9 * SECOND)
+    assert [event.request_id for event in scheduler.take_refused()] == ["new"]
+    assert [request.request.id for request in scheduler.services["a"].waiting] == ["resumed"]

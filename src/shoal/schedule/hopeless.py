@@ -33,8 +33,11 @@ def _first_after(start_ns: int, time_s: float) -> int:
 
 
 def may_be_refused(request: RequestState) -> bool:
-    """Whether nobody has got anything of the call yet: no token, and no choice of it is being computed."""
-    if request.num_generated or request.choice_answered:
+    """Whether nobody has got anything of the call yet: no token, and no choice of it is being computed.
+
+    Of a call that is resumed an earlier engine may have answered other choices.
+    """
+    if request.num_generated or request.choice_answered or request.request.carried is not None:
         return False
     return not any(choice.seq_id >= 0 or choice.num_generated for choice in request.choices)
 
