@@ -78,7 +78,7 @@ def make_scheduler(order: Order, admission: str, load: Load, pool_tokens: float)
             order=order,
             admission=ADMISSIONS[admission](),
             max_running=2 * load.running,
-            preempt_for_waiting=load.preempt,
+            preempt_for_waiting="less-urgent" if load.preempt else "never",
             victim="lowest-priority",
         ),
     )
