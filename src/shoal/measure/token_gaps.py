@@ -36,7 +36,7 @@ class TokenGaps:
         if not self._buffer:
             return
         gaps_ns = np.concatenate([gaps for gaps, _ in self._buffer])
-        times = np.concatenate([np.broadcast_to(times, gaps.shape) for gaps, times in self._buffer])
+        times = np.concatenate([np.full(len(gaps), times) for gaps, times in self._buffer])
         self._buffer, self._buffered = [], 0
         some = gaps_ns > 0
         gaps_ns, times = gaps_ns[some], times[some]

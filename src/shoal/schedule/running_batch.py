@@ -283,8 +283,12 @@ class RunningBatch(RequestTable):
         """Tell of the gap before each one's first token of a plan, then of those between its iterations."""
         told(gaps_ns.copy(), 1)
         if len(ends_ns) > 1:
-            made = np.broadcast_to(tokens, gaps_ns.shape)
-            told(np.diff(ends_ns), (made[:, None] > np.arange(1, len(ends_ns))).sum(axis=0))
+            times_ns = np.array(ends_ns)
+            between_ns = times_ns[1:] - times_ns[:-1]
+            if isinstance(tokens, int):
+                told(between_ns[: tokens - 1], len(gaps_ns))
+            else:
+                told(between_ns, (tokens[:, None] > np.arange(1, len(ends_ns))).sum(axis=0))
 
     def grow(self, row: int, blocks: Sequence[int]) -> None:
         """The block table of a request gets further blocks."""
