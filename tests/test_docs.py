@@ -86,7 +86,7 @@ def test_the_presets_described_are_those_there_are() -> None:
         written = {"order": order, "admission": admission, "victim": victim, "preemption-mode": mode}
         written["preempt-for-waiting"] = preempts
         if name != "shoal":
-            written |= {"max-token-gap": "never", "max-running": "256"}
+            written |= {"max-token-gap": "never", "max-running": "256", "co-batch": "off"}
         flags = flag_settings(written, models=["m"])
         assert load_config(ServerOptions, flags=flags).scheduler == PRESETS[name].scheduler, name
         assert layout == PRESETS[name].layout, name

@@ -351,3 +351,12 @@ def test_several_steps_under_one_decision_need_depth_1(tmp_path):
     assert from_yaml(tmp_path, text).scheduler.max_iterations == 4
     with pytest.raises(ConfigError, match="needs depth 1"):
         from_yaml(tmp_path, text.replace("4}", "4, depth: 2}"))
+
+
+def test_decoding_together_is_on_unless_it_is_switched_off_and_may_be_bounded(tmp_path):
+    text = "services: [smollm2]\nscheduler: {co_batch_rows: 16}\n"
+    assert from_yaml(tmp_path, text).scheduler == SchedulerOptions(co_batch=True, co_batch_rows=16)
+    assert from_yaml(tmp_path, text, co_batch=False).scheduler.co_batch is False
+    assert from_flags("smollm2", co_batch_rows="3", preset="vllm").scheduler.co_batch_rows == 3
+    with pytest.raises(ConfigError, match=r"scheduler\.co_batch_rows"):
+        from_flags("smollm2", co_batch_rows="0")

@@ -92,3 +92,7 @@ def test_an_admission_may_have_parameters_beside_a_preset():
     config = from_flags("smollm2", preset="seallm", admission="aggressive:watermark=80%")
     seallm = PRESETS["seallm"].scheduler
     assert config.scheduler == dataclasses.replace(seallm, admission=Aggressive(watermark=0.8))
+
+
+def test_services_decode_together_only_where_no_paper_is_followed():
+    assert {name for name, preset in PRESETS.items() if preset.scheduler.co_batch} == {"shoal"}

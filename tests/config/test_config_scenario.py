@@ -247,6 +247,23 @@ def test_services_share_the_memory_beside_the_weights_of_all_models(tmp_path):
     assert room - layout.merged_bytes < layout.total_bytes <= room
 
 
+def test_services_on_one_model_and_dtype_share_its_weights(tmp_path):
+    services = (
+        "services: [llama-3.1-8b, {name: b, model: llama-3.1-8b}, {name: c, model: qwen2.5-7b},"
+        " {name: d, model: llama-3.1-8b, dtype: float32}]\n"
+    )
+    pool = "kv_cache: {memory: 8GiB}\n"
+    read = scenario(tmp_path, f"latency: {{roofline: {{device: a100-80}}}}\n{services}{WORK}{pool}")
+    specs = prepare(read).engine.services
+    weights = [specs[name].weights for name in ("llama-3.1-8b", "b", "c", "d")]
+    assert weights == ["llama-3.1-8b", "llama-3.1-8b", "c", "d"]
+    profile(tmp_path, "a", "b")
+    unknown = f"services: [{{name: a}}, {{name: b}}]\n{FITTED}{WORK}kv_cache: {{tokens: 1600}}\n"
+    assert [spec.weights for spec in prepare(scenario(tmp_path, unknown)).engine.services.values()] == [
+        None
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("size", "tokens"), [("blocks: 30", 480), ("tokens: 500", 496), ("memory: 60MiB", 480)]
 )

@@ -23,7 +23,7 @@ from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
 from shoal.kvcache import KVCacheOptions
-from shoal.schedule import Conservative, Fcfs, SchedulerOptions, Slice, describe
+from shoal.schedule import ORDERS, Conservative, Fcfs, SchedulerOptions, Slice, describe
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 SERVICES = ("gemma3", "gpt2")
@@ -174,6 +174,7 @@ def simulated(engine: Engine, times_ns: Sequence[list[int]], requests: Sequence[
                 execution_s=limits.execution_s,
                 slo=limits.slo,
                 quota=limits.quota,
+                weights=limits.weights,
             )
             for name, limits in scheduler._limits.items()
         },
@@ -228,10 +229,24 @@ def test_they_agree_on_who_is_too_late(
 def test_real_engine_and_simulator_write_the_same_schedule_log(
     folders: dict[str, Path], preset: str, depth: int, max_iterations: int, overcommitted: bool
 ) -> None:
-    chosen = PRESETS[preset]
     knobs: dict[str, Any] = {"depth": depth, "max_iterations": max_iterations, **TUNED.get(preset, {})}
     if overcommitted and preset not in TUNED:
         knobs["admission"] = Conservative(overcommit=20.0)
+    log = compare(folders, preset, workload(seed=2 if overcommitted else 1), **knobs)
+    assert any("iterations" in line for line in log) == (max_iterations > 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("order", ["weighted-turns", "fcfs"])
+def test_they_do_so_for_services_on_one_model(folders: dict[str, Path], order: str, depth: int) -> None:
+    shared = dict.fromkeys(SERVICES, folders["gemma3"])
+    log = compare(shared, "shoal", workload(seed=3), order=ORDERS[order](), depth=depth)
+    assert any("; " in line for line in log)
+
+
+def compare(folders: dict[str, Path], preset: str, requests: Sequence[Request], **knobs: Any) -> list[str]:
+    """The log of both, which must be the same; ``knobs`` go over those of the preset."""
+    chosen = PRESETS[preset]
     options = EngineOptions(
         services=tuple(
             Service(name=name, model=str(folder), dtype="float32", execution_s=0.05)
@@ -241,9 +256,8 @@ def test_real_engine_and_simulator_write_the_same_schedule_log(
         scheduler=replace(chosen.scheduler, **knobs),
         threads=1,
     )
-    requests = workload(seed=2 if overcommitted else 1)
     recorder = real(folders, options, requests)
     log = simulated(recorder.engine, recorder.times_ns, requests)
     assert len(log) > 20
     assert log == recorder.log
-    assert any("iterations" in line for line in log) == (max_iterations > 1)
+    return log

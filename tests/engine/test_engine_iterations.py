@@ -9,7 +9,7 @@ from test_engine_handle import greedy, idle, read, started, until
 
 from shoal.core import NO_TOKEN, ConfigError, FinishReason, StepPlan, StepResult
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.planning import InFlightStep
+from shoal.schedule.planning import InFlightStep, PlannedRows
 
 PROMPT = [97, 98, 99, 100, 101]
 
@@ -158,7 +158,7 @@ def test_a_plan_without_rows_is_taken():
     plan = StepPlan(
         number=9, service="a", seq_ids=(), new_tokens=(), sampled=(), left=tuple(executor.sequences)
     )
-    scheduler._in_flight.append(InFlightStep(plan, [], slice(0), 0, [], []))
+    scheduler._in_flight.append(InFlightStep(plan, (PlannedRows(plan, [], slice(0), 0),), [], []))
     executor.submit(plan)
     result = executor.collect()
     assert [list(tokens) for tokens in result.tokens] == [[]]

@@ -26,6 +26,7 @@ class FakeService:
         running: Sequence[RequestState] = (),
         prefilling: Sequence[RequestState] = (),
         last_step: int = -1,
+        last_turn: int | None = None,
         last_prefill: int = -1,
         consecutive_steps: int = 0,
         mean_s: float = 1.0,
@@ -33,15 +34,18 @@ class FakeService:
         deviation_s: float = 0.0,
         quota: int = 8,
         finished: Sequence[int] = (),
+        companions: Sequence[str] = (),
     ) -> None:
         self.service = service
         self.waiting = waiting
         self.requests = list(running)
         self.prefilling = list(prefilling)
         self.last_step = last_step
+        self.last_turn = last_step if last_turn is None else last_turn
         self.last_prefill = last_prefill
         self.consecutive_steps = consecutive_steps
         self.finished = finished
+        self.companions = companions
         self._times = mean_s, deviation_s, quota, alone_s
 
     @property
@@ -114,7 +118,7 @@ class Machine:
                 if other is not service:
                     other.consecutive_steps = 0
             service.consecutive_steps = 0 if joined else service.consecutive_steps + 1
-            service.last_step = self.steps
+            service.last_step = service.last_turn = self.steps
             if joined:
                 service.last_prefill = self.steps
             self.steps += 1

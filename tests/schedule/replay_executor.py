@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.core import BlockCopy, StepPlan, StepResult, derive_seed
 from shoal.kvcache import BlockPool
@@ -58,6 +58,7 @@ class ReplayExecutor:
         """Carry out a plan in one iteration that makes several tokens of each row, as speculation does."""
         self._apply(plan)
         columns = []
+        assert not plan.co_batched
         for seq_id, count in zip(plan.seq_ids, counts, strict=True):
             tokens = [self._sample(plan.service, seq_id, 1) for _ in range(count)]
             columns.append(tokens + [0] * (max(counts) - count))
@@ -71,8 +72,8 @@ class ReplayExecutor:
             sequence = self.sequences[seq_id]
             for at in range(sequence.computed, sequence.computed + new):
                 block = sequence.table[at // size]
-                self._own(plan.service, block)
-                self.memory.setdefault((plan.service, block), [0] * size)[at % size] = -1
+                self._own(sequence.service, block)
+                self.memory.setdefault((sequence.service, block), [0] * size)[at % size] = -1
 
     def drop(self, plan: StepPlan) -> None:
         """Carry out the changes of a plan behind one that failed."""
@@ -110,20 +111,31 @@ class ReplayExecutor:
             self.users.update((plan.service, block) for block in joined.blocks)
         for seq_id, blocks in plan.grown:
             assert seq_id not in {joined.seq_id for joined in plan.joined}
-            self.sequences[seq_id].table += blocks
-            self.users.update((plan.service, block) for block in blocks)
+            sequence = self.sequences[seq_id]
+            sequence.table += blocks
+            self.users.update((sequence.service, block) for block in blocks)
         assert len(set(plan.seq_ids)) == len(plan.seq_ids)
         decodes = plan.sampled == tuple(range(len(plan.seq_ids))) and set(plan.new_tokens) == {1}
         assert plan.iterations == 1 or decodes, "several iterations of a prompt"
+        views = self.pool.layout.services
+        for service, rows in plan.rows_by_service()[1:]:
+            assert self.pool.layout.kind == "merged"
+            assert replace(views[service], service=plan.service) == views[plan.service], "blocks differ"
+            assert plan.new_tokens[rows] == (1,) * (rows.stop - rows.start) != (), "others only decode"
+            assert set(range(rows.start, rows.stop)) <= set(plan.sampled), "others only decode"
+            grown = [blocks for seq_id, blocks in plan.grown if seq_id in plan.seq_ids[rows]]
+            assert all(len(blocks) == 1 for blocks in grown)
 
     def _compute(self, plan: StepPlan, new_tokens: Sequence[int]) -> list[int]:
         """One iteration: the tokens sampled."""
         tokens = []
-        for row, (seq_id, new) in enumerate(zip(plan.seq_ids, new_tokens, strict=True)):
-            if row in plan.sampled:
-                tokens.append(self._sample(plan.service, seq_id, new))
-            else:
-                self._forward(plan.service, self.sequences[seq_id], new)
+        for service, rows in plan.rows_by_service():
+            for row in range(rows.start, rows.stop):
+                seq_id, new = plan.seq_ids[row], new_tokens[row]
+                if row in plan.sampled:
+                    tokens.append(self._sample(service, seq_id, new))
+                else:
+                    self._forward(service, self.sequences[seq_id], new)
         return tokens
 
     def _sample(self, service: str, seq_id: int, new: int) -> int:

@@ -44,12 +44,16 @@ def make_pool(
     block_size: int = 4,
     per_merged: Mapping[str, int] | None = None,
     prefix_caching: bool = True,
+    alike: bool = False,
 ) -> BlockPool:
-    """A pool of ``blocks`` merged blocks; ``per_merged``: how many blocks of each service fit in one."""
+    """A pool of ``blocks`` merged blocks.
+
+    per_merged: how many blocks of each service fit in one. alike: their blocks have the same shape.
+    """
     services = {
         name: ServiceLayout(
             service=name,
-            shape=KVShape(dtype="float32", layers=(LayerShape(1, 8 + number, 8),)),
+            shape=KVShape(dtype="float32", layers=(LayerShape(1, 8 + (0 if alike else number), 8),)),
             stride_bytes=12 * 256 // n,
             blocks_per_merged=n,
             layers=(),
@@ -119,16 +123,21 @@ def make_scheduler(
     order: str | Order = "fcfs",
     host_blocks: int | None = None,
     execution_s: float | Mapping[str, float] | None = None,
+    weights: Mapping[str, str] | None = None,
     **options: object,
 ) -> Scheduler:
     """A scheduler of ``pool``'s services.
 
     host_blocks: merged blocks in host memory, for swapping. execution_s: of every service, or of each.
+    weights: on which some of the services run; the others have their own.
     """
     pool = pool or make_pool()
     limits = {
         name: ServiceLimits(
-            context, eos, execution_s=execution_s[name] if isinstance(execution_s, Mapping) else execution_s
+            context,
+            eos,
+            execution_s=execution_s[name] if isinstance(execution_s, Mapping) else execution_s,
+            weights=(weights or {}).get(name),
         )
         for name in pool.layout.services
     }

@@ -31,7 +31,7 @@ class Device:
         return (
             len(plan.seq_ids) > self.rows
             or sum(plan.new_tokens) > self.tokens
-            or plan.service in self.services
+            or any(service in self.services for service, _ in plan.rows_by_service())
             or any(self.seeds[seq_id] in self.poison for seq_id in plan.seq_ids)
             or self.random(plan.number)
         )

@@ -13,7 +13,8 @@ def shares_of_turns(*services, steps=2_100):
     turns = Counter()
     for step in range(steps):
         chosen = decide(WeightedTurns(), *services, step=step)[0].service
-        next(service for service in services if service.service == chosen).last_step = step
+        service = next(service for service in services if service.service == chosen)
+        service.last_step = service.last_turn = step
         turns[chosen] += 1
     return turns
 
@@ -67,3 +68,43 @@ def test_within_a_service_and_for_memory_it_is_doubling_budget():
     ]
     [turn] = decide(ours, service)
     assert [request.service_time_ns / 1e9 for request in taking_part(turn, service)] == [0.9, 0.5, 2.5, 0.0]
+
+
+def test_prompts_go_first_where_the_decodes_of_all_take_part():
+    """b has one request that waits; a step of either brings the 16 decodes of a nearer to their ends."""
+    a = FakeService("a", running=[make_state("a") for _ in range(16)], companions=["b"], mean_s=1.0)
+    b = FakeService("b", waiting=[make_state("b")], companions=["a"], mean_s=1.0)
+    assert [turn.service for turn in decide(WeightedTurns(), a, b)] == ["b", "a"]
+    a.companions = b.companions = ()
+    assert [turn.service for turn in decide(WeightedTurns(), a, b)] == ["a", "b"]
+
+
+def test_of_two_with_prompts_steps_that_another_led_do_not_count():
+    """Both decode in every step; b, whose requests are longer, has led none for three."""
+    a = FakeService(
+        "a", running=[make_state("a")], waiting=[make_state("a")], companions=["b"], last_step=9, mean_s=1.0
+    )
+    b = FakeService(
+        "b",
+        running=[make_state("b")],
+        waiting=[make_state("b")],
+        companions=["a"],
+        last_step=9,
+        last_turn=6,
+        mean_s=1.5,
+    )
+    turns = decide(WeightedTurns(), a, b, step=10)
+    assert [(turn.service, turn.prefill) for turn in turns[:2]] == [("b", True), ("a", True)]
+
+
+def test_another_model_has_as_many_turns_as_against_one_service_with_all_requests():
+    """Two services of two requests each that decode together, and one of four on another model."""
+    halves = [service_of(name, 2, mean_s=1.0, companions=[other]) for name, other in ("ab", "ba")]
+    other = service_of("c", 4, mean_s=1.0)
+    turns = Counter()
+    for step in range(300):
+        chosen = decide(WeightedTurns(), *halves, other, step=step)[0].service
+        for service in [other] if chosen == "c" else halves:
+            service.last_step = step
+        turns[chosen] += 1
+    assert turns["c"] == 150

@@ -75,6 +75,9 @@ def workloads(draw, services=("a", "b", "c")):
     """A pool that is hardly large enough for two, and requests that start alike."""
     names = services[: draw(st.integers(1, len(services)))]
     per_merged = {name: draw(st.integers(1, 3)) for name in names}
+    weights = dict.fromkeys(draw(st.sampled_from([(), (), names[-2:], names])), "shared")
+    if weights:
+        per_merged = dict.fromkeys(names, per_merged[names[0]])
     block_size = draw(st.sampled_from([1, 2, 4]))
     blocks = draw(st.integers(5, 14))
     longest = blocks * block_size
@@ -101,7 +104,14 @@ def workloads(draw, services=("a", "b", "c")):
     arrivals = [draw(st.sampled_from([0, 0, 5, 30])) for _ in requests]
     cancels = {request.id: draw(st.integers(0, 60)) for request in requests if draw(st.integers(0, 4)) == 0}
     return {
-        "pool": (blocks, block_size, per_merged),
+        "pool": {
+            "blocks": blocks,
+            "block_size": block_size,
+            "per_merged": per_merged,
+            "alike": bool(weights),
+        },
+        "weights": weights,
+        "co_batch_rows": draw(st.sampled_from([None, None, 1, 2])),
         "requests": requests,
         "arrivals": arrivals,
         "cancels": cancels,
@@ -125,9 +135,10 @@ def serve(
     watch=lambda scheduler: None,
     **options,
 ):
-    blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
-        make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
+        make_pool(**work["pool"], prefix_caching=work["caching"]),
+        weights=work["weights"],
+        co_batch_rows=work["co_batch_rows"],
         eos=STOPS,
         admission=admission,
         order=order,
@@ -220,9 +231,9 @@ def test_conservative_never_preempts(work, depth, policy):
 @given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(PREEMPTIONS))
 def test_nobody_is_preempted_inside_a_slice(work, tokens, policy, preemption):
     """Who leaves has generated a multiple of a slice's tokens since it was admitted."""
-    blocks, block_size, per_merged = work["pool"]
     scheduler = make_scheduler(
-        make_pool(blocks, block_size=block_size, per_merged=per_merged, prefix_caching=work["caching"]),
+        make_pool(**work["pool"], prefix_caching=work["caching"]),
+        weights=work["weights"],
         admission=Slice(tokens=tokens),
         execution_s=8 * STEP_S,
         max_running=work["max_running"],

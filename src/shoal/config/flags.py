@@ -69,6 +69,14 @@ ENGINE_FLAGS = (
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
     Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),
     Flag("max-iterations", "scheduler.max_iterations", "N", "Most decode steps made under one decision."),
+    Flag(
+        "co-batch",
+        "scheduler.co_batch",
+        "",
+        "Let services on the same weights decode in each other's steps.",
+        switch=True,
+    ),
+    Flag("co-batch-rows", "scheduler.co_batch_rows", "N", "Most decodes of other services in one step."),
     Flag("threads", "threads", "N", "CPU threads of the engine."),
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )

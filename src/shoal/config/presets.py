@@ -41,6 +41,7 @@ def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptio
         "preempt_for_waiting": "never",
         "max_token_gap_s": LONGEST_S,
         "max_running": 256,
+        "co_batch": False,
         **others,
     }
     return SchedulerOptions(order=order, admission=admission, **options)

@@ -102,6 +102,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
             execution_s=service.execution_s
             or _alone(times[service.name], means[service.name], scenario.scheduler.max_batched_tokens),
             quota=service.quota,
+            weights=_first_on_model(service.name, deployments),
         )
         for service in scenario.services
     }
@@ -152,6 +153,14 @@ def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_bat
         steps = min(_STEPS_AT_ONCE, output_tokens - 1 - done)
         seconds += float(times.decode_times(1, prompt_tokens + 1 + done, steps).sum())
     return seconds
+
+
+def _first_on_model(name: str, deployments: Mapping[str, Deployment]) -> str | None:
+    """The first service on the same model, whose weights are its own, too; None: the model is not known."""
+    model = deployments[name].model
+    if model is None:
+        return None
+    return next(first for first, deployment in deployments.items() if deployment.model == model)
 
 
 def _alone(times: StepTimes, mean: tuple[int, int] | None, max_batched_tokens: int) -> float | None:

@@ -140,6 +140,7 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
         (SchedulerOptions, "max_batched_tokens"): integer(1),
         (SchedulerOptions, "depth"): integer(1, 2),
         (SchedulerOptions, "max_iterations"): integer(1),
+        (SchedulerOptions, "co_batch_rows"): Maybe(integer(1)),
     }
     preset = Key("preset", "preset", Choice(tuple(PRESETS)), _DEFAULT_PRESET)
     keys = (preset, *section_of(SchedulerOptions, rules).keys)

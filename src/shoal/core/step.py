@@ -54,18 +54,19 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One or more iterations of one service's model.
+    """One or more iterations of one model.
 
     Executed in this order: ``swap_out_copies``, ``zero``, ``copies``, then the changes of the batch
     (``left``, ``moved``, ``joined``, ``grown``), then the forward pass over ``new_tokens`` of ``seq_ids``,
     then one token sampled for each row in ``sampled``. ``left``, ``moved`` and the copies may name any
-    service; all else belongs to ``service``. A plan without rows carries copies, or lets sequences leave.
+    service; all else belongs to ``service``, but for decodes of others on the same weights
+    (``co_batched``). A plan without rows carries copies, or lets sequences leave.
     """
 
     number: int
     """Of its first iteration; every iteration counts."""
     service: str
-    """Whose model runs."""
+    """Whose model runs; the rows are its own, but for the last ones of ``co_batched``."""
     seq_ids: tuple[int, ...]
     """The rows: one sequence each."""
     new_tokens: tuple[int, ...]
@@ -90,6 +91,18 @@ class StepPlan:
     """Copies into blocks just taken: copy on write and swapping in."""
     moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(sequence, its whole new block table) after a compaction."""
+    co_batched: tuple[tuple[str, int], ...] = ()
+    """(service, number of rows) of others on the same weights, whose rows follow in this order. They decode
+    and sample; their blocks have the same shape and stride, so that one view of the memory serves all."""
+
+    def rows_by_service(self) -> list[tuple[str, slice]]:
+        """Which rows are whose: those of ``service`` first."""
+        first = len(self.seq_ids) - sum([count for _, count in self.co_batched])
+        rows = [(self.service, slice(0, first))]
+        for service, count in self.co_batched:
+            rows.append((service, slice(first, first + count)))
+            first += count
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

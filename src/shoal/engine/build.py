@@ -116,6 +116,7 @@ def _limits(options: EngineOptions, models: "ModelSet") -> dict[str, ServiceLimi
             slo=service.slo,
             execution_s=service.execution_s,
             quota=service.quota,
+            weights=models.weights[service.name],
         )
         for service in options.services
     }

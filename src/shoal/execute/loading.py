@@ -75,6 +75,10 @@ class ModelSet:
         """Sizes of vocabularies by service name."""
         self.eos_token_ids = {name: model.eos_token_ids for name, model in models.items()}
         """End-of-sequence tokens by service name."""
+        self.weights = {
+            name: next(first for first in models if models[first] is model) for name, model in models.items()
+        }
+        """By service name, the first service on the same weights."""
         self.weight_bytes = sum({id(m): m.weight_bytes for m in models.values()}.values())
         """Size of all weights; shared ones count once."""
 

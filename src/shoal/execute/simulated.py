@@ -169,10 +169,13 @@ class SimulatedExecutor:
     def _rows(self, plan: StepPlan) -> StepRows:
         """What the plan computes; remembers how far every sequence has come."""
         self._drop(plan.left)
-        progress = self._progress[plan.service]
         for joined in plan.joined:
-            progress.join(joined.seq_id, joined.computed)
-        context, chunks = progress.step(plan.seq_ids, plan.new_tokens)
+            self._progress[plan.service].join(joined.seq_id, joined.computed)
+        context, chunks = 0, []
+        for service, rows in plan.rows_by_service():
+            attended, own = self._progress[service].step(plan.seq_ids[rows], plan.new_tokens[rows])
+            context += attended
+            chunks += own
         return StepRows(len(plan.seq_ids) - len(chunks), context, tuple(chunks), len(plan.sampled))
 
     def _drop(self, left: tuple[int, ...]) -> None:

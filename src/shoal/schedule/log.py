@@ -8,15 +8,16 @@ from shoal.core import BlockCopy, StepPlan
 def describe(plan: StepPlan) -> str:
     """One line: number, service, each sequence and its tokens (``*``: one is sampled), then the changes.
 
-    ``3 chat: 0+1* 4+7 | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 | zero 3``; also
-    ``swap-out code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
+    ``3 chat: 0+1* 4+7; code: 5+1* | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 |
+    zero 3``; also ``swap-out code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
     """
     sampled = set(plan.sampled)
-    rows = " ".join(
+    rows = [
         f"{seq_id}+{count}{'*' if row in sampled else ''}"
         for row, (seq_id, count) in enumerate(zip(plan.seq_ids, plan.new_tokens, strict=True))
-    )
-    parts = [f"{plan.number} {plan.service}: {rows}"]
+    ]
+    services = [f"{service}: {' '.join(rows[own])}" for service, own in plan.rows_by_service()]
+    parts = [f"{plan.number} {'; '.join(services)}"]
     if plan.iterations > 1:
         parts.append(f"iterations {plan.iterations}")
     if plan.joined:

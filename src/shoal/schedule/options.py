@@ -50,6 +50,10 @@ class SchedulerOptions:
     max_iterations: int = 1
     """Most decode steps made under one decision, where nothing but decoding can come next. They end early
     with the step in which a request ends or arrives."""
+    co_batch: bool = True
+    """Whether services on the same weights decode in each other's steps; in the merged layout."""
+    co_batch_rows: int | None = None
+    """Most decodes of other services in a step; None: as many as ``max_batched_tokens`` leaves room for."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names and numbers without meaning; raises ConfigError."""
@@ -71,7 +75,7 @@ class SchedulerOptions:
                 raise ConfigError(
                     f"scheduler {name.removesuffix('_s')} must be above 0 seconds, got {getattr(self, name)}"
                 )
-        for name in ("max_running", "max_batched_tokens", "max_iterations"):
+        for name in ("max_running", "max_batched_tokens", "max_iterations", "co_batch_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"scheduler {name} must be at least 1, got {value}")

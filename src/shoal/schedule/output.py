@@ -1,6 +1,8 @@
 """From a step's result to events: tokens arrive, blocks become final, requests end."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.kvcache import BlockPool
-from shoal.schedule.planning import InFlightStep
+from shoal.schedule.planning import InFlightStep, PlannedRows
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
@@ -69,15 +71,24 @@ class OutputProcessor:
         Tokens are all anonymous or none is; of anonymous ones, which say nothing, only the last of a request
         has an event.
         """
-        plan = step.plan
         self._unpin(step)
+        if len(step.parts) == 1:
+            return self._process(step.parts[0], result, now_ns)
+        events = []
+        for rows, its_result in zip(step.parts, split_result(step.plan, result), strict=True):
+            events += self._process(rows, its_result, now_ns)
+        return events
+
+    def _process(self, rows: PlannedRows, result: StepResult, now_ns: int) -> list[TokenEvent]:
+        """The same of one service."""
+        plan = rows.plan
         batch = self._store.services[plan.service].running
-        part = self._take_part(step, batch)
+        part = self._take_part(rows, batch)
         if not part.requests:
             return []
         duration_ns = result.duration_ns
         ends_ns = [now_ns - duration_ns + done for done in accumulate(result.durations_ns)]
-        columns = _columns(step, part)
+        columns = _columns(plan, part)
         if result.tokens[0] and result.tokens[0][0] == ANONYMOUS_TOKEN:
             outcome = self._take_anonymous(batch, part, columns, len(result.tokens), ends_ns)
         else:
@@ -99,16 +110,19 @@ class OutputProcessor:
 
         Blocks that it gave them stay with them.
         """
-        plan = step.plan
         self._unpin(step)
-        batch = self._store.services[plan.service].running
-        part = self._take_part(step, batch)
-        if part.requests:
-            scheduled = np.array(plan.new_tokens) + plan.iterations - 1
-            sampled = np.zeros(len(plan.seq_ids), dtype=np.int64)
-            sampled[list(plan.sampled)] = plan.iterations
-            batch.take_back(part.rows, scheduled[part.places], sampled[part.places])
-        return part.requests
+        running: list[RequestState] = []
+        for rows in step.parts:
+            plan = rows.plan
+            batch = self._store.services[plan.service].running
+            part = self._take_part(rows, batch)
+            if part.requests:
+                scheduled = np.array(plan.new_tokens) + plan.iterations - 1
+                sampled = np.zeros(len(plan.seq_ids), dtype=np.int64)
+                sampled[list(plan.sampled)] = plan.iterations
+                batch.take_back(part.rows, scheduled[part.places], sampled[part.places])
+                running += part.requests
+        return running
 
     def _unpin(self, step: InFlightStep) -> None:
         """Free what was kept until the plan's copies were made."""
@@ -116,18 +130,18 @@ class OutputProcessor:
             self._pool.free(step.plan.service, step.pinned_blocks)
         self._store.free_swapped(step.plan.service, step.swapped_blocks)
 
-    def _take_part(self, step: InFlightStep, batch: RunningBatch) -> _Part:
+    def _take_part(self, planned: PlannedRows, batch: RunningBatch) -> _Part:
         """Who takes part in the result; those who ended before do not, and may free their blocks now."""
-        if step.num_removals == batch.num_removals:
-            return _Part(step.requests, ALL, step.rows)
-        rows, run = batch.rows_of(np.array(step.plan.seq_ids))
+        if planned.num_removals == batch.num_removals:
+            return _Part(planned.requests, ALL, planned.rows)
+        rows, run = batch.rows_of(np.array(planned.plan.seq_ids))
         for place in (~run).nonzero()[0].tolist():
-            request = step.requests[place]
+            request = planned.requests[place]
             request.in_flight -= 1
             if not request.in_flight:
                 self._store.release(request)
         places = run.nonzero()[0]
-        return _Part([step.requests[place] for place in places.tolist()], places, rows[run])
+        return _Part([planned.requests[place] for place in places.tolist()], places, rows[run])
 
     def _take_anonymous(
         self, batch: RunningBatch, part: _Part, columns: IntArray | None, count: int, ends_ns: Sequence[int]
@@ -246,9 +260,8 @@ class OutputProcessor:
         )
 
 
-def _columns(step: InFlightStep, part: _Part) -> IntArray | None:
+def _columns(plan: StepPlan, part: _Part) -> IntArray | None:
     """Each one's column in the result's tokens, -1 for none; None: its own row."""
-    plan = step.plan
     if len(plan.sampled) == len(plan.seq_ids) and isinstance(part.places, slice):
         return None
     columns = np.full(len(plan.seq_ids), -1)
@@ -284,6 +297,23 @@ def judge_end(request: RequestState, token: int, generated: int) -> tuple[Finish
     if generated >= request.max_new_tokens:
         return FinishReason.LENGTH, None
     return None, None
+
+
+def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
+    """What a plan of several services produced for each of them."""
+    results = []
+    for _, rows in plan.rows_by_service():
+        first = bisect_left(plan.sampled, rows.start)
+        own = slice(first, bisect_left(plan.sampled, rows.stop))
+        results.append(
+            replace(
+                result,
+                tokens=[tokens[own] for tokens in result.tokens],
+                counts=None if result.counts is None else result.counts[own],
+                logprobs=None if result.logprobs is None else [known[own] for known in result.logprobs],
+            )
+        )
+    return results
 
 
 def check_result(plan: StepPlan, result: StepResult) -> None:

@@ -1,6 +1,7 @@
 """From choices to a plan: tables grow, requests advance, and the executor's deltas are written down."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,7 +11,9 @@ from shoal.core import BlockCopy, Joined, StepPlan
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitted
 from shoal.schedule.batching import ScheduledBatch
+from shoal.schedule.co_batching import CoBatched, CoBatcher
 from shoal.schedule.decode_runs import Growth
+from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import Rows, RunningBatch
@@ -19,30 +22,41 @@ from shoal.schedule.service_state import ServiceState
 _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-class InFlightStep(NamedTuple):
-    """A plan in flight, and whom its rows are about."""
+class PlannedRows(NamedTuple):
+    """The rows of one service in a plan in flight, and whom they are about."""
 
     plan: StepPlan
-    """What the executor does."""
+    """Of these rows alone: the plan itself, where no other service takes part."""
     requests: Sequence[RequestState]
-    """Of each row of the plan."""
+    """Of each row."""
     rows: Rows
     """Their rows in the running batch, as long as nobody is removed from it."""
     num_removals: int
     """The batch's, when the plan was made."""
+
+
+class InFlightStep(NamedTuple):
+    """A plan in flight."""
+
+    plan: StepPlan
+    """What the executor does."""
+    parts: Sequence[PlannedRows]
+    """The rows of its service, then those of each that decodes with it."""
     pinned_blocks: list[int]
-    """Blocks of the service that are referenced until the update: sources of copies."""
+    """Blocks of its service that are referenced until the update: sources of copies."""
     swapped_blocks: list[int]
-    """Host blocks of the service that are referenced until the update."""
+    """Host blocks of its service that are referenced until the update."""
 
 
 class Planner:
     """Makes plans of what was chosen; from then on the scheduler's state says that they run."""
 
-    def __init__(self, pool: BlockPool, store: RequestStore) -> None:
+    def __init__(self, pool: BlockPool, store: RequestStore, options: SchedulerOptions) -> None:
         self._pool = pool
         self._store = store
+        self._co_batcher = CoBatcher(pool, store.services, options)
         self._columns: dict[str, _Columns] = {}
+        self._joint_columns: dict[str, _Columns] = {}
 
     def commit(
         self,
@@ -50,10 +64,14 @@ class Planner:
         state: ServiceState,
         scheduled: ScheduledBatch,
         admitted: Sequence[Admitted],
-        blocks: Sequence[int],
     ) -> InFlightStep:
-        """Plan ``number``: the batch of those running, who get ``blocks`` to grow, and those admitted."""
-        batch, store = state.running, self._store
+        """Plan ``number``: the batch of those running, for whose growth there are blocks, those admitted, and
+        decodes of others on the same weights.
+        """
+        batch, store, service = state.running, self._store, state.service
+        blocks = self._pool.allocate(service, scheduled.new_blocks) if scheduled.new_blocks else []
+        assert blocks is not None
+        others = self._co_batcher.form(state, scheduled, admitted) if state.companions else []
         grown = _grow(batch, scheduled.growth, blocks)
         swapped: list[int] = []
         first = len(batch)
@@ -83,7 +101,7 @@ class Planner:
         seq_ids = tuple(batch.seq_id[rows].tolist())
         plan = self._make_plan(
             number,
-            state.service,
+            service,
             (seq_ids, alike + tuple([count for _, count in chunks]), sampled),
             grown=grown,
             joined=tuple([some.joined() for some in admitted]),
@@ -91,7 +109,28 @@ class Planner:
         )
         self._count_steps(number, 1, state, prefill=bool(chunks))
         pinned = [copy.source for copy in plan.copies if not copy.source_host]
-        return InFlightStep(plan, requests, rows, batch.num_removals, pinned, swapped)
+        part = PlannedRows(plan, requests, rows, batch.num_removals)
+        if not others:
+            return InFlightStep(plan, (part,), pinned, swapped)
+        parts = (part, *[_begin_decodes(number, other) for other in others])
+        return InFlightStep(self._join(parts), parts, pinned, swapped)
+
+    def _join(self, parts: Sequence[PlannedRows]) -> StepPlan:
+        """One plan of those of several services, of which all but the first have decodes only."""
+        plans = [part.plan for part in parts]
+        leader = plans[0]
+        all_seq_ids = tuple([seq_id for plan in plans for seq_id in plan.seq_ids])
+        decodes = range(len(leader.seq_ids), len(all_seq_ids))
+        columns = (all_seq_ids, leader.new_tokens + (1,) * len(decodes), leader.sampled + tuple(decodes))
+        seq_ids, new_tokens, sampled = _as_before(self._joint_columns, leader.service, columns)
+        return replace(
+            leader,
+            seq_ids=seq_ids,
+            new_tokens=new_tokens,
+            sampled=sampled,
+            grown=tuple([grown for plan in plans for grown in plan.grown]),
+            co_batched=tuple([(plan.service, len(plan.seq_ids)) for plan in plans[1:]]),
+        )
 
     def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
         """A plan with ``steps`` iterations in which all running requests decode, and have blocks for it."""
@@ -107,7 +146,8 @@ class Planner:
             iterations=steps,
         )
         self._count_steps(number, steps, state, prefill=False)
-        return InFlightStep(plan, batch.requests.copy(), rows, batch.num_removals, [], [])
+        part = PlannedRows(plan, batch.requests.copy(), rows, batch.num_removals)
+        return InFlightStep(plan, (part,), [], [])
 
     def _make_plan(
         self,
@@ -122,11 +162,7 @@ class Planner:
     ) -> StepPlan:
         """The plan of some rows, with all that the executor was not told of yet."""
         store = self._store
-        last = self._columns.get(service)
-        if columns == last:
-            columns = last  # so that an executor can tell by identity
-        self._columns[service] = columns
-        seq_ids, new_tokens, sampled = columns
+        seq_ids, new_tokens, sampled = _as_before(self._columns, service, columns)
         plan = StepPlan(
             number=number,
             service=service,
@@ -150,6 +186,7 @@ class Planner:
     def uncount_steps(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""
         state.last_step -= steps
+        state.last_turn -= steps
         state.consecutive_steps -= steps
 
     def _count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
@@ -158,7 +195,7 @@ class Planner:
             if other is not state:
                 other.consecutive_steps = 0
         state.consecutive_steps = 0 if prefill else state.consecutive_steps + steps
-        state.last_step = number + steps - 1
+        state.last_step = state.last_turn = number + steps - 1
         if prefill:
             state.last_prefill = number
 
@@ -167,6 +204,38 @@ class Planner:
 def _alike(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """New tokens, and rows that sample, of so many decodes; the same tuples each time."""
     return (1,) * decodes, tuple(range(decodes))
+
+
+def _as_before(known: dict[str, _Columns], service: str, columns: _Columns) -> _Columns:
+    """The same tuples as last time where they are equal, so that an executor can tell by identity."""
+    last = known.get(service)
+    if columns == last:
+        return last
+    known[service] = columns
+    return columns
+
+
+def _begin_decodes(number: int, other: CoBatched) -> PlannedRows:
+    """Decodes that another service's plan ``number`` takes in, with a plan of them alone."""
+    state, batch = other.state, other.state.running
+    everybody = len(other.rows) == len(batch)
+    rows: Rows = slice(len(batch)) if everybody else other.rows
+    grown = _grow(batch, [(row, 1) for row in other.growing], other.blocks)
+    batch.begin(rows, 1)
+    if other.complete:
+        state.last_step = number
+    seq_ids = tuple(batch.seq_id[rows].tolist())
+    requests = batch.requests.copy() if everybody else [batch.requests[row] for row in other.rows.tolist()]
+    new_tokens, sampled = _alike(len(seq_ids))
+    plan = StepPlan(
+        number=number,
+        service=state.service,
+        seq_ids=seq_ids,
+        new_tokens=new_tokens,
+        sampled=sampled,
+        grown=grown,
+    )
+    return PlannedRows(plan, requests, rows, batch.num_removals)
 
 
 def _advance_chunks(batch: RunningBatch, chunks: Sequence[tuple[int, int]], first: int) -> list[int]:

@@ -37,13 +37,14 @@ class Recovery:
         ]
         failed = steps[0]
         self._store.count_failure(failed.plan.service)
-        requests = [request for request in failed.requests if not request.finished]
-        limit = self._store.services[failed.plan.service].limit
-        if limit.failed(failed.plan, requests):
-            return events + [self._end(request, error, now_ns) for request in requests]
-        for request in requests:
-            self._store.preempt(request)
-            request.blocked_until = 0  # it need not wait for another to end: it did not lack memory
+        for part in failed.parts:
+            requests = [request for request in part.requests if not request.finished]
+            limit = self._store.services[part.plan.service].limit
+            if limit.failed(failed.plan, requests):
+                return events + [self._end(request, error, now_ns) for request in requests]
+            for request in requests:
+                self._store.preempt(request)
+                request.blocked_until = 0  # it need not wait for another to end: it did not lack memory
         return events
 
     def _end(self, request: RequestState, error: str, now_ns: int) -> TokenEvent:

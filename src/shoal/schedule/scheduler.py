@@ -39,7 +39,8 @@ class Scheduler:
     """Owner of all requests of one engine, and of their block tables.
 
     One plan at a time is made for one service: its decodes, then chunks of its unfinished prompts, then
-    requests that wait. The order proposes turns, the admission says who fits, the victim policy makes room.
+    requests that wait; and decodes of services on the same weights. The order proposes turns, the admission
+    says who fits, the victim policy makes room.
     host: pool of KV saved in host memory, where preempted KV is to be swapped instead of computed again.
     on_end: told of every request that ends.
 
@@ -69,13 +70,12 @@ class Scheduler:
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
         self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
         self._services = {
-            name: new_service_state(pool, name, limits, options, self._guard.due_ns)
-            for name, limits in services.items()
+            name: new_service_state(pool, name, services, options, self._guard.due_ns) for name in services
         }
         self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
         self._submitter = Submitter(pool, services, self._store)
         self._batcher = Batcher(pool, self._admission.slice_tokens)
-        self._planner = Planner(pool, self._store)
+        self._planner = Planner(pool, self._store, options)
         self._outputs = OutputProcessor(pool, self._store)
         self._recovery = Recovery(self._store, self._outputs)
         self._in_flight: deque[InFlightStep] = deque()
@@ -192,7 +192,7 @@ class Scheduler:
         for request, turn in self._guard.turns(self._services, now_ns):
             plan = self._take(turn, urgent=request)
             if plan is not None:
-                if request in self._in_flight[-1].requests:
+                if request in self._in_flight[-1].parts[0].requests:
                     self._guard.served(self._services[turn.service], now_ns)
                 return plan
         return None
@@ -248,11 +248,7 @@ class Scheduler:
         return something
 
     def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter) -> StepPlan:
-        blocks = self._pool.allocate(service, scheduled.new_blocks) if scheduled.new_blocks else []
-        assert blocks is not None
-        step = self._planner.commit(
-            self._num_steps, self._services[service], scheduled, admitter.admitted, blocks
-        )
+        step = self._planner.commit(self._num_steps, self._services[service], scheduled, admitter.admitted)
         self._in_flight.append(step)
         if self.on_steps is not None:
             self.on_steps(self._num_steps, 1)
@@ -280,9 +276,10 @@ class Scheduler:
             raise ValueError(f"update of plan {plan.number}, but the oldest in flight is {oldest}")
         check_result(plan, result)
         step = self._finish_oldest(len(result.durations_ns))
-        state = self._services[plan.service]
-        state.recent_steps_ns += result.durations_ns
-        state.limit.succeeded(plan, step.requests)
+        for part in step.parts:
+            state = self._services[part.plan.service]
+            state.recent_steps_ns += result.durations_ns
+            state.limit.succeeded(plan, part.requests)
         return self._outputs.process(step, result, now_ns)
 
     def abandon(self, error: str, now_ns: int) -> list[TokenEvent]:

@@ -1,12 +1,12 @@
 """One service inside the scheduler: its queue, its running batch, its past, and the prefixes it shares."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.core import NO_GOALS, SLO, LengthPredictor
+from shoal.core import NO_GOALS, SLO, ConfigError, LengthPredictor
 from shoal.forecast import (
     LearnedLengths,
     LengthDistribution,
@@ -56,7 +56,7 @@ class ServiceState:
     """What the scheduler keeps of one service; policies see it as ``ServiceView``.
 
     due_ns: when a waiting request starves. hopeless_ns: from when on it is put last;
-    None: it never is. slo, execution_s, quota: as in ``ServiceLimits``.
+    None: it never is. companions: as in ``ServiceView``. slo, execution_s, quota: as in ``ServiceLimits``.
     """
 
     def __init__(
@@ -68,11 +68,13 @@ class ServiceState:
         limit: StepLimit,
         *,
         hopeless_ns: Callable[[RequestState], int | None] | None = None,
+        companions: Sequence[str] = (),
         slo: SLO = NO_GOALS,
         execution_s: float | None = None,
         quota: int = 8,
     ) -> None:
         self.service = layout.service
+        self.companions = companions
         self.layout = layout
         self.statistics = statistics
         self.slo = slo
@@ -83,6 +85,7 @@ class ServiceState:
         self.limit = limit
         """On its steps; smaller after one that failed."""
         self.last_step = -1
+        self.last_turn = -1
         self.last_prefill = -1
         self.consecutive_steps = 0
         self.starved_served_ns: int | None = None
@@ -140,11 +143,18 @@ class ServiceState:
 def new_service_state(
     pool: BlockPool,
     service: str,
-    limits: ServiceLimits,
+    services: Mapping[str, ServiceLimits],
     options: SchedulerOptions,
     due_ns: Callable[[RequestState], int],
 ) -> ServiceState:
-    """A service without requests, which learns what the scheduler's order and admission ask for."""
+    """A service without requests, which learns what the scheduler's order and admission ask for.
+
+    services: all of them.
+
+    Raises:
+        ConfigError: it is said to share weights with another, but their KV blocks differ.
+    """
+    limits = services[service]
     longest = max(1, longest_total(pool, service, limits) - 1)
     history = options.admission.new_history(longest)
     monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
@@ -157,7 +167,23 @@ def new_service_state(
         due_ns,
         StepLimit(options.max_batched_tokens),
         hopeless_ns=None if options.on_hopeless == "serve" else hopeless_ns,
+        companions=_companions(pool, service, services) if options.co_batch else (),
         slo=limits.slo,
         execution_s=limits.execution_s,
         quota=limits.quota,
     )
+
+
+def _companions(pool: BlockPool, service: str, services: Mapping[str, ServiceLimits]) -> list[str]:
+    """Other services on the same weights, if all of their blocks are addressed alike."""
+    weights, views = services[service].weights, pool.layout.services
+    if weights is None or pool.layout.kind != "merged":
+        return []
+    others = [name for name in services if name != service and services[name].weights == weights]
+    for other in others:
+        if replace(views[other], service=service) != views[service]:
+            raise ConfigError(
+                f"services {service} and {other} cannot share weights, because their KV blocks differ; name"
+                " other weights for one of them"
+            )
+    return others

@@ -54,6 +54,11 @@ class StepLimit:
             return self._most_tokens
         return min(self._most_tokens, self._size * TOKENS_PER_ROW)
 
+    @property
+    def has_suspects(self) -> bool:
+        """Whether any of them is unfinished."""
+        return any(not request.finished for request in self._suspects)
+
     def suspects(self) -> list[RequestState]:
         """Those of them who wait, in the order of the queue."""
         if not self._suspects:

@@ -13,7 +13,7 @@ class ServiceLimits:
     """What a service's model allows, and what is wanted of it.
 
     context_tokens: of the model. eos_token_ids: tokens that end an output. slo, execution_s, quota: as in
-    ``Service``.
+    ``Service``. weights: services for which it is the same run on the same weights; None: it has its own.
     """
 
     context_tokens: int
@@ -21,6 +21,7 @@ class ServiceLimits:
     slo: SLO = NO_GOALS
     execution_s: float | None = None
     quota: int = 8
+    weights: str | None = None
 
 
 def longest_total(pool: BlockPool, service: str, limits: ServiceLimits) -> int:

@@ -45,7 +45,18 @@ class ServiceView(Protocol):
 
     @property
     def last_step(self) -> int:
-        """Number of the last step of this service; -1: none yet."""
+        """Number of the last step that was its turn, or in which all who decode took part; -1: none yet."""
+        ...
+
+    @property
+    def last_turn(self) -> int:
+        """Number of the last step that was its turn, and not that of another on the same weights; -1: none
+        yet."""
+        ...
+
+    @property
+    def companions(self) -> Sequence[str]:
+        """Other services on the same weights, whose decodes take part in its steps and its own in theirs."""
         ...
 
     @property

@@ -207,7 +207,11 @@ class Replica:
 def _limits(spec: EngineSpec) -> dict[str, ServiceLimits]:
     return {
         name: ServiceLimits(
-            service.context_tokens, slo=service.slo, execution_s=service.execution_s, quota=service.quota
+            service.context_tokens,
+            slo=service.slo,
+            execution_s=service.execution_s,
+            quota=service.quota,
+            weights=service.weights,
         )
         for name, service in spec.services.items()
     }

@@ -26,6 +26,8 @@ class ServiceSpec:
     """As in ``core.Service``."""
     quota: int = 8
     """As in ``core.Service``."""
+    weights: str | None = None
+    """Services for which it is the same run on the same weights; None: it has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
