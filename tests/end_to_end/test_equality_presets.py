@@ -38,7 +38,9 @@ TUNED: dict[str, dict[str, Any]] = {
 }
 NEVER_EVICTS = ("orca",)
 SWAPPING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preemption_mode == "swap")
-PREEMPTING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preempt_for_waiting)
+PREEMPTING = tuple(
+    name for name, preset in PRESETS.items() if preset.scheduler.preempt_for_waiting == "less-urgent"
+)
 MERGED = tuple(name for name, preset in PRESETS.items() if preset.layout == "merged")
 
 
