@@ -62,6 +62,7 @@ def schedulers() -> dict[str, SchedulerOptions]:
     unbounded = replace(shoal, max_token_gap_s=LONGEST_S)
     return {
         "vllm": PRESETS["vllm"].scheduler,
+        "alpaserve": PRESETS["alpaserve"].scheduler,
         "seallm-join": PRESETS["seallm-join"].scheduler,
         "less-urgent": replace(unbounded, preempt_for_waiting="less-urgent"),
         "never": replace(unbounded, preempt_for_waiting="never"),
