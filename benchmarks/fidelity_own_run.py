@@ -261,6 +261,7 @@ def simulate(
                 times=times,
                 context_tokens=models.context_tokens[name],
                 execution_s=execution_s.get(name),
+                weights=models.weights[name],
             )
             for name in SERVICES
         },
