@@ -1,6 +1,6 @@
 """Which scheduler should be the default: latency, throughput and frozen streams of many, in simulation.
 
-    python benchmarks/default_policy.py [--jobs 2] [--requests 1000] [--only skewed] [--picture FILE]
+    python benchmarks/default_policy.py [--jobs 2] [--requests 1000] [--only skewed] [--traces FOLDER]
 
 One and several services, from light load to overload, with much memory and with little. For every scheduler:
 answers per second, mean time to the first token, mean and 99th percentile of end-to-end latency, of latency
@@ -51,6 +51,31 @@ workload:
   {{lengths: sharegpt, arrivals: {{process: gamma, rate: {rate}, cv: 3}}, requests: {requests}, seed: 1,
    services: {{chat: 1, long: 1}}}}
 """
+TRACED = """
+latency: {{{{roofline: {{{{model: llama-3.1-8b, device: a100-80}}}}}}}}
+services: [{{{{name: chat}}}}]
+workload: {{{{trace: '{{traces}}/{file}', rate: {{rate}}, requests: {{requests}}}}}}
+"""
+ARENA = """
+latency: {{roofline: {{device: a100-80}}}}
+kv_cache: {{memory: 20GiB}}
+services:
+  - {{name: chat, model: llama-2-7b, context: 4096}}
+  - {{name: code, model: llama-3.1-8b}}
+  - {{name: long, model: llama-2-13b, context: 4096}}
+workload: {{trace: '{traces}/vtc_arena/arena_multiclient_trace.csv', rate: {rate}, requests: {requests}}}
+"""
+"""Clients of the trace are dealt to the services."""
+TRACED_LOADS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "azure conversation": (
+        TRACED.format(file="azure_llm_2023/AzureLLMInferenceTrace_conv.csv"),
+        (4, 12),
+    ),
+    "azure code": (TRACED.format(file="azure_llm_2023/AzureLLMInferenceTrace_code.csv"), (1, 3)),
+    "mooncake": (TRACED.format(file="mooncake/conversation_trace.jsonl"), (0.2, 0.5)),
+    "arena, three services": (ARENA, (3, 6, 10)),
+}
+"""With ``--traces``: text and rates."""
 SKEWED_MODELS = {"short": "llama-3.1-8b", "long": "llama-2-13b"}
 SKEWED_MEANS = {"short": (70, 14), "long": (800, 650)}
 """Prompt and output tokens, for what a request takes alone."""
@@ -86,13 +111,15 @@ class Point:
     """How many."""
     scheduler: str
     """Name of the scheduler."""
+    traces: Path | None = None
+    """Folder of traces."""
 
 
 def from_text(text: str) -> Callable[[Point], RunRecord]:
     """Runs of a scenario."""
 
     def run(point: Point) -> RunRecord:
-        written = text.format(rate=point.rate, requests=point.requests)
+        written = text.format(rate=point.rate, requests=point.requests, traces=point.traces)
         scenario = load_scenario(flags=parse_yaml(written, point.load))
         return prepare(replace(scenario, scheduler=schedulers()[point.scheduler])).run()
 
@@ -160,6 +187,7 @@ LOADS: Mapping[str, tuple[Callable[[Point], RunRecord], tuple[float, ...]]] = {
     "skewed, long": (skewed(20, 0.9), (8, 20)),
     "skewed, 4 GiB": (skewed(4, 0.95), (10, 40)),
 }
+LOADS = {**LOADS, **{name: (from_text(text), rates) for name, (text, rates) in TRACED_LOADS.items()}}
 
 
 def measure(point: Point) -> dict[str, float]:
@@ -195,14 +223,16 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=1000, help="requests of each run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--only", nargs="*", default=list(LOADS), choices=list(LOADS), help="which loads")
+    parser.add_argument("--traces", type=Path, help="folder of traces, for the loads that replay one")
+    parser.add_argument("--only", nargs="*", choices=list(LOADS), help="which loads")
     parser.add_argument("--picture", help="where to draw latency against gaps (.svg or .png)")
     arguments = parser.parse_args()
     names = list(schedulers())
+    loads = arguments.only or [load for load in LOADS if arguments.traces or load not in TRACED_LOADS]
     panels = []
-    for load in arguments.only:
+    for load in loads:
         for rate in LOADS[load][1]:
-            points = [Point(load, rate, arguments.requests, name) for name in names]
+            points = [Point(load, rate, arguments.requests, name, arguments.traces) for name in names]
             with ProcessPoolExecutor(arguments.jobs) as pool:
                 rows = dict(zip(names, pool.map(measure, points), strict=True))
             heads = list(rows["vllm"])
@@ -219,7 +249,7 @@ def main() -> None:
         axes = {"x_label": "x alone", "y_label": "p99 of the largest gap, s"}
         panels.append(Panel(title=title, series=series, log=True, **axes))
     if arguments.picture:
-        save_plot(Path(arguments.picture), [panels[:3], panels[3:]])
+        save_plot(Path(arguments.picture), [panels[at : at + 3] for at in range(0, len(panels), 3)])
 
 
 if __name__ == "__main__":
