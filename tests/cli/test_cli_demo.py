@@ -141,6 +141,8 @@ def test_the_report_follows_the_definitions():
         metrics=MetricsSummary({"chat": 2}, 0.5, 0.25),
         duration_s=3.0,
     )
+    burst.requests[0].largest_gap_ns = 250_000_000
+    burst.requests[1].largest_gap_ns = 1_000_000_000  # of a single token: it has none
     report = summarise(burst)
     chat, complete = report.services["chat"], report.services["complete"]
     assert (chat.requests, chat.finished, chat.output_tokens, chat.evictions) == (2, 2, 12, 2)
@@ -148,6 +150,7 @@ def test_the_report_follows_the_definitions():
     assert chat.ttft == Latency(1.0, pytest.approx(1.49))
     assert chat.tpot == Latency(pytest.approx(0.1), pytest.approx(0.1))
     assert chat.e2e == Latency(1.5, 1.5)
+    assert chat.largest_gap == Latency(0.25, 0.25)
     assert (complete.finished, complete.evictions) == (0, 0)
     assert math.isnan(complete.ttft.mean_s)
     assert not report.succeeded

@@ -35,6 +35,8 @@ class DemoRequest:
     sent_ns: int = 0
     first_token_ns: int = 0
     end_ns: int = 0
+    largest_gap_ns: int = 0
+    """Longest time between two pieces of its text."""
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -205,6 +207,8 @@ def _add_chunk(request: DemoRequest, chunk: dict[str, Any]) -> None:
     text = chunk_text(chunk)
     reasons = [choice.get("finish_reason") for choice in chunk.get("choices", ())]
     if text or any(reasons):
+        if request.first_token_ns:
+            request.largest_gap_ns = max(request.largest_gap_ns, now_ns - request.end_ns)
         request.first_token_ns = request.first_token_ns or now_ns
         request.end_ns = now_ns
         request.status = "streaming"

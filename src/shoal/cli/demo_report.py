@@ -39,6 +39,8 @@ class ServiceReport:
     ttft: Latency
     tpot: Latency
     e2e: Latency
+    largest_gap: Latency
+    """Longest time between two pieces of an answer's text, of answers of two tokens or more."""
     evictions: int
     """How often the scheduler preempted a request."""
     alone_s: float
@@ -92,6 +94,11 @@ def summarise(burst: Burst) -> DemoReport:
             ttft=Latency.of(record.ttft_s for record in records),
             tpot=Latency.of(record.tpot_s for record in records if record.output_tokens > 1),
             e2e=Latency.of(record.e2e_s for record in records),
+            largest_gap=Latency.of(
+                request.largest_gap_ns / 1e9
+                for request in requests
+                if request.finished and request.output_tokens > 1
+            ),
             evictions=burst.metrics.evictions.get(name, 0),
             alone_s=alone_s,
             normalised_latency=_mean(normalised_latency(record, alone_s) for record in records),
@@ -152,6 +159,9 @@ def report_notes(report: DemoReport) -> Iterator[str]:
     ]
     if alone:
         yield f"x alone: mean E2E over that of one request alone ({', '.join(alone)})"
+    yield "largest gap in a stream: " + ", ".join(
+        f"{name} {_times(service.largest_gap)}" for name, service in services.items()
+    )
     goals = [
         f"{name} {format_goals(service.slo)}" for name, service in services.items() if has_goal(service.slo)
     ]
