@@ -201,7 +201,7 @@ def test_they_agree_on_who_is_too_late(
     scheduler = SchedulerOptions(
         order=Fcfs(), on_hopeless=on_hopeless, max_iterations=max_iterations, max_running=3
     )
-    goals = SLO(ttft_s=0.002, e2e_s=0.5)
+    goals = SLO(ttft_s=0.0001, e2e_s=0.5)
     services = [
         Service(name=name, model=str(folder), dtype="float32", slo=goals) for name, folder in folders.items()
     ]
