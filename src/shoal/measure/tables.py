@@ -111,9 +111,12 @@ def latency_grid(summary: Summary) -> Grid:
     """For each service and quantity one row: its mean and percentiles."""
     rows = []
     for name, group in _groups(summary):
-        present = MEASURES if group.normalised_latency is not None else MEASURES[:-1]
-        noted = [measure for measure in present if getattr(group, measure[1]) or measure[0] != "ITL"]
-        for number, (word, field) in enumerate(noted):
+        present: Sequence[tuple[str, str]] = (
+            MEASURES if group.normalised_latency is not None else MEASURES[:-1]
+        )
+        if group.inter_token_s is None:  # nobody noted it, or no answer has two tokens
+            present = [measure for measure in present if measure[1] != "inter_token_s"]
+        for number, (word, field) in enumerate(present):
             cells = spread_cells(getattr(group, field), in_seconds=field != "normalised_latency")
             rows.append([name if number == 0 else "", word, *cells])
     heads = ["service", "time", "mean", "p50", "p90", "p95", "p99"]
