@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler
 
@@ -79,6 +79,13 @@ def test_a_bound_shorter_than_a_round_becomes_two_rounds():
         min_size=1,
         max_size=25,
     ),
+)
+# The first turn is for a prompt of "a" that has no slot and comes to nothing; then "c" steps, not "a".
+@example(
+    order="round-robin",
+    steps=[1, 1, 4],
+    most_ms=10,
+    requests=[(0, 0, 1, 1)] * 4 + [(0, 0, 1, 4)] * 12 + [(0, 0, 1, 2)] * 3 + [(0, 2, 1, 5), (0, 0, 1, 1)],
 )
 def test_no_order_exceeds_the_bound_while_memory_suffices(order, steps, most_ms, requests):
     names = "abcd"[: len(steps)]

@@ -5,7 +5,7 @@ memory. The bound holds while one step of every service takes less, and while no
 a slice. Where steps are longer, two rounds of them take its place, so that the order still says something.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -21,19 +21,30 @@ class TokenGapGuard:
     def __init__(self, most_ns: int) -> None:
         self.most_ns = min(most_ns, _LONGEST_NS)
 
-    def turns(self, turns: Sequence[Turn], services: Iterable[ServiceState], now_ns: int) -> Sequence[Turn]:
-        """An order's turns, before them that of a service that must step first, if there is one.
+    def turns(self, turns: Iterable[Turn], services: Collection[ServiceState], now_ns: int) -> Iterator[Turn]:
+        """An order's turns, before each one that of a service that must step sooner, if there is one.
+
+        A turn may come to nothing, so the bound is looked at before each turn and not only before the first.
+        """
+        checked = None
+        for turn in turns:
+            if turn.service != checked and self.most_ns < _LONGEST_NS:
+                checked = turn.service
+                urgent = self._urgent(turn.service, services, now_ns)
+                if urgent is not None:
+                    yield Turn(urgent)
+            yield turn
+
+    def _urgent(self, first: str, services: Iterable[ServiceState], now_ns: int) -> str | None:
+        """Who must step before service ``first`` does.
 
         Services with streams step in the order of their deadlines. If one of them would miss its own after a
-        step of the order's choice, the first of them steps instead. A step is taken to last as long as the
-        longest of the service's latest.
+        step of ``first``, the first of them steps instead. A step is taken to last as long as the longest of
+        the service's latest.
         """
-        if not turns or self.most_ns == _LONGEST_NS:
-            return turns
-        first = turns[0].service
         active = {state.service: state for state in services if len(state.running) or state.service == first}
         if len(active) < 2:
-            return turns
+            return None
         steps_ns = {name: max(state.recent_steps_ns, default=0) for name, state in active.items()}
         most_ns = max(self.most_ns, 2 * sum(steps_ns.values()))
         deadlines = sorted(
@@ -47,8 +58,8 @@ class TokenGapGuard:
         for deadline_ns, name in deadlines:
             end_ns += steps_ns[name]
             if end_ns > deadline_ns:
-                return [Turn(deadlines[0][1]), *turns]
-        return turns
+                return deadlines[0][1]
+        return None
 
 
 def _oldest_token_ns(state: ServiceState) -> int | None:
