@@ -1,12 +1,15 @@
-"""Compiling the native library: ``python build_backend/compile.py [--cc "zig cc"]`` puts it into the sources."""
+"""Compiling the native library; ``python build_backend/compile.py [--cc gcc-14]`` puts it into src."""
 
 import argparse
 import json
-import shlex
-import subprocess
+import os
+import runpy
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from compilers import VARIANTS, Compiler, NotBuilt, find_compiler, refuse_platform, run_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "csrc"
@@ -23,47 +26,66 @@ FLAGS = (
     "-Wall",
     "-Wextra",
 )
-VARIANTS = {
-    "scalar": (),
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
-}
-VARIANTS["vnni"] = (*VARIANTS["avx512"], "-mavx512vnni")
-VARIANTS["vnni_bf16"] = (*VARIANTS["vnni"], "-mavx512bf16")
-"""Instruction sets, each a superset of the one before; every file of csrc/kernels is compiled for each."""
 
 
-def compile_library(compiler: list[str], target: Path) -> None:
-    """Compile all of csrc into ``target``; raises CalledProcessError."""
+def build_library(target: Path) -> str | None:
+    """Build the library into the folder ``target``, or say why not: in its ``build.json``, and returned."""
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        refuse_platform()
+        compiler = find_compiler()
+        print(f"compiling the native library with {compiler.name}")
+        try:
+            compile_library(compiler, target / LIBRARY)
+        except NotBuilt as failure:
+            raise NotBuilt(f"not built, because {failure}") from failure
+        info = {"compiler": compiler.name, "platform": compiler.platform, "sources": _digest()}
+    except NotBuilt as failure:
+        print(f"there will be no native library: {failure}", file=sys.stderr)
+        (target / LIBRARY).unlink(missing_ok=True)
+        info = {"reason": str(failure)}
+    (target / INFO).write_text(json.dumps(info) + "\n", encoding="utf-8")
+    return info.get("reason")
+
+
+def compile_library(compiler: Compiler, library: Path) -> None:
+    """Compile all of csrc into the file ``library``, which is replaced at the end; raises NotBuilt."""
     with tempfile.TemporaryDirectory() as folder:
-        objects = []
-        jobs = [(SOURCES / "runtime.c", "runtime.o", ())]
-        for kernel in sorted((SOURCES / "kernels").glob("*.c")):
-            for variant, flags in VARIANTS.items():
-                jobs.append((kernel, f"{kernel.stem}_{variant}.o", (f"-DSHOAL_VARIANT={variant}", *flags)))
-        for source, name, flags in jobs:
-            objects.append(str(Path(folder) / name))
-            run([*compiler, *FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
-        target.mkdir(parents=True, exist_ok=True)
-        partial = target / f".{LIBRARY}.partial"
-        run([*compiler, "-shared", *objects, "-lm", "-o", str(partial)])
-        partial.replace(target / LIBRARY)
-    (target / INFO).write_text(
-        json.dumps({"compiler": " ".join(compiler), "variants": list(VARIANTS)}) + "\n"
-    )
+        caches = {f"ZIG_{name}_CACHE_DIR": f"{folder}/zig" for name in ("GLOBAL", "LOCAL")}
+        env = {**os.environ, **caches}
+        commands = []
+        for source, name, flags in _objects():
+            commands.append([*compiler.command, *FLAGS, *flags, "-c", str(source), "-o", f"{folder}/{name}"])
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(lambda command: run_compiler(command, compiler.name, env), commands))
+        partial = library.with_name(f".{library.name}.partial")
+        objects = [command[-1] for command in commands]
+        run_compiler([*compiler.command, "-shared", *objects, "-lm", "-o", str(partial)], compiler.name, env)
+        partial.replace(library)
 
 
-def run(command: list[str]) -> None:
-    subprocess.run(command, check=True)
+def _objects() -> list[tuple[Path, str, tuple[str, ...]]]:
+    """Source, object and flags: every kernel once for each instruction set."""
+    objects = [(SOURCES / "runtime.c", "runtime.o", ())]
+    for kernel in sorted((SOURCES / "kernels").glob("*.c")):
+        for variant, flags in VARIANTS.items():
+            objects.append((kernel, f"{kernel.stem}_{variant}.o", (f"-DSHOAL_VARIANT={variant}", *flags)))
+    return objects
+
+
+def _digest() -> str:
+    """As the package computes it, without importing the package."""
+    return runpy.run_path(str(TARGET / "sources.py"))["digest"](SOURCES)
 
 
 def main() -> None:
+    """Build the library into the sources, with the compiler that is named or found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cc", default="cc", help="the compiler and its first arguments")
-    try:
-        compile_library(shlex.split(parser.parse_args().cc), TARGET)
-    except (subprocess.CalledProcessError, OSError) as error:
-        sys.exit(str(error))
+    parser.add_argument("--cc", help="the compiler and its first arguments; otherwise CC, or what is found")
+    chosen = parser.parse_args().cc
+    if chosen:
+        os.environ["CC"] = chosen
+    sys.exit(1 if build_library(TARGET) else 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""The native library: kernels in C for CPUs, where they could be built; see ``csrc``."""
+"""The native library: kernels in C for CPUs, where they could be built; see ``csrc``.
 
-from shoal.native.library import NativeLibrary, load_native
+Here it is found and loaded, and what is in use is said. The rooms above declare the kernels that they call.
+"""
 
-__all__ = ["NativeLibrary", "load_native"]
+from shoal.native.library import NativeLibrary, load_native, native_status, native_variants
+
+__all__ = ["NativeLibrary", "load_native", "native_status", "native_variants"]

@@ -1,18 +1,24 @@
-"""Loading the native library and choosing its kernels by what the CPU can do."""
+"""Loading the native library, choosing its kernels by what the CPU can do, and saying what is in use."""
 
 import ctypes
+import importlib.metadata
+import json
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
+from shoal.core import ConfigError
+from shoal.native.sources import digest
 
 VARIANTS = ("scalar", "avx2", "avx512", "vnni", "vnni_bf16")
 """Instruction sets, each a superset of the one before it."""
-_FILE = Path(__file__).parent / "libshoal.so"
-_TORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+FIRST_TORCH = (2, 10)
+"""The first torch that lends its threads to C."""
+_FOLDER = Path(__file__).parent
+_SOURCES = _FOLDER.parents[2] / "csrc"
 
 
 class NativeLibrary:
@@ -30,19 +36,106 @@ class NativeLibrary:
         return function
 
 
+class _NotInUse(Exception):
+    """Why the library is not in use; continues the words "torch only:"."""
+
+
 @cache
 def load_native() -> NativeLibrary | None:
-    """The library, or None where it was not built, is switched off, or does not run here.
+    """The library, or None where it was not built, is switched off or does not run: see ``native_status``.
 
-    ``SHOAL_NATIVE=off`` switches it off, ``SHOAL_ISA`` chooses a smaller instruction set.
+    ``SHOAL_NATIVE=off`` switches it off, ``SHOAL_ISA`` chooses a smaller instruction set. Imports torch,
+    and gives the library its threads. Raises ConfigError if a variable has a value that is not possible.
     """
-    if os.environ.get("SHOAL_NATIVE") == "off" or not _FILE.exists():
+    try:
+        library = _open()
+        _share_torch_threads(library)
+    except _NotInUse:
         return None
-    library, shim = ctypes.CDLL(str(_FILE)), ctypes.CDLL(str(_TORCH))
-    functions = (shim.torch_parallel_for, shim.torch_get_num_threads)
-    library.shoal_use_threads(*[ctypes.cast(function, ctypes.c_void_p) for function in functions])
-    library.shoal_cpu_features.restype = ctypes.c_int64
+    return NativeLibrary(library, _chosen_variant(library))
+
+
+def native_variants() -> tuple[NativeLibrary, ...]:
+    """The library once for each instruction set of this CPU, smallest first; empty where it is not in use."""
+    chosen = load_native()
+    if chosen is None:
+        return ()
+    return tuple(NativeLibrary(chosen._library, variant) for variant in _supported(chosen._library))
+
+
+def native_status() -> str:
+    """What computes on CPUs, as a sentence: native kernels of which kind, or torch only and why.
+
+    Does not import torch; where it is imported already, its threads are tried as well. Raises ConfigError as
+    ``load_native`` does.
+    """
+    try:
+        library = _open()
+        if "torch" in sys.modules:
+            _share_torch_threads(library)
+    except _NotInUse as reason:
+        return f"torch only: {reason}"
+    return f"native kernels ({_chosen_variant(library)}, built by {_build_info()['compiler']})"
+
+
+def _open() -> ctypes.CDLL:
+    """The library without threads; raises _NotInUse."""
+    chosen = os.environ.get("SHOAL_NATIVE") or "on"
+    if chosen not in ("on", "off"):
+        raise ConfigError(f"SHOAL_NATIVE={chosen} is not known; possible are on and off")
+    if chosen == "off":
+        raise _NotInUse("SHOAL_NATIVE=off")
+    info = _build_info()
+    if "reason" in info:
+        raise _NotInUse(info["reason"])
+    if _SOURCES.is_dir() and info.get("sources") != digest(_SOURCES):
+        raise _NotInUse("the library was built from other sources than those in csrc; install again")
+    if _torch_release() < FIRST_TORCH:
+        raise _NotInUse(f"torch {importlib.metadata.version('torch')} does not lend its threads; 2.10 does")
+    try:
+        library = ctypes.CDLL(str(_FOLDER / "libshoal.so"))
+        library.shoal_cpu_features.restype = ctypes.c_int64
+    except (OSError, AttributeError) as error:
+        raise _NotInUse(f"the library cannot be loaded: {error}") from error
+    return library
+
+
+def _build_info() -> dict[str, str]:
+    """What the build left behind: ``compiler`` and ``sources``, or the ``reason`` why there is no library."""
+    try:
+        info: dict[str, str] = json.loads((_FOLDER / "build.json").read_text(encoding="utf-8"))
+        return info
+    except (OSError, ValueError):
+        return {"reason": "not built; installing Shoal builds it"}
+
+
+def _torch_release() -> tuple[int, ...]:
+    return tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
+
+
+def _share_torch_threads(library: ctypes.CDLL) -> None:
+    """Let the library compute on torch's threads; raises _NotInUse."""
+    import torch
+
+    try:
+        shim = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        functions = (shim.torch_parallel_for, shim.torch_get_num_threads)
+        library.shoal_use_threads(*[ctypes.cast(function, ctypes.c_void_p) for function in functions])
+    except (OSError, AttributeError) as error:
+        raise _NotInUse(f"torch does not lend its threads: {error}") from error
+
+
+def _supported(library: ctypes.CDLL) -> tuple[str, ...]:
+    """The instruction sets of this CPU; bit n of its features says whether it has that of VARIANTS[n + 1]."""
     features = library.shoal_cpu_features()
     best = next(number for number in range(len(VARIANTS)) if not features >> number & 1)
-    chosen = os.environ.get("SHOAL_ISA")
-    return NativeLibrary(library, VARIANTS[best] if chosen is None else chosen)
+    return VARIANTS[: best + 1]
+
+
+def _chosen_variant(library: ctypes.CDLL) -> str:
+    supported = _supported(library)
+    chosen = os.environ.get("SHOAL_ISA") or supported[-1]
+    if chosen in supported:
+        return chosen
+    what = "is not an instruction set of this CPU" if chosen in VARIANTS else "is not known"
+    raise ConfigError(f"SHOAL_ISA={chosen} {what}; possible here are {', '.join(supported)}")
