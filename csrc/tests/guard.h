@@ -1,0 +1,45 @@
+/* What the programs in this folder share: buffers that must not be overrun, and checks.
+
+   tests/native/test_native_sanitizers.py builds each program once for each instruction set, links it with all kernels,
+   and runs it under sanitizers; tasks of shoal_parallel run one after another. A program includes the .c file of the
+   kernel that it tests, so that its declaration is always the kernel's own. */
+#ifndef SHOAL_GUARD_H
+#define SHOAL_GUARD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                                                         \
+    do {                                                                                                         \
+        if (!(condition)) {                                                                                      \
+            fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition);                        \
+            exit(1);                                                                                             \
+        }                                                                                                        \
+    } while (0)
+
+/* Memory of that many bytes, set to 0xff (NaN in floats), which ends where a page begins that nobody may touch.
+   It is aligned to what its size is a multiple of, and never freed. */
+static inline void *guarded(size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t inner = (bytes + page - 1) / page * page;
+    char *start = mmap(NULL, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(start != MAP_FAILED && !mprotect(start + inner, page, PROT_NONE));
+    for (size_t i = 0; i < inner; i++) start[i] = (char)0xff;
+    return start + inner - bytes;
+}
+
+/* Guarded floats in [-1, 1), the same in every run for a seed. */
+static inline float *guarded_floats(size_t count, uint32_t seed) {
+    float *values = guarded(count * sizeof *values);
+    for (size_t i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        values[i] = (float)(seed >> 8) / (float)(1 << 23) - 1;
+    }
+    return values;
+}
+
+#endif
