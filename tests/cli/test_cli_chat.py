@@ -163,6 +163,7 @@ def test_the_summary_is_what_the_engine_says():
         merged_blocks=96,
         kv_bytes=24 << 20,
         weight_bytes=1,
+        kernels="native kernels (avx2, built by cc 12.2.0)",
     )
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     print_summary("http://127.0.0.1:8000", info, console)
@@ -173,6 +174,7 @@ def test_the_summary_is_what_the_engine_says():
         "2,048 tokens a request",
         "KV for 6,144 tokens",
         "24.0 MiB",
+        "compute  native kernels (avx2, built by cc 12.2.0)",
         "http://127.0.0.1:8000",
         "curl",
     ):

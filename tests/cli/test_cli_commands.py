@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import shoal.models
 from shoal.cli import app as app_module
 from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
+from shoal.cli.version import describe_cpu
 from shoal.core import EngineDied, FinishReason, Service
 from shoal.engine import offline
 from shoal.engine.batch import Completion, RequestOutput
@@ -237,6 +239,22 @@ def test_version(arguments):
     assert runner.invoke(app, arguments).output == f"shoal {shoal.__version__}\n"
 
 
+def test_the_version_tells_on_request_what_computes_here(monkeypatch):
+    monkeypatch.setenv("SHOAL_NATIVE", "off")
+    lines = runner.invoke(app, ["version", "--verbose"]).output.splitlines()
+    assert lines[:2] == [f"shoal {shoal.__version__}", "compute  torch only: SHOAL_NATIVE=off"]
+    assert [line.split()[0] for line in lines[2:]] == ["torch", "Python", "CPU"]
+    assert describe_cpu() in lines[-1]
+
+
+def test_a_cpu_is_described_by_its_name_and_what_kernels_can_use(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    assert describe_cpu(cpuinfo) == platform.machine()
+    cpu = "model name\t: Fast CPU @ 3 GHz\nflags\t\t: fpu avx512f avx2 avx512_vnni sse2\n\n"
+    cpuinfo.write_text(cpu + cpu)
+    assert describe_cpu(cpuinfo) == "Fast CPU @ 3 GHz (avx2 avx512f avx512_vnni)"
+
+
 @pytest.mark.parametrize(
     ("arguments", "new_name"),
     [
@@ -265,6 +283,7 @@ def test_an_unknown_command_is_exit_code_2():
         ["serve", "--help"],
         ["serve", "--port", "none", "smollm2"],
         ["static", "--model", "no-such-model", "hi"],
+        ["version", "--verbose"],
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(arguments):

@@ -10,6 +10,7 @@ from shoal.engine import build
 from shoal.engine.build import build_engine, default_swap_bytes, default_threads
 from shoal.engine.options import EngineOptions
 from shoal.kvcache import KVCacheOptions
+from shoal.native import native_status
 from shoal.schedule import SchedulerOptions
 
 MEMORY = 1 << 16
@@ -67,7 +68,10 @@ def test_a_built_engine_says_what_the_model_says(tiny_llama, layout, depth):
     for service in "ab":
         assert [t for e in events[service] for t in e.tokens] == expected[0, len(prompt) :].tolist()
     engine.close()
-    assert len(told) == 1, "two services with one model load it once"
+    assert told == [native_status(), "loading tiny (float32) on cpu"], (
+        "two services with one model load it once"
+    )
+    assert info.kernels == native_status()
     limits = info.services["a"]
     assert (limits.context_tokens, limits.vocab_size, limits.eos_token_ids) == (128, 64, (63,))
     assert limits.max_total_tokens <= 128

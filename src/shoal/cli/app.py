@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-import shoal
 from shoal.cli.chat import chat
 from shoal.cli.command import Command
 from shoal.cli.demo import demo
@@ -20,6 +19,7 @@ from shoal.cli.reproduce import reproduce
 from shoal.cli.serve import serve
 from shoal.cli.simulate import simulate
 from shoal.cli.static import static
+from shoal.cli.version import print_version, version
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported, ShoalError
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -37,17 +37,12 @@ app = typer.Typer(
 for command in (serve, generate, chat, demo, static, profile, simulate, reproduce):
     app.command(cls=Command)(command)
 app.add_typer(models, name="models")
-
-
-@app.command()
-def version() -> None:
-    """Print Shoal's version."""
-    typer.echo(f"shoal {shoal.__version__}")
+app.command()(version)
 
 
 def _print_version(requested: bool) -> None:
     if requested:
-        version()
+        print_version()
         raise typer.Exit
 
 

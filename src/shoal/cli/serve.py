@@ -61,6 +61,7 @@ def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
         )
     console.print("[bold]services[/]", grid, sep="\n")
     running = "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
+    console.print(Text.assemble(("compute", "bold"), f"  {info.kernels}"), soft_wrap=True)
     console.print(f"[bold]KV pool[/]  {info.kv_bytes / 2**20:,.1f} MiB, shared by all services{running}")
     console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
     example = curl_example(url, next(iter(info.services)))

@@ -13,6 +13,7 @@ from shoal.execute.memory import free_memory_bytes
 from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.pool import BlockPool
+from shoal.native import native_status
 from shoal.schedule import Scheduler, ServiceLimits
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def assemble_engine(
         kv_bytes=layout.total_bytes,
         weight_bytes=models.weight_bytes,
         max_running=scheduler.max_running,
+        kernels=native_status() if models.device.type == "cpu" else "torch only: native kernels are for CPUs",
     )
     return engine, info
 

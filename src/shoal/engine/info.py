@@ -44,3 +44,5 @@ class EngineInfo:
     """Size of all weights."""
     max_running: int | None = None
     """Most requests that hold KV at once; None where batches have sizes of their own."""
+    kernels: str = "torch only"
+    """What computes on the device, as ``native_status`` says it."""

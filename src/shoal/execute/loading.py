@@ -22,6 +22,7 @@ from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.replacements import Replacements
 from shoal.kvcache import KVShape
 from shoal.models import read_facts
+from shoal.native import native_status
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION_BACKENDS = ("auto", *BACKENDS)
@@ -125,12 +126,12 @@ def load_models(
     """Load, probe and (on a CPU, in bfloat16) prepack the model of each service.
 
     folders: the model's Hugging Face folder by service name. threads: CPU threads for this process.
-    progress: called with a line for each model.
+    progress: called with a line for what computes (on a CPU), and one for each model.
 
     Raises:
         ModelUnsupported: a model would not be computed correctly here, or lacks weights.
         ModelUnavailable: a model's files are damaged.
-        ConfigError: the device, the attention backend or a dtype does not exist here.
+        ConfigError: the device, the attention backend, a dtype or an instruction set does not exist here.
     """
     target = resolve_device(device)
     if attention not in ATTENTION_BACKENDS:
@@ -141,6 +142,8 @@ def load_models(
         torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    if progress is not None and target.type == "cpu":
+        progress(native_status())
     loaded: dict[tuple[Path, torch.dtype], LoadedModel] = {}
     models = {}
     for service in services:
