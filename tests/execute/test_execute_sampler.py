@@ -17,7 +17,7 @@ VOCAB = 1000
 
 def make_row(seed: int = 0, prompt: tuple[int, ...] = (5, 6), output: tuple[int, ...] = (), **params: object):
     sampling = SamplingParams(**params)
-    return RunningSequence([*prompt, *output], len(prompt), 0, [], sampling, seed)
+    return RunningSequence([*prompt, *output], len(prompt), 0, sampling, seed)
 
 
 def make_logits(seed: int = 0, rows: int = 1, vocab: int = VOCAB, spread: float = 2.0) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """The running group of a service, as an executor remembers it between plans."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from shoal.core import Joined, SamplingParams, StepPlan
@@ -16,10 +17,8 @@ class RunningSequence:
     """Prompt and output so far."""
     prompt_tokens: int
     """How many of them are the prompt."""
-    computed: int
-    """Leading tokens whose KV is in the pool."""
-    blocks: list[int]
-    """Its block table."""
+    slot: int
+    """Its row in the tables of `RunningGroups`."""
     sampling: SamplingParams
     """How its tokens are sampled."""
     seed: int
@@ -54,35 +53,75 @@ class TokenCounts:
         self.output[token] += 1
 
 
-@dataclass(slots=True)
 class RunningGroups:
-    """All sequences that have joined and not left, of all services."""
+    """All sequences that have joined and not left, of all services.
 
-    sequences: dict[int, RunningSequence] = field(default_factory=dict)
-    """By ``seq_id``."""
+    What a step needs of each is in arrays with a row (its *slot*) for every sequence, which grow as needed
+    and are changed by the plans' deltas, so that a step picks rows and builds nothing.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: dict[int, RunningSequence] = {}
+        """By ``seq_id``."""
+        self.tables = np.zeros((1, 1), dtype=np.int64)
+        """Block tables [slots, blocks]; what lies behind a sequence's blocks is left over from others."""
+        self.num_blocks = np.zeros(1, dtype=np.int64)
+        """Blocks of each table [slots]."""
+        self.computed = np.zeros(1, dtype=np.int64)
+        """Leading tokens whose KV is in the pool [slots]."""
+        self._free = [0]
+        """Slots of no sequence."""
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's deltas."""
         for seq_id in plan.left:
-            self.sequences.pop(seq_id, None)
+            gone = self.sequences.pop(seq_id, None)
+            if gone is not None:
+                self._free.append(gone.slot)
         for seq_id, blocks in plan.moved:
-            self.sequences[seq_id].blocks = list(blocks)
+            self._put_blocks(self.sequences[seq_id].slot, blocks, behind=0)
         for joined in plan.joined:
-            self.sequences[joined.seq_id] = _enter(joined)
+            self._enter(joined)
         for seq_id, blocks in plan.grown:
-            self.sequences[seq_id].blocks.extend(blocks)
+            slot = self.sequences[seq_id].slot
+            self._put_blocks(slot, blocks, behind=int(self.num_blocks[slot]))
+
+    def advance(self, rows: Iterable[RunningSequence], new_tokens: Sequence[int]) -> None:
+        """Count the KV of ``new_tokens[i]`` more tokens of each of ``rows`` as in the pool."""
+        self.computed[[row.slot for row in rows]] += new_tokens
 
     def __getitem__(self, seq_id: int) -> RunningSequence:
         """The sequence with that number."""
         return self.sequences[seq_id]
 
+    def _enter(self, joined: Joined) -> None:
+        if not self._free:
+            self._add_slots()
+        slot = self._free.pop()
+        self.sequences[joined.seq_id] = RunningSequence(
+            tokens=list(joined.tokens),
+            prompt_tokens=joined.prompt_tokens,
+            slot=slot,
+            sampling=joined.sampling,
+            seed=joined.seed,
+        )
+        self.computed[slot] = joined.computed
+        self._put_blocks(slot, joined.blocks, behind=0)
 
-def _enter(joined: Joined) -> RunningSequence:
-    return RunningSequence(
-        tokens=list(joined.tokens),
-        prompt_tokens=joined.prompt_tokens,
-        computed=joined.computed,
-        blocks=list(joined.blocks),
-        sampling=joined.sampling,
-        seed=joined.seed,
-    )
+    def _put_blocks(self, slot: int, blocks: Sequence[int], *, behind: int) -> None:
+        """Make ``blocks`` a table's entries from column ``behind`` to its end."""
+        end = behind + len(blocks)
+        if end > self.tables.shape[1]:
+            wider = np.zeros((len(self.tables), max(end, 2 * self.tables.shape[1])), dtype=np.int64)
+            wider[:, : self.tables.shape[1]] = self.tables
+            self.tables = wider
+        self.tables[slot, behind:end] = blocks
+        self.num_blocks[slot] = end
+
+    def _add_slots(self) -> None:
+        """Twice as many slots, of which the new ones are free."""
+        count = len(self.tables)
+        self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
+        self.num_blocks = np.concatenate([self.num_blocks, np.zeros_like(self.num_blocks)])
+        self.computed = np.concatenate([self.computed, np.zeros_like(self.computed)])
+        self._free += range(2 * count - 1, count - 1, -1)

@@ -1,4 +1,4 @@
-"""Paged attention: the attention of a step over the KV pool.
+"""Paged attention: the attention of a step over the KV pool, with torch's operations.
 
 Every step first writes its new keys and values into the pool, then attends. Rows beyond a sequence's
 length have arbitrary contents, possibly NaN; no backend lets them affect a result.
@@ -12,8 +12,11 @@ import numpy as np
 import torch
 
 from shoal.execute.attention_math import additive_mask, decode_attention, prefill_attention, visible_keys
-from shoal.execute.batch import DecodeRows, PrefillRow, StepBatch
+from shoal.execute.batch import StepBatch
 from shoal.execute.kv_store import ServiceCache
+
+DECODE_GROUP_SPREAD = 0.6
+"""Decoding rows share a padded gather if the shortest has at least this share of the longest's blocks."""
 
 
 class PagedStep(ABC):
@@ -23,6 +26,7 @@ class PagedStep(ABC):
         self.batch = batch
         self.cache = cache
 
+    @abstractmethod
     def attend(
         self,
         layer: int,
@@ -36,83 +40,76 @@ class PagedStep(ABC):
         extra: dict[str, Any],
     ) -> torch.Tensor:
         """See AttentionStep; ``extra`` was checked when the model was loaded."""
+
+
+class GatheringStep(PagedStep):
+    """Copies keys and values out of the pool to attend them."""
+
+    def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
+        super().__init__(batch, cache)
+        counts = np.diff(batch.starts)
+        positions = np.arange(batch.starts[-1]) + np.repeat(batch.firsts - batch.starts[:-1], counts)
+        blocks = batch.tables[np.repeat(np.arange(len(counts)), counts), positions // cache.block_size]
+        self._new_index = cache.index(blocks)
+        self._new_offsets = torch.from_numpy(positions % cache.block_size).to(cache.device)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> torch.Tensor:
+        """See AttentionStep."""
         del extra
-        self.cache.write(layer, self.batch.slot_index, self.batch.slot_rows, key, value)
-        parts = [
-            self._decode(layer, rows, query[rows.start : rows.stop], window, scaling, softcap)
-            for rows in self.batch.decodes
-        ]
-        for row in self.batch.prefills:
-            new = slice(row.start, row.stop)
-            parts.append(
-                self._prefill(layer, row, query[new], key[new], value[new], window, scaling, softcap)
-            )
+        self.cache.write(layer, self._new_index, self._new_offsets, key, value)
+        parts = self._parts(layer, query, key, value, window, scaling, softcap)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @abstractmethod
-    def _decode(
+    def _parts(
         self,
         layer: int,
-        rows: DecodeRows,
-        query: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
-    ) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _prefill(
-        self,
-        layer: int,
-        row: PrefillRow,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         window: int | None,
         scaling: float | None,
         softcap: float | None,
-    ) -> torch.Tensor: ...
+    ) -> list[torch.Tensor]:
+        """The output in pieces, in the order of the tokens; the new keys and values are in the pool."""
 
-    def _context(self, layer: int, blocks: np.ndarray, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a sequence's first ``tokens`` tokens."""
-        keys, values = self.cache.gather(layer, self.cache.index(blocks))
-        return keys[:tokens], values[:tokens]
+    def _blocks(self, row: int, skipped: int = 0) -> np.ndarray:
+        """The blocks of a row's sequence, without the first ``skipped``."""
+        return self.batch.tables[row, skipped : -(-self.batch.ends[row] // self.cache.block_size)]
 
 
-class ReferenceStep(PagedStep):
+class ReferenceStep(GatheringStep):
     """The reference for tests: every row by itself, with textbook formulas in float32."""
 
-    def _decode(
+    def _parts(
         self,
         layer: int,
-        rows: DecodeRows,
-        query: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        outputs = []
-        for at, context in enumerate(rows.contexts.tolist()):
-            blocks = rows.tables[at, : -(-context // self.cache.block_size)]
-            keys, values = self._context(layer, blocks, context)
-            outputs.append(
-                _written_out(query[at : at + 1], keys, values, context - 1, window, scaling, softcap)
-            )
-        return torch.cat(outputs)
-
-    def _prefill(
-        self,
-        layer: int,
-        row: PrefillRow,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         window: int | None,
         scaling: float | None,
         softcap: float | None,
-    ) -> torch.Tensor:
-        keys, values = self._context(layer, row.blocks, row.first + len(query))
-        return _written_out(query, keys, values, row.first, window, scaling, softcap)
+    ) -> list[torch.Tensor]:
+        parts = []
+        for row, (first, end) in enumerate(zip(self.batch.firsts, self.batch.ends, strict=True)):
+            keys, values = self.cache.gather(layer, self.cache.index(self._blocks(row)))
+            new = slice(self.batch.starts[row], self.batch.starts[row + 1])
+            parts.append(
+                _written_out(query[new], keys[:end], values[:end], int(first), window, scaling, softcap)
+            )
+        return parts
 
 
 def _written_out(
@@ -152,23 +149,40 @@ class _Gather:
     """Additive mask [rows, 1, 1, keys]; None: everything is visible."""
 
 
-class BatchedStep(PagedStep):
-    """Gathers and attends decoding rows together: fast on CPUs, correct on CUDA.
+class BatchedStep(GatheringStep):
+    """Gathers and attends decoding rows together: fast without native kernels, correct on CUDA.
 
     Gathers and masks are planned once for each step and window, not for each layer.
     """
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         super().__init__(batch, cache)
+        self._groups = _decode_groups(batch.ends[: batch.num_decodes], cache.block_size)
         self._gathers: dict[tuple[int, int | None], _Gather] = {}
-        self._prefill_plans: dict[
-            tuple[int, int | None], tuple[torch.Tensor, slice, torch.Tensor | None]
-        ] = {}
+        self._prefill_plans: dict[tuple[int, int | None], tuple[torch.Tensor, int, torch.Tensor | None]] = {}
+
+    def _parts(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> list[torch.Tensor]:
+        parts = [self._decode(layer, rows, query[rows], window, scaling, softcap) for rows in self._groups]
+        for row in range(self.batch.num_decodes, len(self.batch.firsts)):
+            new = slice(self.batch.starts[row], self.batch.starts[row + 1])
+            parts.append(
+                self._prefill(layer, row, query[new], key[new], value[new], window, scaling, softcap)
+            )
+        return parts
 
     def _decode(
         self,
         layer: int,
-        rows: DecodeRows,
+        rows: slice,
         query: torch.Tensor,
         window: int | None,
         scaling: float | None,
@@ -186,14 +200,15 @@ class BatchedStep(PagedStep):
         values = values.view(count, -1, *values.shape[1:])[:, : plan.keys]
         return decode_attention(query, keys, values, plan.mask, scaling, softcap)
 
-    def _plan_decode(self, rows: DecodeRows, window: int | None) -> _Gather:
+    def _plan_decode(self, rows: slice, window: int | None) -> _Gather:
         """Gather only blocks inside the window; blank and mask what lies beyond a row's context."""
-        size, device = self.cache.block_size, self.cache.device
-        skipped = np.maximum(rows.contexts - window, 0) // size if window else np.zeros_like(rows.contexts)
-        counts = -(-rows.contexts // size) - skipped
-        columns = skipped[:, None] + np.arange(counts.max())
-        tables = np.take_along_axis(rows.tables, np.minimum(columns, rows.tables.shape[1] - 1), axis=1)
-        ends = rows.contexts - skipped * size
+        size, device, contexts = self.cache.block_size, self.cache.device, self.batch.ends[rows]
+        skipped = np.maximum(contexts - window, 0) // size if window else np.zeros_like(contexts)
+        blocks = -(-contexts // size)
+        columns = skipped[:, None] + np.arange((blocks - skipped).max())
+        columns = np.minimum(columns, blocks[:, None] - 1)  # behind a row's blocks its last one again
+        tables = np.take_along_axis(self.batch.tables[rows], columns, axis=1)
+        ends = contexts - skipped * size
         keys = int(ends.max())
         at = np.arange(tables.shape[1] * size)
         beyond = np.flatnonzero((at >= ends[:, None]).ravel())
@@ -209,7 +224,7 @@ class BatchedStep(PagedStep):
     def _prefill(
         self,
         layer: int,
-        row: PrefillRow,
+        row: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -217,26 +232,39 @@ class BatchedStep(PagedStep):
         scaling: float | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        stop = row.first + len(query)
-        if row.first == 0 and (window is None or stop <= window):
+        first, stop = int(self.batch.firsts[row]), int(self.batch.ends[row])
+        if first == 0 and (window is None or stop <= window):
             return prefill_attention(query, key, value, None, scaling, softcap)
-        plan = self._prefill_plans.get((row.start, window))
+        plan = self._prefill_plans.get((row, window))
         if plan is None:
-            plan = self._prefill_plans[row.start, window] = self._plan_prefill(row, stop, window)
+            plan = self._prefill_plans[row, window] = self._plan_prefill(row, first, stop, window)
         index, kept, mask = plan
         keys, values = self.cache.gather(layer, index)
-        return prefill_attention(query, keys[kept], values[kept], mask, scaling, softcap)
+        return prefill_attention(query, keys[:kept], values[:kept], mask, scaling, softcap)
 
     def _plan_prefill(
-        self, row: PrefillRow, stop: int, window: int | None
-    ) -> tuple[torch.Tensor, slice, torch.Tensor | None]:
+        self, row: int, first: int, stop: int, window: int | None
+    ) -> tuple[torch.Tensor, int, torch.Tensor | None]:
         size, device = self.cache.block_size, self.cache.device
-        skipped = max(row.first - window + 1, 0) // size if window else 0
+        skipped = max(first - window + 1, 0) // size if window else 0
         begin = skipped * size
-        q_at = torch.arange(row.first, stop, device=device)
+        q_at = torch.arange(first, stop, device=device)
         k_at = torch.arange(begin, stop, device=device)
         mask = additive_mask(visible_keys(q_at, k_at, window), self.cache.dtype)
-        return self.cache.index(row.blocks[skipped:]), slice(0, stop - begin), mask
+        return self.cache.index(self._blocks(row, skipped)), stop - begin, mask
+
+
+def _decode_groups(contexts: np.ndarray, block_size: int) -> list[slice]:
+    """Cut decoding rows, longest first, into groups with bounded padding."""
+    needed = (-(-contexts // block_size)).tolist()
+    groups, start = [], 0
+    while start < len(needed):
+        stop = start + 1
+        while stop < len(needed) and needed[stop] >= DECODE_GROUP_SPREAD * needed[start]:
+            stop += 1
+        groups.append(slice(start, stop))
+        start = stop
+    return groups
 
 
 BACKENDS: dict[str, type[PagedStep]] = {"reference": ReferenceStep, "batched": BatchedStep}

@@ -137,11 +137,10 @@ class TorchExecutor:
         raise StepFailed(message)
 
     def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
-        batch = build_batch(rows, plan.new_tokens, self.store.services[plan.service])
+        batch = build_batch(self._groups, rows, plan.new_tokens, self.store.services[plan.service])
         prepared_ns = time.perf_counter_ns()
         logits = self._forward(plan, batch)
-        for row, count in zip(rows, plan.new_tokens, strict=True):
-            row.computed += count
+        self._groups.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
         tokens, logprobs = self._sample(plan, rows, logits)
         return _Iteration(tokens, logprobs, prepared_ns, forwarded_ns, time.perf_counter_ns())
@@ -155,12 +154,12 @@ class TorchExecutor:
     def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
         step = self._backend(batch, self.store.services[plan.service])
-        last = [batch.last[row] for row in plan.sampled] or [0]
+        last = batch.last[list(plan.sampled) or [0]]
         output = self._models[plan.service].module(
             input_ids=batch.input_ids,
             position_ids=batch.positions,
             use_cache=False,
-            logits_to_keep=torch.tensor(last, device=batch.input_ids.device),
+            logits_to_keep=torch.from_numpy(last).to(batch.input_ids.device),
             **{STEP_KEYWORD: step},
         )
         logits: torch.Tensor = output.logits[0]
