@@ -15,7 +15,7 @@ from shoal.config.presets import PRESETS
 from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.stats import PoolStats, StepTotals
-from shoal.execute.paged import BACKENDS
+from shoal.execute.backends import BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.serve import ServerOptions

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +22,7 @@ from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
+from shoal.native import load_native
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 VOCAB = 199
@@ -68,6 +70,10 @@ def tiny_config(kind: str) -> PretrainedConfig:
         )  # fmt: skip
     raise ValueError(kind)
 
+
+needs_native = pytest.mark.skipif(load_native() is None, reason="the native library was not built, or is off")
+BACKENDS = ("reference", "batched", pytest.param("native", marks=needs_native))
+"""Attention backends, to parametrise a test with."""
 
 KINDS = ("llama", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
 

@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import pytest
-from execute_builders import KINDS, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
+from execute_builders import (
+    BACKENDS,
+    KINDS,
+    HandScheduler,
+    make_model,
+    make_prompt,
+    reference_tokens,
+    tiny_config,
+)
 
 LENGTHS = (1, 5, 16, 23, 40)
 OUTPUT = 14
@@ -21,7 +29,7 @@ def expected(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
     return {kind: [reference_tokens(folders[kind], p, OUTPUT) for p in prompts] for kind in KINDS}
 
 
-@pytest.mark.parametrize("attention", ["reference", "batched"])
+@pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("layout", ["merged", "split"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_in_a_poisoned_pool(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shoal.core import BlockCopy
+from shoal.execute.attention_structs import DTYPES, LayerAddresses
 from shoal.kvcache import LayerExtent, PoolLayout, ServiceLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,6 +36,7 @@ class ServiceCache(ABC):
         """Tokens in a block."""
         self.layers = view.layers
         """Where each layer's keys and values lie in a block."""
+        self._dtype_name = view.shape.dtype
         self.dtype = TORCH_DTYPES[view.shape.dtype]
         """Of keys and values."""
         self.device = buffer.device
@@ -44,6 +46,32 @@ class ServiceCache(ABC):
         self._elements = buffer.view(self.dtype)
         self.rows = self._view(0, self._stride)
         """All blocks or units [blocks or units, elements of a stride]."""
+        self.addresses = [self._layer_addresses(extent) for extent in view.layers]
+        """The same of each layer in numbers, for native kernels."""
+
+    def _layer_addresses(self, extent: LayerExtent) -> LayerAddresses:
+        size = self.dtype.itemsize
+        key, value = extent.key_dim * size, extent.value_dim * size
+        base = self._elements.data_ptr()
+        addresses = LayerAddresses(
+            dtype=DTYPES.index(self._dtype_name) if self._dtype_name in DTYPES else -1,
+            kv_heads=extent.kv_heads,
+            key_dim=extent.key_dim,
+            value_dim=extent.value_dim,
+            keys=base + extent.key_offset,
+            values=base + extent.value_offset,
+            entry=self._stride * size,
+        )
+        self._place_heads(addresses, extent, key, value)
+        return addresses
+
+    @abstractmethod
+    def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
+        """Fill in the steps between tokens and heads; key, value: bytes of one."""
+
+    @abstractmethod
+    def entries(self, tables: np.ndarray) -> np.ndarray:
+        """Block tables [rows, blocks] as native kernels read them: [rows, blocks, entries of a block]."""
 
     def _view(self, offset_bytes: int, *shape: int) -> torch.Tensor:
         """[count, *shape] at ``offset_bytes`` of every block or unit, one stride apart."""
@@ -85,6 +113,14 @@ class MergedCache(ServiceCache):
         self._keys = [self._extent(e.key_offset, e, e.key_dim) for e in view.layers]
         self._values = [self._extent(e.value_offset, e, e.value_dim) for e in view.layers]
 
+    def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
+        addresses.key_token, addresses.value_token = extent.kv_heads * key, extent.kv_heads * value
+        addresses.key_head, addresses.value_head = key, value
+
+    def entries(self, tables: np.ndarray) -> np.ndarray:
+        """See ServiceCache."""
+        return tables[:, :, None]
+
     def _extent(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         return self._view(offset_bytes, self.block_size, extent.kv_heads, dim)
 
@@ -121,6 +157,14 @@ class SplitCache(ServiceCache):
         self._unit_ids = unit_ids
         self._keys = [self._view(e.key_offset, self.block_size, e.key_dim) for e in view.layers]
         self._values = [self._view(e.value_offset, self.block_size, e.value_dim) for e in view.layers]
+
+    def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
+        addresses.key_token, addresses.value_token = key, value
+        addresses.table_first, addresses.table_head = extent.first_unit, 1
+
+    def entries(self, tables: np.ndarray) -> np.ndarray:
+        """See ServiceCache."""
+        return self.index(tables.ravel()).numpy().reshape(*tables.shape, -1)
 
     def index(self, blocks: np.ndarray) -> torch.Tensor:
         """See ServiceCache."""

@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.backends import check_backend, choose_backend
 from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.interface import ATTENTION_NAME
 from shoal.execute.memory import free_memory_bytes
-from shoal.execute.paged import BACKENDS
 from shoal.execute.prepack import can_prepack, prepack
 from shoal.execute.probe import Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
@@ -25,7 +25,6 @@ from shoal.models import read_facts
 from shoal.native import native_status
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ATTENTION_BACKENDS = ("auto", *BACKENDS)
 DEFAULT_CPU_KV_BYTES = 2 << 30
 CUDA_MEMORY_SHARE = 0.9
 GATHER_COPIES = 4
@@ -66,8 +65,10 @@ class ModelSet:
         """By service name; services that name one model in one dtype share one entry."""
         self.device = device
         """Where the weights are."""
-        self.backend = BACKENDS["batched" if attention == "auto" else attention]
-        """The attention backend."""
+        self.backends = {
+            name: choose_backend(attention, device, model.kv_shape) for name, model in models.items()
+        }
+        """Attention backends by service name."""
         self.kv_shapes = {name: model.kv_shape for name, model in models.items()}
         """Shapes of KV blocks by service name."""
         self.context_tokens = {s.name: _context(s, models[s.name]) for s in services}
@@ -134,10 +135,7 @@ def load_models(
         ConfigError: the device, the attention backend, a dtype or an instruction set does not exist here.
     """
     target = resolve_device(device)
-    if attention not in ATTENTION_BACKENDS:
-        raise ConfigError(
-            f"attention backend {attention!r} is not known; possible are {', '.join(ATTENTION_BACKENDS)}"
-        )
+    check_backend(attention, target)
     if threads is not None:
         torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()

@@ -265,7 +265,3 @@ def _decode_groups(contexts: np.ndarray, block_size: int) -> list[slice]:
         groups.append(slice(start, stop))
         start = stop
     return groups
-
-
-BACKENDS: dict[str, type[PagedStep]] = {"reference": ReferenceStep, "batched": BatchedStep}
-"""Attention backends by the name that a user chooses."""

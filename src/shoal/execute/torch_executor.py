@@ -40,7 +40,7 @@ class TorchExecutor:
         host_layout: PoolLayout | None = None,
         host_unit_ids: UnitIds | None = None,
     ) -> None:
-        self._backend = models.backend
+        self._backends = models.backends
         self._models = models.models
         self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
         self._groups = RunningGroups()
@@ -153,7 +153,7 @@ class TorchExecutor:
 
     def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
-        step = self._backend(batch, self.store.services[plan.service])
+        step = self._backends[plan.service](batch, self.store.services[plan.service])
         last = batch.last[list(plan.sampled) or [0]]
         output = self._models[plan.service].module(
             input_ids=batch.input_ids,

@@ -1,0 +1,77 @@
+"""What the native attention is told, as ``csrc/kernels/attention.h`` declares it; strides are in bytes."""
+
+import ctypes
+from ctypes import c_double, c_int64, c_void_p
+
+DTYPES = ("float32", "bfloat16")
+"""Those that the kernels take, by their numbers."""
+
+
+class StepAddresses(ctypes.Structure):
+    """The packed tokens of a step."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("block_size", c_int64),
+        ("starts", c_void_p),
+        ("firsts", c_void_p),
+        ("table", c_void_p),
+        ("table_row", c_int64),
+        ("table_block", c_int64),
+    )
+
+
+class LayerAddresses(ctypes.Structure):
+    """Where one layer's keys and values lie in a service's view of the pool.
+
+    An entry of the pool is a block, or in the split layout a unit. The key of token t of an entry e and KV
+    head h is at ``keys + e * entry + t * key_token + h * key_head``; which entry that is says a block's part
+    of the table, at ``table_first + h * table_head``.
+    """
+
+    _fields_ = (
+        ("dtype", c_int64),
+        ("kv_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("entry", c_int64),
+        ("key_token", c_int64),
+        ("value_token", c_int64),
+        ("key_head", c_int64),
+        ("value_head", c_int64),
+        ("table_first", c_int64),
+        ("table_head", c_int64),
+    )
+
+
+class AttentionCall(ctypes.Structure):
+    """One layer's attention: its tensors, and how the work is shared."""
+
+    _fields_ = (
+        ("step", c_void_p),
+        ("layer", c_void_p),
+        ("heads", c_int64),
+        ("window", c_int64),
+        ("scale", c_double),
+        ("softcap", c_double),
+        ("query", c_void_p),
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("query_token", c_int64),
+        ("query_head", c_int64),
+        ("new_key_token", c_int64),
+        ("new_key_head", c_int64),
+        ("new_value_token", c_int64),
+        ("new_value_head", c_int64),
+        ("out", c_void_p),
+        ("task_count", c_int64),
+        ("tasks", c_void_p),
+        ("splits", c_void_p),
+        ("partials", c_void_p),
+    )
+
+
+TASK_FIELDS, SPLIT_FIELDS = 8, 4
+"""Numbers (int64) in a task and in a split."""
