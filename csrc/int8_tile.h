@@ -1,0 +1,174 @@
+/* A tile of quantised rows times a panel of 32 int8 columns, for each instruction set.
+
+   All variants compute the same bits: sums of a group of 32 products are exact integers, and groups are
+   added in order by one fused multiply-add each. */
+#ifndef SHOAL_INT8_TILE_H
+#define SHOAL_INT8_TILE_H
+
+#include <math.h>
+#include <stdint.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+enum {
+    GROUP = 32, /* inputs that share a scale */
+    STEPS = GROUP / 4,
+    PANEL = 32, /* columns that are stored together */
+    ROWS = 6,   /* of a tile: as many as leave registers for their sums */
+};
+
+#if defined(__AVX512VNNI__)
+enum { WORDS = 1 }; /* four bytes */
+#else
+enum { WORDS = 2 }; /* the even two of four values, then the odd two, in 16 bits each */
+#endif
+
+/* A group of inputs of all rows of a tile. Weights are stored as weight + 128, so sums start at offset. */
+struct group {
+    int32_t values[STEPS][ROWS][WORDS]; /* four inputs each */
+    float scales[ROWS];
+    int32_t offsets[ROWS]; /* -128 * sum of the row's values */
+};
+
+#if defined(__AVX512F__)
+#define LANES 16
+typedef __m512i ints;
+typedef __m512 floats;
+#define SET_INT _mm512_set1_epi32
+#define SET_FLOAT _mm512_set1_ps
+#define LOAD_INTS(p) _mm512_loadu_si512((const void *)(p))
+#define LOAD_FLOATS _mm512_loadu_ps
+#define STORE_FLOATS _mm512_storeu_ps
+#define TO_FLOATS _mm512_cvtepi32_ps
+#define MULTIPLY _mm512_mul_ps
+#define MULTIPLY_ADD _mm512_fmadd_ps
+#define EVEN_BYTES(w) _mm512_and_si512(w, _mm512_set1_epi16(255))
+#define ODD_BYTES(w) _mm512_srli_epi16(w, 8)
+#define ADD_PAIRS(sum, w, x) _mm512_add_epi32(sum, _mm512_madd_epi16(w, x))
+#elif defined(__AVX2__)
+#define LANES 8
+typedef __m256i ints;
+typedef __m256 floats;
+#define SET_INT _mm256_set1_epi32
+#define SET_FLOAT _mm256_set1_ps
+#define LOAD_INTS(p) _mm256_loadu_si256((const __m256i *)(p))
+#define LOAD_FLOATS _mm256_loadu_ps
+#define STORE_FLOATS _mm256_storeu_ps
+#define TO_FLOATS _mm256_cvtepi32_ps
+#define MULTIPLY _mm256_mul_ps
+#define MULTIPLY_ADD _mm256_fmadd_ps
+#define EVEN_BYTES(w) _mm256_and_si256(w, _mm256_set1_epi16(255))
+#define ODD_BYTES(w) _mm256_srli_epi16(w, 8)
+#define ADD_PAIRS(sum, w, x) _mm256_add_epi32(sum, _mm256_madd_epi16(w, x))
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Store the 32 values of a row's group as the products want them. */
+INLINE void put_values(const int32_t *values, struct group *group, int row) {
+#if defined(__AVX512VNNI__)
+    int8_t bytes[GROUP];
+    for (int i = 0; i < GROUP; i++) bytes[i] = (int8_t)values[i];
+    for (int step = 0; step < STEPS; step++) __builtin_memcpy(group->values[step][row], bytes + step * 4, 4);
+#else
+    int16_t pairs[STEPS][2][2];
+    for (int i = 0; i < GROUP; i++) pairs[i / 4][i % 2][i % 4 / 2] = (int16_t)values[i];
+    for (int step = 0; step < STEPS; step++) __builtin_memcpy(group->values[step][row], pairs[step], 8);
+#endif
+}
+
+#ifdef LANES
+enum { VECTORS = 2 }; /* of columns at a time */
+
+/* sums[row] += 4 inputs of a row times 4 bytes of each column, for all rows. */
+INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[WORDS], const uint8_t *weights,
+                     const int rows) {
+    ints w[VECTORS];
+    for (int v = 0; v < VECTORS; v++) w[v] = LOAD_INTS(weights + v * LANES * 4);
+#if defined(__AVX512VNNI__)
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++)
+            sums[row][v] = _mm512_dpbusd_epi32(sums[row][v], w[v], SET_INT(values[row][0]));
+#else
+    ints odd[VECTORS];
+    for (int v = 0; v < VECTORS; v++) odd[v] = ODD_BYTES(w[v]), w[v] = EVEN_BYTES(w[v]);
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) {
+            sums[row][v] = ADD_PAIRS(sums[row][v], w[v], SET_INT(values[row][0]));
+            sums[row][v] = ADD_PAIRS(sums[row][v], odd[v], SET_INT(values[row][1]));
+        }
+#endif
+}
+
+/* out[row][column] of some rows and VECTORS * LANES columns; scales as in multiply_tile, or NULL. */
+INLINE void multiply_part(const struct group *x, const uint8_t *panel, const float *scales, int64_t groups,
+                          float (*out)[PANEL], const int first, const int rows, const int column) {
+    floats totals[ROWS][VECTORS];
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) totals[row][v] = SET_FLOAT(0);
+    for (int64_t g = 0; g < groups; g++, x++, panel += GROUP * PANEL) {
+        ints sums[ROWS][VECTORS];
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_INT(x->offsets[first + row]);
+#pragma GCC unroll 8
+        for (int step = 0; step < STEPS; step++)
+            add_step(sums, x->values[step] + first, panel + (step * PANEL + column) * 4, rows);
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < VECTORS; v++) {
+                floats sum = TO_FLOATS(sums[row][v]);
+                if (scales) sum = MULTIPLY(sum, LOAD_FLOATS(scales + g * PANEL + column + v * LANES));
+                totals[row][v] = MULTIPLY_ADD(sum, SET_FLOAT(x->scales[first + row]), totals[row][v]);
+            }
+    }
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) STORE_FLOATS(out[first + row] + column + v * LANES, totals[row][v]);
+}
+
+/* out[row][column] for the first rows of a tile and all columns of a panel.
+
+   x [groups], panel [groups, STEPS, PANEL, 4] weights + 128, scales [groups, PANEL] or NULL where groups have
+   none. */
+INLINE void multiply_tile(const struct group *x, const uint8_t *panel, const float *scales, int64_t groups,
+                          int rows, float (*out)[PANEL]) {
+#if LANES == 16
+    switch (rows) {
+#define CASE(n) \
+    case n: multiply_part(x, panel, scales, groups, out, 0, n, 0); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#undef CASE
+    }
+#else
+    for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+        int first = 0;
+        for (; first + 3 <= rows; first += 3) multiply_part(x, panel, scales, groups, out, first, 3, column);
+        if (rows - first == 2) multiply_part(x, panel, scales, groups, out, first, 2, column);
+        if (rows - first == 1) multiply_part(x, panel, scales, groups, out, first, 1, column);
+    }
+#endif
+}
+
+#else
+
+INLINE void multiply_tile(const struct group *x, const uint8_t *panel, const float *scales, int64_t groups,
+                          int rows, float (*out)[PANEL]) {
+    for (int row = 0; row < rows; row++)
+        for (int column = 0; column < PANEL; column++) {
+            float total = 0;
+            for (int64_t g = 0; g < groups; g++) {
+                int32_t sum = x[g].offsets[row];
+                for (int step = 0; step < STEPS; step++) {
+                    const uint8_t *w = panel + ((g * STEPS + step) * PANEL + column) * 4;
+                    const int32_t even = x[g].values[step][row][0], odd = x[g].values[step][row][WORDS - 1];
+                    sum += w[0] * (int16_t)even + w[2] * (even >> 16) + w[1] * (int16_t)odd + w[3] * (odd >> 16);
+                }
+                float value = scales ? (float)sum * scales[g * PANEL + column] : (float)sum;
+                total = fmaf(value, x[g].scales[row], total);
+            }
+            out[row][column] = total;
+        }
+}
+#endif
+
+#endif
