@@ -79,8 +79,22 @@ INLINE void put_values(const int32_t *values, struct group *group, int row) {
 #endif
 }
 
+/* 32 columns of weights. */
+struct panel {
+    const uint8_t *weights; /* [groups, STEPS, PANEL, 4], weight + 128 */
+    const float *scales;    /* [groups, PANEL], or NULL where groups have none */
+    int64_t groups;
+    const uint8_t *ahead; /* other weights, to be fetched into the second cache meanwhile */
+    int64_t ahead_groups;
+};
+
 #ifdef LANES
 enum { VECTORS = 2 }; /* of columns at a time */
+
+INLINE void fetch_group(const uint8_t *weights) {
+#pragma GCC unroll 16
+    for (int i = 0; i < GROUP * PANEL; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T1);
+}
 
 /* sums[row] += 4 inputs of a row times 4 bytes of each column, for all rows. */
 INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[WORDS], const uint8_t *weights,
@@ -102,19 +116,22 @@ INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[WORDS], const
 #endif
 }
 
-/* out[row][column] of some rows and VECTORS * LANES columns; scales as in multiply_tile, or NULL. */
-INLINE void multiply_part(const struct group *x, const uint8_t *panel, const float *scales, int64_t groups,
-                          float (*out)[PANEL], const int first, const int rows, const int column) {
+/* out[row][column] for some rows and VECTORS * LANES columns. */
+INLINE void multiply_part(const struct group *x, const struct panel *panel, float (*out)[PANEL], const int first,
+                          const int rows, const int column) {
+    const uint8_t *weights = panel->weights;
+    const float *scales = panel->scales;
     floats totals[ROWS][VECTORS];
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) totals[row][v] = SET_FLOAT(0);
-    for (int64_t g = 0; g < groups; g++, x++, panel += GROUP * PANEL) {
+    for (int64_t g = 0; g < panel->groups; g++, x++, weights += GROUP * PANEL) {
+        if (first + column == 0 && g < panel->ahead_groups) fetch_group(panel->ahead + g * GROUP * PANEL);
         ints sums[ROWS][VECTORS];
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_INT(x->offsets[first + row]);
 #pragma GCC unroll 8
         for (int step = 0; step < STEPS; step++)
-            add_step(sums, x->values[step] + first, panel + (step * PANEL + column) * 4, rows);
+            add_step(sums, x->values[step] + first, weights + (step * PANEL + column) * 4, rows);
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) {
                 floats sum = TO_FLOATS(sums[row][v]);
@@ -126,48 +143,45 @@ INLINE void multiply_part(const struct group *x, const uint8_t *panel, const flo
         for (int v = 0; v < VECTORS; v++) STORE_FLOATS(out[first + row] + column + v * LANES, totals[row][v]);
 }
 
-/* out[row][column] for the first rows of a tile and all columns of a panel.
-
-   x [groups], panel [groups, STEPS, PANEL, 4] weights + 128, scales [groups, PANEL] or NULL where groups have
-   none. */
-INLINE void multiply_tile(const struct group *x, const uint8_t *panel, const float *scales, int64_t groups,
-                          int rows, float (*out)[PANEL]) {
+/* out[row][column] for the first rows of a tile, x [groups], and the columns of a panel. */
+INLINE void multiply_tile(const struct group *x, const struct panel *panel, const int rows, float (*out)[PANEL]) {
 #if LANES == 16
     switch (rows) {
-#define CASE(n) \
-    case n: multiply_part(x, panel, scales, groups, out, 0, n, 0); break;
+#define CASE(n) case n: multiply_part(x, panel, out, 0, n, 0); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
     }
 #else
     for (int column = 0; column < PANEL; column += VECTORS * LANES) {
         int first = 0;
-        for (; first + 3 <= rows; first += 3) multiply_part(x, panel, scales, groups, out, first, 3, column);
-        if (rows - first == 2) multiply_part(x, panel, scales, groups, out, first, 2, column);
-        if (rows - first == 1) multiply_part(x, panel, scales, groups, out, first, 1, column);
+        for (; first + 3 <= rows; first += 3) multiply_part(x, panel, out, first, 3, column);
+        if (rows - first == 2) multiply_part(x, panel, out, first, 2, column);
+        if (rows - first == 1) multiply_part(x, panel, out, first, 1, column);
     }
 #endif
 }
 
 #else
 
-INLINE void multiply_tile(const struct group *x, const uint8_t *panel, const float *scales, int64_t groups,
-                          int rows, float (*out)[PANEL]) {
-    for (int row = 0; row < rows; row++)
-        for (int column = 0; column < PANEL; column++) {
-            float total = 0;
-            for (int64_t g = 0; g < groups; g++) {
-                int32_t sum = x[g].offsets[row];
-                for (int step = 0; step < STEPS; step++) {
-                    const uint8_t *w = panel + ((g * STEPS + step) * PANEL + column) * 4;
-                    const int32_t even = x[g].values[step][row][0], odd = x[g].values[step][row][WORDS - 1];
-                    sum += w[0] * (int16_t)even + w[2] * (even >> 16) + w[1] * (int16_t)odd + w[3] * (odd >> 16);
-                }
-                float value = scales ? (float)sum * scales[g * PANEL + column] : (float)sum;
-                total = fmaf(value, x[g].scales[row], total);
-            }
-            out[row][column] = total;
+/* One output of the above. */
+static float multiply_column(const struct group *x, const struct panel *panel, int row, int column) {
+    float total = 0;
+    for (int64_t g = 0; g < panel->groups; g++) {
+        int32_t sum = x[g].offsets[row];
+        for (int step = 0; step < STEPS; step++) {
+            const uint8_t *w = panel->weights + ((g * STEPS + step) * PANEL + column) * 4;
+            const int32_t even = x[g].values[step][row][0], odd = x[g].values[step][row][WORDS - 1];
+            sum += w[0] * (int16_t)even + w[2] * (even >> 16) + w[1] * (int16_t)odd + w[3] * (odd >> 16);
         }
+        const float value = panel->scales ? (float)sum * panel->scales[g * PANEL + column] : (float)sum;
+        total = fmaf(value, x[g].scales[row], total);
+    }
+    return total;
+}
+
+INLINE void multiply_tile(const struct group *x, const struct panel *panel, const int rows, float (*out)[PANEL]) {
+    for (int row = 0; row < rows; row++)
+        for (int column = 0; column < PANEL; column++) out[row][column] = multiply_column(x, panel, row, column);
 }
 #endif
 

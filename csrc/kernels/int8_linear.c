@@ -120,22 +120,32 @@ static void finish_row(const struct product *product, int64_t row, int64_t panel
         write_values(product->y, product->bf16, row * linear->columns + column, values, left);
 }
 
-static void multiply_block(void *context, int64_t task) {
-    const struct product *product = context;
+/* The weights of a panel, to be multiplied with several tiles: each fetches a part of the next panel. */
+static struct panel panel_at(const struct product *product, int64_t index, int64_t tiles) {
     const struct int8_linear *linear = product->linear;
     const int64_t groups = product->groups;
+    struct panel panel = {.weights = linear->weights + index * groups * GROUP * PANEL, .groups = groups};
+    if (linear->grouped) panel.scales = linear->scales + index * groups * PANEL;
+    panel.ahead = panel.weights + groups * GROUP * PANEL;
+    panel.ahead_groups = tiles > 1 ? (groups + tiles - 1) / tiles : 0; /* a single one reads at full speed */
+    return panel;
+}
+
+/* Some tiles times some panels. */
+static void multiply_block(void *context, int64_t task) {
+    const struct product *product = context;
     const int64_t first = task / product->column_tasks * BLOCK_TILES;
     const int64_t last = smaller(first + BLOCK_TILES, product->tiles);
-    int64_t panel = task % product->column_tasks * product->task_panels;
-    const int64_t end = smaller(panel + product->task_panels, product->panels);
-    for (; panel < end; panel++) {
-        const uint8_t *weights = linear->weights + panel * groups * GROUP * PANEL;
-        const float *scales = linear->grouped ? linear->scales + panel * groups * PANEL : NULL;
+    int64_t index = task % product->column_tasks * product->task_panels;
+    const int64_t end = smaller(index + product->task_panels, product->panels);
+    for (; index < end; index++) {
+        struct panel panel = panel_at(product, index, last - first);
         for (int64_t tile = first; tile < last; tile++) {
             float sums[ROWS][PANEL];
             const int rows = (int)smaller(product->rows - tile * ROWS, ROWS);
-            multiply_tile(product->quantised + tile * groups, weights, scales, groups, rows, sums);
-            for (int row = 0; row < rows; row++) finish_row(product, tile * ROWS + row, panel, sums[row]);
+            multiply_tile(product->quantised + tile * product->groups, &panel, rows, sums);
+            for (int row = 0; row < rows; row++) finish_row(product, tile * ROWS + row, index, sums[row]);
+            panel.ahead += panel.ahead_groups * GROUP * PANEL;
         }
     }
 }
