@@ -1,12 +1,13 @@
 """The simulator and the real engine make the same decisions: identical schedule logs on the same input.
 
 A real engine runs tiny models; every step's measured time is written down, and its clock moves by it. The
-simulator gets the same requests, pool and scheduler, and the recorded times.
+simulator gets the same requests, pool and scheduler, and the recorded times. The logs also say when each plan
+was made and what its steps took, which is what decisions by time go by.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -24,6 +25,7 @@ from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import ORDERS, Conservative, Fcfs, SchedulerOptions, Slice, describe
+from shoal.schedule.token_gaps import TokenGapGuard
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 SERVICES = ("gemma3", "gpt2")
@@ -79,14 +81,13 @@ class Recorder:
     now_ns: int = 0
     times_ns: list[list[int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    starts: deque[int] = field(default_factory=deque)
+    made: deque[tuple[StepPlan, int]] = field(default_factory=deque)
     ends_ns: int = 0
     laps_ns: list[int] = field(default_factory=list)
     lapped_ns: int = 0
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
-        self.log.append(describe(plan))
-        self.starts.append(self.now_ns)
+        self.made.append((plan, self.now_ns))
         self.laps_ns, self.lapped_ns = [], time.perf_counter_ns()
         self.executor.submit(plan, self.is_due if plan.iterations > 1 else interrupted)
 
@@ -95,7 +96,7 @@ class Recorder:
         now_ns = time.perf_counter_ns()
         self.laps_ns.append(now_ns - self.lapped_ns)
         self.lapped_ns = now_ns
-        return bool(self.coming) and self.coming[0].arrival_ns <= self.starts[-1] + sum(self.laps_ns)
+        return bool(self.coming) and self.coming[0].arrival_ns <= self.made[-1][1] + sum(self.laps_ns)
 
     def collect(self) -> StepResult:
         result = self.executor.collect()
@@ -104,7 +105,9 @@ class Recorder:
             # Timer resolution aside, every step takes some time.
             taken_ns.append(max(1_000, result.duration_ns - sum(taken_ns)))
         self.times_ns.append(taken_ns)
-        self.ends_ns = max(self.starts.popleft(), self.ends_ns) + sum(taken_ns)
+        plan, made_ns = self.made.popleft()
+        self.log.append(describe(plan, made_ns, taken_ns))
+        self.ends_ns = max(made_ns, self.ends_ns) + sum(taken_ns)
         self.arrivals_before(self.ends_ns)
         self.now_ns = self.ends_ns
         return replace(result, durations_ns=taken_ns)
@@ -187,7 +190,7 @@ def simulated(engine: Engine, times_ns: Sequence[list[int]], requests: Sequence[
     log: list[str] = []
     watch = Watch(skip_ahead=False)
     simulation = Simulation(
-        [spec], OpenLoop(requests), watch=watch, on_plan=lambda _, plan: log.append(describe(plan))
+        [spec], OpenLoop(requests), watch=watch, on_plan=lambda _, *plan: log.append(describe(*plan))
     )
     simulation.run()
     return log
@@ -244,15 +247,44 @@ def test_they_do_so_for_services_on_one_model(folders: dict[str, Path], order: s
     assert any("; " in line for line in log)
 
 
-def compare(folders: dict[str, Path], preset: str, requests: Sequence[Request], **knobs: Any) -> list[str]:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_they_step_services_whose_streams_waited_too_long_at_the_same_times(
+    folders: dict[str, Path], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped = []
+    urgent = TokenGapGuard._urgent
+
+    def noted(self: TokenGapGuard, *args: Any) -> str | None:
+        stepped.append(urgent(self, *args))
+        return stepped[-1]
+
+    monkeypatch.setattr(TokenGapGuard, "_urgent", noted)
+    short = [make_request(f"short{number}", SERVICES[0], make_prompt(4, number), 12) for number in range(40)]
+    short = [replace(one, arrival_ns=10**7 + number * 10**6) for number, one in enumerate(short)]
+    stream = make_request("stream", SERVICES[1], make_prompt(4), 40)
+    preferring = dict(zip(SERVICES, (0.001, 1.0), strict=True))
+    compare(folders, "shoal", [stream, *short], preferring, 1 << 20, depth=depth, max_token_gap_s=1e-4)
+    assert SERVICES[1] in stepped
+
+
+def compare(
+    folders: dict[str, Path],
+    preset: str,
+    requests: Sequence[Request],
+    execution_s: Mapping[str, float] | None = None,
+    memory_bytes: int = 160 << 10,
+    **knobs: Any,
+) -> list[str]:
     """The log of both, which must be the same; ``knobs`` go over those of the preset."""
     chosen = PRESETS[preset]
     options = EngineOptions(
         services=tuple(
-            Service(name=name, model=str(folder), dtype="float32", execution_s=0.05)
+            Service(
+                name=name, model=str(folder), dtype="float32", execution_s=(execution_s or {}).get(name, 0.05)
+            )
             for name, folder in folders.items()
         ),
-        kv_cache=KVCacheOptions(memory_bytes=160 << 10, block_size=4, layout=chosen.layout),
+        kv_cache=KVCacheOptions(memory_bytes=memory_bytes, block_size=4, layout=chosen.layout),
         scheduler=replace(chosen.scheduler, **knobs),
         threads=1,
     )

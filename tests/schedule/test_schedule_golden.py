@@ -110,6 +110,16 @@ def test_a_prompt_found_in_full_is_copied_on_write(depth):
     assert pool.live_blocks("a") == 2
 
 
+def test_a_line_has_the_times_where_they_are_told():
+    scheduler = make_scheduler()
+    scheduler.submit(make_request(4, 3), 0)
+    plan = scheduler.schedule(5_000)
+    line = "0 a: 0+4* | joined 0(0 of 4 cached: 0)"
+    assert describe(plan) == line
+    assert describe(plan, 5_000) == f"{line} | at 5000"
+    assert describe(plan, 5_000, [800, 810]) == f"{line} | at 5000 | took 800 810"
+
+
 def test_unchanged_columns_are_the_same_objects():
     scheduler = make_scheduler()
     done = run(scheduler, [make_request(4, 6), make_request(5, 6)])

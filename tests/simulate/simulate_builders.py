@@ -133,8 +133,8 @@ def run(
     """The record of a simulation, and its schedule log unless it is not wanted."""
     log: list[str] = []
 
-    def note(engine: int, plan: StepPlan) -> None:
-        log.append(f"{engine}: {describe(plan)}")
+    def note(engine: int, plan: StepPlan, made_ns: int, steps_ns: Sequence[int]) -> None:
+        log.append(f"{engine}: {describe(plan, made_ns, steps_ns)}")
 
     source = OpenLoop(requests) if isinstance(requests, Sequence) else requests
     watch = Watch(skip_ahead=skip_ahead, sample_s=0.05, spans=spans)

@@ -124,11 +124,11 @@ class SimulatedExecutor:
 
     def collect(self) -> StepResult:
         """What the oldest plan in flight produced; to be asked at ``ends_ns``, when it ends."""
+        durations_ns = self.durations_ns
         done = self._in_flight.popleft()
         plan, made = done.plan, len(done.ends_ns)
         if made > 1:
             self._progress[plan.service].decoded(plan.seq_ids, made - 1)
-        durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise([done.start_ns, *done.ends_ns])]
         return StepResult([[ANONYMOUS_TOKEN] * len(plan.sampled)] * made, durations_ns)
 
     def interrupt(self) -> None:
@@ -145,6 +145,12 @@ class SimulatedExecutor:
     def ends_ns(self) -> int | None:
         """When the oldest plan in flight ends; None where there is none."""
         return self._in_flight[0].ends_ns[-1] if self._in_flight else None
+
+    @property
+    def durations_ns(self) -> list[int]:
+        """How long the iterations of the oldest plan in flight take."""
+        oldest = self._in_flight[0]
+        return [end_ns - start_ns for start_ns, end_ns in pairwise([oldest.start_ns, *oldest.ends_ns])]
 
     @property
     def iteration_ends_ns(self) -> list[int]:

@@ -1,15 +1,19 @@
 """Plans as text: schedule logs that people read and tests compare."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shoal.core import BlockCopy, StepPlan
 
 
-def describe(plan: StepPlan) -> str:
+def describe(plan: StepPlan, scheduled_ns: int | None = None, steps_ns: Sequence[int] = ()) -> str:
     """One line: number, service, each sequence and its tokens (``*``: one is sampled), then the changes.
 
     ``3 chat: 0+1* 4+7; code: 5+1* | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 |
     zero 3``; also ``swap-out code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
+
+    scheduled_ns, steps_ns: when the plan was made and how long each of its iterations took, where that is to
+    be told: ``at 5000000 | took 800000 810000``, nanoseconds. From these follow the times of all tokens and
+    the latest steps of each service, which are what the bound on gaps between tokens goes by.
     """
     sampled = set(plan.sampled)
     rows = [
@@ -38,6 +42,10 @@ def describe(plan: StepPlan) -> str:
         parts.append("swap-out " + _copies(plan.swap_out_copies, plan.service))
     if plan.moved:
         parts.append("moved " + " ".join(f"{seq_id}({_ids(blocks)})" for seq_id, blocks in plan.moved))
+    if scheduled_ns is not None:
+        parts.append(f"at {scheduled_ns}")
+    if steps_ns:
+        parts.append("took " + " ".join(map(str, steps_ns)))
     return " | ".join(parts)
 
 

@@ -1,7 +1,8 @@
 """One engine in virtual time: the real engine, scheduler and pool around a simulated executor."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -19,6 +20,9 @@ LONGEST_RUN, SHORTEST_RUN = 512, 64
 """Steps that are looked ahead at once: twice as many as came of it last, between these."""
 _RETRY_NS = 1_000_000
 """An engine that wants to be asked again at once is asked after this time."""
+
+OnPlan = Callable[[StepPlan, int, Sequence[int]], None]
+"""Told of a plan that is over, when it was made, and how long each of its iterations took, in ns."""
 
 
 @dataclass(slots=True)
@@ -63,8 +67,9 @@ class _Iterations:
 class Replica:
     """One engine of a simulation.
 
-    clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan, also of
-    those that were skipped; asking for them costs time. due_ns: when ``resume`` is to be called next.
+    clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan when it is
+    over, also of those that were skipped; asking for them costs time. due_ns: when ``resume`` is to be called
+    next.
     """
 
     def __init__(
@@ -75,13 +80,15 @@ class Replica:
         on_end: OnEnd,
         *,
         skip_ahead: bool,
-        on_plan: Callable[[StepPlan], None] | None = None,
+        on_plan: OnPlan | None = None,
     ) -> None:
         self.spec = spec
         self.recorder = recorder
         self.due_ns: int | None = None
         self._clock = clock
         self._on_plan = on_plan
+        self._untold: deque[tuple[StepPlan, int]] = deque()
+        """Plans in flight, and when they were made, where somebody is to be told."""
         self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
         swaps = spec.scheduler.preemption_mode == "swap" and spec.host is not None
         host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
@@ -117,6 +124,8 @@ class Replica:
         elif self._executor.ends_ns == now_ns:
             if self._iterations is not None:
                 self._note_iterations(self._iterations)
+            if self._on_plan is not None:
+                self._on_plan(*self._untold.popleft(), self._executor.durations_ns)
             self._engine.complete()
         self.due_ns = None
 
@@ -165,7 +174,9 @@ class Replica:
         self.scheduler.update(plan, StepResult(tokens, durations_ns), ends_ns[-1])
         if self._on_plan is not None:
             for part in growth.plans(plan, run.max_iterations):
-                self._on_plan(part)
+                first = part.number - plan.number
+                made_ns = ends_ns[first - 1] if first else start_ns
+                self._on_plan(part, made_ns, durations_ns[first : first + part.iterations])
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
         used = growth.live_blocks(steps, run.max_iterations)
@@ -186,7 +197,7 @@ class Replica:
         pool = self._pool
         used = sum([pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services])
         if self._on_plan is not None:
-            self._on_plan(plan)
+            self._untold.append((plan, self._clock.now_ns))
         if plan.iterations > 1:
             self._iterations = _Iterations(plan, start_ns, self.scheduler.waiting, used)
             return
