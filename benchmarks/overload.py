@@ -6,10 +6,12 @@ The scenario examples/scenarios/two_services.yaml (a chat model and one for code
 lengths of ShareGPT's conversations) with the default scheduler but for its order. The first token of a chat
 is to come within 1 s, of code within 4 s, and each further one within 200 ms. Loads are multiples of the
 rate at which the engine finishes requests while 800 clients always wait for an answer. Figures in a cell
-are those of on_hopeless serve, last and refuse, over the run to its end.
+are those of on_hopeless serve, last and refuse, over the run to its end. MTPOT is the largest gap between two
+tokens of an answer, ITL every such gap.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +20,17 @@ from shoal.config.flags import flag_settings
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_run import PreparedRun
 from shoal.core import SLO
-from shoal.measure import GroupSummary, RunRecord, summarise
+from shoal.measure import GroupSummary, RunRecord, Spread, summarise
 from shoal.schedule import ORDERS, SchedulerOptions
 
 SCENARIO = Path(__file__).resolve().parent.parent / "examples" / "scenarios" / "two_services.yaml"
 MODES = ("serve", "last", "refuse")
 CLIENTS = 800
 GOALS = {"chat": SLO(ttft_s=1.0, tpot_s=0.2), "code": SLO(ttft_s=4.0, tpot_s=0.2)}
-HEADS = ("order", "load", "goals met", "requests/s", "tokens/s", "p99 TTFT, s", "refused")
+HEADS = (
+    "order", "load", "goals met", "requests/s", "tokens/s", "p99 TTFT, s", "mean MTPOT, s", "p99 MTPOT, s",
+    "p99 ITL, ms", "refused",
+)  # fmt: skip
 
 
 def prepared(**flags: str) -> PreparedRun:
@@ -53,11 +58,18 @@ def cells(groups: list[GroupSummary]) -> list[str]:
     def beside(figures: list[str]) -> str:
         return " / ".join(figures)
 
+    def spread(of: Callable[[GroupSummary], Spread | None], figure: str, digits: int, scale: int = 1) -> str:
+        spreads = [of(group) for group in groups]
+        return beside(["-" if s is None else f"{scale * getattr(s, figure):.{digits}f}" for s in spreads])
+
     return [
         beside([f"{group.slo_attainment or 0:.0%}" for group in groups]),
         beside([f"{group.throughput or 0:.1f}" for group in groups]),
         beside([f"{group.output_tokens_per_s or 0:,.0f}" for group in groups]),
-        beside(["-" if group.ttft_s is None else f"{group.ttft_s.p99:.1f}" for group in groups]),
+        spread(lambda group: group.ttft_s, "p99", 1),
+        spread(lambda group: group.largest_gap_s, "mean", 2),
+        spread(lambda group: group.largest_gap_s, "p99", 2),
+        spread(lambda group: group.inter_token_s, "p99", 0, scale=1000),
         beside([f"{group.refused / group.requests:.0%}" for group in groups]),
     ]
 
