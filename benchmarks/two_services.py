@@ -1,15 +1,17 @@
-"""Two services on one model, short chats and long texts, under every policy and at several loads.
+"""Short chats and long texts, two services on one model or one, under many policies and at several loads.
 
     python benchmarks/two_services.py --lengths sharegpt_first_pair_qwen.csv
     python benchmarks/two_services.py --lengths ... --loads 0.5 --policies vllm,shoal --seconds 10
+    python benchmarks/two_services.py --lengths ... --services 1 --policies vllm,shoal,shoal-never
     python benchmarks/two_services.py --redraw results.json --plot results.png
 
 The real engine in real time. Lengths come from a table of conversations (a CSV file with columns
-prompt_tokens and output_tokens), whose short and long outputs become the two services. Requests arrive as
-Poisson processes with bursts; all policies get the same ones, one policy after the other for each load.
-First, each service is measured alone: its mean time is L^, the yardstick of everything after. Then a full
-engine, first come first served, gives the capacity, of which loads are multiples. `dedicated` is two engines
-of half the memory and one core each, first come first served.
+prompt_tokens and output_tokens), whose short and long outputs become the two services; with --services 1
+the same requests go to one. Requests arrive as Poisson processes with bursts; all policies get the same ones,
+one policy after the other for each load. First, each service is measured alone: its mean time is L^, the
+yardstick of everything after. Then a full engine, first come first served, gives the capacity, of which loads
+are multiples. Policies are presets; `shoal-...`, the default with one thing changed; and `dedicated`, two
+engines of half the memory and one core each, first come first served.
 
 Needs a quiet machine: beside another busy process two threads wait for each other, and every step takes many
 times as long. Give --threads 1 there.
@@ -23,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,12 @@ from shoal.core import ShoalError
 from shoal.engine import Engine
 from shoal.engine.build import default_threads
 from shoal.execute.loading import ModelSet
-from two_services_report import Figures, figures_of, save_picture, show
-from two_services_run import DEDICATED, POLICIES, Halves, Run, Setting, build, load, request_of, run_shared
+from two_services_outcome import Run
+from two_services_policies import DEDICATED, POLICIES
+from two_services_report import Figures, figures_of, save_picture, show, title_of
+from two_services_run import Halves, Setting, build, load, request_of, run_shared
 from two_services_workload import (
+    MIXED,
     SERVICES,
     Arrival,
     Length,
@@ -42,6 +46,7 @@ from two_services_workload import (
     mean_output,
     prompt_of,
     read_lengths,
+    service_of,
     typical,
 )
 
@@ -62,6 +67,15 @@ class Calibration:
 
     execution_s: dict[str, float]
     capacity: float
+
+    def require(self, names: Sequence[str]) -> "Calibration":
+        """Itself, if it is of these services; else the program ends."""
+        if set(self.execution_s) != set(names):
+            raise SystemExit(
+                f"--calibration is of {', '.join(self.execution_s)}, but the services are {', '.join(names)};"
+                " give one measured with the same --services"
+            )
+        return self
 
 
 def say(text: str) -> None:
@@ -84,7 +98,7 @@ def measure_alone(engine: Engine, service: str, lengths: Sequence[Length], round
 
 def measure_capacity(engine: Engine, lengths: Lengths, args: argparse.Namespace, max_tokens: int) -> float:
     """Requests per second of an engine that always has some waiting, after a third of the time to fill."""
-    arrivals = _endless(lengths, args.chat_share, args.seed)
+    arrivals = _endless(lengths, args)
     for _ in range(OUTSTANDING):
         engine.submit(request_of(next(arrivals), max_tokens, engine.now_ns()))
     started = engine.now_ns()
@@ -100,21 +114,28 @@ def measure_capacity(engine: Engine, lengths: Lengths, args: argparse.Namespace,
     return tokens / seconds / mean_output(lengths, args.chat_share)
 
 
-def _endless(lengths: Lengths, chat_share: float, seed: int) -> Iterator[Arrival]:
-    rng = np.random.default_rng((seed, 99))
+def _endless(lengths: Lengths, args: argparse.Namespace) -> Iterator[Arrival]:
+    rng = np.random.default_rng((args.seed, 99))
     for number in count():
-        name = SERVICES[int(rng.random() >= chat_share)]
-        one = lengths[name][int(rng.integers(len(lengths[name])))]
-        yield Arrival(f"full-{number}", name, 0.0, prompt_of(one.prompt, rng), one.output)
+        kind = SERVICES[int(rng.random() >= args.chat_share)]
+        one = lengths[kind][int(rng.integers(len(lengths[kind])))]
+        service = service_of(kind, args.services)
+        yield Arrival(f"full-{number}", service, 0.0, prompt_of(one.prompt, rng), one.output)
 
 
 def calibrate(setting: Setting, models: ModelSet, lengths: Lengths, args: argparse.Namespace) -> Calibration:
-    say("measuring each service alone")
-    engine = build(setting, models, "vllm", SERVICES, args.threads)
-    execution_s = {name: measure_alone(engine, name, lengths[name], args.alone) for name in SERVICES}
+    say("measuring requests of each kind alone")
+    engine = build(setting, models, "vllm", setting.names, args.threads)
+    execution_s = {
+        kind: measure_alone(engine, service_of(kind, args.services), lengths[kind], args.alone)
+        for kind in SERVICES
+    }
     engine.close()
+    if args.services == 1:
+        shares = zip((args.chat_share, 1 - args.chat_share), execution_s.values(), strict=True)
+        execution_s = {MIXED: sum(share * seconds for share, seconds in shares)}
     say(f"measuring the capacity of a full engine, {args.calibrate:g} s")
-    engine = build(setting, models, "vllm", SERVICES, args.threads)
+    engine = build(setting, models, "vllm", setting.names, args.threads)
     capacity = measure_capacity(engine, lengths, args, setting.max_tokens)
     engine.close()
     return Calibration(execution_s, capacity)
@@ -137,6 +158,7 @@ def run_all(
             chat_share=args.chat_share,
             seconds=args.seconds,
             seed=args.seed + repeat,
+            services=args.services,
         )
         if not any(one.at_s >= args.warm_up for one in arrivals):
             raise SystemExit(f"load {x:g}: no request arrives after the warm-up; give --seconds more")
@@ -151,7 +173,7 @@ def run_all(
         say(
             f"    {done.ended_s:.0f} s, latency / L^ {overall.normalised:.2f}, "
             f"p99 {overall.normalised_p99:.1f}, within goal {overall.attainment:.0%}, "
-            f"unfinished {overall.unfinished}"
+            f"largest gap p99 {overall.gap_p99_s:.2f} s, unfinished {overall.unfinished}"
         )
     return [
         one
@@ -167,12 +189,14 @@ def measure(args: argparse.Namespace) -> tuple[Calibration, list[Figures]]:
         say(f"{name}: {len(group)} conversations, mean prompt {prompt:.0f} and output {output:.0f} tokens")
     longest = max(one.output for group in lengths.values() for one in group)
     memory, times = args.kv_memory, (args.seconds, args.drain, args.warm_up)
-    setting = Setting(args.model, args.dtype, memory, 2 * longest, *times)
+    names = tuple(dict.fromkeys(service_of(kind, args.services) for kind in SERVICES))
+    setting = Setting(args.model, args.dtype, memory, 2 * longest, *times, names)
     halves = Halves(setting) if DEDICATED in args.policies else None
     try:
-        models = load(setting, SERVICES, args.threads)
+        models = load(setting, names, args.threads)
         if args.calibration is not None:
-            calibration = Calibration(**json.loads(args.calibration.read_text())["calibration"])
+            report = json.loads(args.calibration.read_text())
+            calibration = Calibration(**report["calibration"]).require(names)
         else:
             calibration = calibrate(setting, models, lengths, args)
         alone = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in calibration.execution_s.items())
@@ -195,6 +219,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lengths", type=Path, default=TABLE, help="table of prompt and output lengths")
+    parser.add_argument("--services", type=int, choices=(1, 2), default=2, help="1: all requests to one")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=default_threads(True), help="of the shared engine")
@@ -216,7 +241,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--redraw", type=Path, help="run nothing; show an earlier --json file")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plot", type=Path, help="draw the figures here (png, svg or pdf)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.services == 1 and DEDICATED in args.policies:
+        parser.error(
+            f"--services 1: {DEDICATED} is an engine for each of two services; name other --policies"
+        )
+    return args
 
 
 def _numbers(text: str) -> list[float]:
@@ -255,16 +285,7 @@ def main() -> None:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     show(results)
     if args.plot:
-        save_picture(results, args.plot, _title(report))
-
-
-def _title(report: Mapping[str, dict[str, Any]]) -> str:
-    settings, calibration = report["settings"], report["calibration"]
-    alone = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in calibration["execution_s"].items())
-    return (
-        f"chat and write on {settings['model']}, KV pool {settings['kv_memory'] / 2**20:.0f} MiB, "
-        f"L^ {alone}, capacity {calibration['capacity']:.1f} requests/s"
-    )
+        save_picture(results, args.plot, title_of(report))
 
 
 if __name__ == "__main__":

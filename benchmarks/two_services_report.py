@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from shoal.core import SLO, RequestRecord, attainment, met, normalised_latency, percentile
-from shoal.measure import require_plots
-from two_services_run import E2E_SCALE, Run
-from two_services_workload import SERVICES
+from shoal.measure import TokenGaps, require_plots
+from two_services_outcome import Run
+from two_services_run import E2E_SCALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,8 @@ class Figures:
 
     normalised: arrival to last token over the service's execution time. attainment: share of requests that
     ended within E2E_SCALE times it. Requests that were unfinished at the end count with the time so far, and
-    as missed. Times in seconds; tpot_s over requests of two tokens or more.
+    as missed. Times in seconds; tpot_s over requests of two tokens or more, and likewise gap_s and gap_p99_s,
+    mean and 99th percentile of the largest gap between two tokens. itl_p99_s: of all such gaps.
     """
 
     policy: str
@@ -45,17 +46,19 @@ class Figures:
     evictions: int
     recomputed_tokens: int
     swapped_tokens: int
+    gap_s: float = math.nan
+    gap_p99_s: float = math.nan
+    itl_p99_s: float = math.nan
+    """The three are missing in files of before these were measured."""
 
 
 def figures_of(
     policy: str, load: float, runs: Sequence[Run], execution_s: Mapping[str, float]
 ) -> list[Figures]:
     """The figures for all services and for each, over the requests of all ``runs`` together."""
-    return [
-        _figures(policy, load, service, runs, execution_s)
-        for service in (ALL, *SERVICES)
-        if any(service in (ALL, outcome.service) for run in runs for outcome in run.outcomes)
-    ]
+    services = sorted({outcome.service for run in runs for outcome in run.outcomes})
+    groups = [ALL, *services] if len(services) > 1 else [ALL]
+    return [_figures(policy, load, group, runs, execution_s) for group in groups]
 
 
 def _figures(
@@ -83,6 +86,15 @@ def _figures(
     counts = [c for run in runs for name, c in run.counts.items() if service in (ALL, name)]
     ttft = [record.ttft_s for record in records]
     tpot = [record.tpot_s for record in records if record.output_tokens > 1]
+    largest = [
+        one.largest_gap_s
+        for run in runs
+        for one in run.outcomes
+        if service in (ALL, one.service) and one.output_tokens > 1
+    ]
+    gaps = TokenGaps.together(
+        gaps for run in runs for name, gaps in run.gaps.items() if service in (ALL, name)
+    )
     return Figures(
         policy=policy,
         load=load,
@@ -100,19 +112,22 @@ def _figures(
         evictions=sum(c.evictions for c in counts),
         recomputed_tokens=sum(c.recomputed_tokens for c in counts),
         swapped_tokens=sum(c.swapped_tokens for c in counts),
+        gap_s=fmean(largest) if largest else math.nan,
+        gap_p99_s=percentile(largest, 99),
+        itl_p99_s=gaps.percentile_s(99) if len(gaps) else math.nan,
     )
 
 
 def show(results: Sequence[Figures]) -> None:
     """A table for every load."""
-    console = Console(width=150)
+    console = Console(width=190)
     for load in sorted({one.load for one in results}):
         table = Table(title=f"load {load:g} x capacity")
         table.add_column("policy", no_wrap=True)
         table.add_column("service")
         for column in (
             "requests", "unfinished", "latency / L^", "p99", f"within {E2E_SCALE:g} L^", "TTFT, s", "p99, s",
-            "TPOT, ms", "evictions", "recomputed", "swapped",
+            "TPOT, ms", "ITL p99, ms", "MTPOT, s", "p99, s", "evictions", "recomputed", "swapped",
         ):  # fmt: skip
             table.add_column(column, justify="right")
         for one in results:
@@ -130,6 +145,9 @@ def show(results: Sequence[Figures]) -> None:
                     f"{one.ttft_s:.2f}",
                     f"{one.ttft_p99_s:.2f}",
                     f"{one.tpot_s * 1000:.0f}",
+                    _or_dash(one.itl_p99_s * 1000, ".0f"),
+                    _or_dash(one.gap_s, ".2f"),
+                    _or_dash(one.gap_p99_s, ".2f"),
                     str(one.evictions or ""),
                     str(one.recomputed_tokens or ""),
                     str(one.swapped_tokens or ""),
@@ -138,8 +156,26 @@ def show(results: Sequence[Figures]) -> None:
         console.print(table)
 
 
+def _or_dash(value: float, digits: str) -> str:
+    return "-" if math.isnan(value) else format(value, digits)
+
+
+def title_of(report: Mapping[str, dict[str, Any]]) -> str:
+    """What was run, from a file's settings and calibration."""
+    settings, calibration = report["settings"], report["calibration"]
+    alone = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in calibration["execution_s"].items())
+    return (
+        f"{' and '.join(calibration['execution_s'])} on {settings['model']}, "
+        f"KV pool {settings['kv_memory'] / 2**20:.0f} MiB, L^ {alone}, "
+        f"capacity {calibration['capacity']:.1f} requests/s"
+    )
+
+
 def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
-    """Five figures over all services against the load, a line for each policy; needs matplotlib."""
+    """Figures over all services against the load, a line for each policy; needs matplotlib.
+
+    What an older file lacks is left out.
+    """
     require_plots()
     from matplotlib.figure import Figure
 
@@ -149,12 +185,19 @@ def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
         (f"ended within {E2E_SCALE:g} L^", "requests, %", False, lambda one: 100 * one.attainment),
         ("time to first token", "mean, s", True, lambda one: one.ttft_s),
         ("time per output token", "mean, ms", True, lambda one: 1000 * one.tpot_s),
+        ("time between tokens (ITL)", "p99, ms", True, lambda one: 1000 * one.itl_p99_s),
+        ("largest gap of an answer (MTPOT)", "mean, s", True, lambda one: one.gap_s),
+        ("largest gap of an answer (MTPOT)", "p99, s", True, lambda one: one.gap_p99_s),
     )
     overall = [one for one in results if one.service == ALL]
     policies = list(dict.fromkeys(one.policy for one in overall))
-    figure = Figure(figsize=(14, 8), layout="constrained")
-    *axes, last = figure.subplots(2, 3).flat
-    for axis, (name, label, logarithmic, value) in zip(axes, panels, strict=True):
+    known = [panel for panel in panels if not any(math.isnan(panel[3](one)) for one in overall)]
+    rows = len(known) // 3 + 1
+    figure = Figure(figsize=(14, 4 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, 3).flat)
+    for axis in axes[len(known) :]:
+        axis.set_axis_off()
+    for axis, (name, label, logarithmic, value) in zip(axes, known, strict=False):
         for number, policy in enumerate(policies):
             points = sorted((one.load, value(one)) for one in overall if one.policy == policy)
             axis.plot(*zip(*points, strict=True), label=policy, **_style(policy, number))
@@ -164,8 +207,9 @@ def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
         axis.grid(alpha=0.3)
         _tick(axis, sorted({one.load for one in overall}), logarithmic)
     axes[2].set_ylim(0, 102)
-    last.set_axis_off()
-    last.legend(*axes[0].get_legend_handles_labels(), loc="center left", fontsize="large", frameon=False)
+    axes[len(known)].legend(
+        *axes[0].get_legend_handles_labels(), loc="center left", fontsize="large", frameon=False
+    )
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
 

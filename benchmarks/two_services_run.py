@@ -8,22 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
+import numpy as np
+
 from shoal import SamplingParams, Service
-from shoal.config.presets import PRESETS
 from shoal.core import SLO, ConfigError, Request, ShoalError
 from shoal.engine import Engine, EngineOptions, assemble_engine
 from shoal.execute.loading import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
+from shoal.measure import TokenGaps
 from shoal.models import resolve_model
-from shoal.schedule import SchedulerOptions
+from two_services_outcome import Counts, Outcome, Run
+from two_services_policies import policy_of
 from two_services_workload import SERVICES, Arrival
 
 E2E_SCALE = 5.0
 """The goal of every request: its end within so many times the execution time of its service."""
 
-DEDICATED = "dedicated"
-MERGED_ROUND_ROBIN = "round-robin"
-POLICIES = (*PRESETS, MERGED_ROUND_ROBIN, DEDICATED)
 HEAD_START_NS = 500_000_000
 """For both dedicated engines to be built before the first request arrives."""
 
@@ -33,7 +33,7 @@ class Setting:
     """What all runs have in common. max_tokens: what every request asks for, more than it will get.
 
     seconds: of arrivals; warm_up: of these, at the start, whose requests are served but not counted.
-    execution_s: L^ of each service; None while it is being measured.
+    names: of the services. execution_s: L^ of each; None while it is being measured.
     """
 
     model: str
@@ -43,9 +43,10 @@ class Setting:
     seconds: float
     drain: float
     warm_up: float
+    names: tuple[str, ...]
     execution_s: Mapping[str, float] | None = None
 
-    def services(self, names: Sequence[str] = SERVICES) -> tuple[Service, ...]:
+    def services(self, names: Sequence[str]) -> tuple[Service, ...]:
         """The services by these names."""
         known = self.execution_s or {}
         return tuple(
@@ -58,46 +59,6 @@ class Setting:
             )
             for name in names
         )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one request, in seconds from the start of the run.
-
-    first_s: of its first token, finish_s: of its last; None where the run ended before.
-    """
-
-    service: str
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-    first_s: float | None
-    finish_s: float | None
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What one service's engine had to do twice."""
-
-    evictions: int
-    recomputed_tokens: int
-    swapped_tokens: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """One policy under one workload; ended_s: when it was over, in seconds from its start."""
-
-    outcomes: list[Outcome]
-    counts: dict[str, Counts]
-    ended_s: float
-
-
-def policy_of(name: str) -> tuple[SchedulerOptions, str]:
-    """The scheduler of a policy, and the layout of its KV pool."""
-    if name == MERGED_ROUND_ROBIN:
-        return PRESETS["muxserve"].scheduler, "merged"
-    return PRESETS[name].scheduler, PRESETS[name].layout
 
 
 def load(setting: Setting, names: Sequence[str], threads: int) -> ModelSet:
@@ -138,9 +99,8 @@ class Client:
         self._setting = setting
         self._start_ns = start_ns
         self._next = 0
-        self._first: dict[str, float] = {}
-        self._finish: dict[str, float] = {}
-        self._tokens = {one.id: 0 for one in arrivals}
+        self._outcomes = {one.id: Outcome(one.service, one.at_s, len(one.prompt)) for one in arrivals}
+        self._gaps_ns: dict[str, list[int]] = {one.service: [] for one in arrivals}
 
     def run(self) -> Run:
         """Until all have ended, or the time to drain is over."""
@@ -153,7 +113,7 @@ class Client:
                 self._sleep(now_s, cap_s)
                 continue
             self._step()
-        return Run(self._outcomes(), self._counts(), min(self._now_s(), cap_s))
+        return self._result(min(self._now_s(), cap_s))
 
     def _now_s(self) -> float:
         return (self._engine.now_ns() - self._start_ns) / 1e9
@@ -181,29 +141,29 @@ class Client:
         events = self._engine.step()
         now_s = self._now_s()
         for event in events:
+            one = self._outcomes[event.request_id]
             if event.tokens:
-                self._first.setdefault(event.request_id, now_s)
-                self._tokens[event.request_id] += len(event.tokens)
+                gap_s = one.receive(len(event.tokens), now_s)
+                if gap_s is not None and self._counts(one):
+                    self._gaps_ns[one.service].append(round(gap_s * 1e9))
             if event.error is not None:
                 raise SystemExit(f"request {event.request_id} failed: {event.error}")
             if event.finish is not None:
-                self._finish[event.request_id] = now_s
+                one.finish_s = now_s
 
-    def _outcomes(self) -> list[Outcome]:
-        return [
-            Outcome(
-                one.service,
-                one.at_s,
-                len(one.prompt),
-                self._tokens[one.id],
-                self._first.get(one.id),
-                self._finish.get(one.id),
-            )
-            for one in self._arrivals
-            if one.at_s >= self._setting.warm_up
-        ]
+    def _counts(self, one: Outcome) -> bool:
+        return one.at_s >= self._setting.warm_up
 
-    def _counts(self) -> dict[str, Counts]:
+    def _result(self, ended_s: float) -> Run:
+        outcomes = [one for one in self._outcomes.values() if self._counts(one)]
+        for one in outcomes:
+            one.break_off(ended_s)
+        gaps = {name: TokenGaps() for name in self._gaps_ns}
+        for name, gaps_ns in self._gaps_ns.items():
+            gaps[name].add(np.array(gaps_ns, dtype=np.int64))
+        return Run(outcomes, gaps, self._repeated_work(), ended_s)
+
+    def _repeated_work(self) -> dict[str, Counts]:
         return {
             name: Counts(stats.evictions, stats.recomputed_tokens, stats.swapped_tokens)
             for name, stats in self._engine.stats().services.items()
@@ -213,8 +173,8 @@ class Client:
 def run_shared(
     setting: Setting, models: ModelSet, policy: str, arrivals: Sequence[Arrival], threads: int
 ) -> Run:
-    """Both services in one engine of this process."""
-    engine = build(setting, models, policy, SERVICES, threads)
+    """All services in one engine of this process."""
+    engine = build(setting, models, policy, setting.names, threads)
     gc.collect()
     try:
         return Client(engine, arrivals, setting, engine.now_ns()).run()
@@ -284,6 +244,7 @@ class Halves:
             runs.append(answer)
         return Run(
             [outcome for run in runs for outcome in run.outcomes],
+            {name: gaps for run in runs for name, gaps in run.gaps.items()},
             {name: counts for run in runs for name, counts in run.counts.items()},
             max(run.ended_s for run in runs),
         )

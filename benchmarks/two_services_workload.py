@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 
 SERVICES = ("chat", "write")
+"""The two kinds of requests, each of which may be a service of its own."""
+MIXED = "mixed"
+"""The one service, where there are not two."""
 
 LONGEST_PROMPT, LONGEST_CHAT_PROMPT, LONGEST_TOTAL = 1024, 256, 2048
 """Tokens of the table before scaling; longer conversations are left out, and those of fewer than 4 tokens."""
@@ -116,10 +119,24 @@ def arrival_times(rate: float, seconds: float, rng: np.random.Generator) -> list
     return arrivals
 
 
+def service_of(kind: str, services: int) -> str:
+    """Who serves requests of a kind."""
+    return kind if services == len(SERVICES) else MIXED
+
+
 def make_workload(
-    lengths: Mapping[str, Sequence[Length]], *, rate: float, chat_share: float, seconds: float, seed: int
+    lengths: Mapping[str, Sequence[Length]],
+    *,
+    rate: float,
+    chat_share: float,
+    seconds: float,
+    seed: int,
+    services: int = len(SERVICES),
 ) -> list[Arrival]:
-    """Requests of both services in the order of their arrival; ``rate`` per second together."""
+    """Requests of both kinds in the order of their arrival; ``rate`` per second together.
+
+    services: 2, or 1 for the same requests to one service.
+    """
     arrivals: list[Arrival] = []
     for number, (name, share) in enumerate(zip(SERVICES, (chat_share, 1 - chat_share), strict=True)):
         times = arrival_times(rate * share, seconds, np.random.default_rng((seed, number, 0)))
@@ -127,5 +144,6 @@ def make_workload(
         for at_s in times:
             one = lengths[name][int(rng.integers(len(lengths[name])))]
             prompt = prompt_of(one.prompt, rng)
-            arrivals.append(Arrival(f"{name}-{len(arrivals)}", name, at_s, prompt, one.output))
+            service = service_of(name, services)
+            arrivals.append(Arrival(f"{name}-{len(arrivals)}", service, at_s, prompt, one.output))
     return sorted(arrivals, key=lambda one: one.at_s)
