@@ -1,8 +1,8 @@
 /* What the programs in this folder share: buffers that must not be overrun, and checks.
 
-   tests/native/test_native_sanitizers.py builds each program once for each instruction set, links it with all kernels,
-   and runs it under sanitizers; tasks of shoal_parallel run one after another. A program includes the .c file of the
-   kernel that it tests, so that its declaration is always the kernel's own. */
+   tests/native/test_native_sanitizers.py builds each program once for each instruction set and runs it under sanitizers.
+   A program includes the .c files that it tests. What these call beside is linked from the library as it was built,
+   without sanitizers; tasks of shoal_parallel run one after another. */
 #ifndef SHOAL_GUARD_H
 #define SHOAL_GUARD_H
 

@@ -1,7 +1,7 @@
 /* Every task is done exactly once, where torch has no threads to lend too. */
 #include "guard.h"
 
-#include "../shoal.h"
+#include "../runtime.c"
 
 static void count(void *context, int64_t index) { ((uint8_t *)context)[index]++; }
 
