@@ -19,6 +19,7 @@ LIBRARY, INFO = "libshoal.so", "build.json"
 FLAGS = (
     "-std=c11",
     "-O3",
+    "-g0",
     "-fPIC",
     "-fvisibility=default",
     "-ffp-contract=off",
