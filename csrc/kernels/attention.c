@@ -3,8 +3,8 @@
  * Scores have a lane for each key and are summed over the head's dimensions in order; outputs have a lane for
  * each dimension and are summed over a chunk's keys in order. So the order of every sum is the same however
  * many query rows are computed together. */
-#include "attention.h"
-#include "attention_vec.h"
+#include "../attention.h"
+#include "../attention_vec.h"
 
 #include <alloca.h>
 #include <math.h>
@@ -316,7 +316,7 @@ static void finish(const struct attention *a, const struct attention_task *task,
             if (a->layer->dtype == SHOAL_BFLOAT16)
                 vec_store_bf16((uint16_t *)a->out + at + d, v, count);
             else
-                memcpy((float *)a->out + at + d, &v, 4 * (size_t)count);
+                vec_store_floats((float *)a->out + at + d, v, count);
         }
     }
 }
@@ -391,6 +391,16 @@ int64_t KERNEL(shoal_attention_partial)(const struct attention *a) { return out_
 
 /* Write the new keys and values into the pool, then attend. */
 void KERNEL(shoal_attend)(struct attention *a) {
-    KERNEL(shoal_write_kv)(a);
+    KERNEL(shoal_write_kv)(a, NULL);
     shoal_parallel(a->task_count, run_task, a);
+}
+
+/* The same of queries and keys that are to be normed and rotated first. */
+void KERNEL(shoal_attend_rotated)(struct attention *a, const struct attention_rotary *rotary) {
+    KERNEL(shoal_write_kv)(a, rotary);
+    struct attention rotated = *a;
+    rotated.query = rotary->queries;
+    rotated.query_head = a->layer->key_dim * (a->layer->dtype == SHOAL_BFLOAT16 ? 2 : 4);
+    rotated.query_token = a->heads * rotated.query_head;
+    shoal_parallel(a->task_count, run_task, &rotated);
 }

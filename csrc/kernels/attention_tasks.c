@@ -1,5 +1,5 @@
 /* Cutting the attention of a step into tasks of about equal size. */
-#include "attention.h"
+#include "../attention.h"
 
 /* With so many tasks for each thread, a task takes all KV heads of its keys, which lie side by side. */
 #define ENOUGH 8

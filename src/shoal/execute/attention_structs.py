@@ -1,4 +1,4 @@
-"""What the native attention is told, as ``csrc/kernels/attention.h`` declares it; strides are in bytes."""
+"""What the native attention is told, as ``csrc/attention.h`` declares it; strides are in bytes."""
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
@@ -70,6 +70,21 @@ class AttentionCall(ctypes.Structure):
         ("tasks", c_void_p),
         ("splits", c_void_p),
         ("partials", c_void_p),
+    )
+
+
+class RotaryCall(ctypes.Structure):
+    """What is done to queries and keys before they are attended."""
+
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("dim", c_int64),
+        ("interleaved", c_int64),
+        ("query_scale", c_void_p),
+        ("key_scale", c_void_p),
+        ("eps", c_double),
+        ("queries", c_void_p),
     )
 
 

@@ -13,6 +13,7 @@ from shoal.execute.attention_structs import (
     SPLIT_FIELDS,
     TASK_FIELDS,
     AttentionCall,
+    RotaryCall,
     StepAddresses,
 )
 from shoal.execute.batch import StepBatch
@@ -53,6 +54,7 @@ class NativeStep(PagedStep):
             raise RuntimeError("the native library was not built, or is switched off")
         call = POINTER(AttentionCall)
         self._attend = library.kernel("shoal_attend", call)
+        self._attend_rotated = library.kernel("shoal_attend_rotated", call, POINTER(RotaryCall))
         self._list_tasks = library.kernel("shoal_attention_tasks", call, POINTER(c_int64))
         self._partial_floats = library.kernel("shoal_attention_partial", call, result=c_int64)
         self._table = np.ascontiguousarray(cache.entries(batch.tables))
@@ -66,7 +68,10 @@ class NativeStep(PagedStep):
             self._table.shape[2],
         )
         self._call = AttentionCall(step=ctypes.addressof(self._step))
+        self._rotary = RotaryCall()
         self._shared: dict[tuple[int, int, int, int], _Shared] = {}
+        self._angles: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        """Cosines and sines as given (held, so that nothing else gets their ids), and both in float32."""
 
     def attend(
         self,
@@ -83,22 +88,100 @@ class NativeStep(PagedStep):
         """See AttentionStep."""
         del extra
         query, key, value = self._usable(query), self._usable(key), self._usable(value)
-        tokens, heads, key_dim = query.shape
-        size = query.element_size()
-        call = self._call
-        call.layer = ctypes.addressof(self.cache.addresses[layer])
-        call.heads, call.window = heads, window or 0
-        call.scale = key_dim**-0.5 if scaling is None else scaling
-        call.softcap = softcap or 0.0
-        self._share(layer)
+        out = self._prepare(layer, len(query), query.shape[1], scaling, window, softcap)
+        call, size = self._call, query.element_size()
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.query_token, call.query_head = query.stride(0) * size, query.stride(1) * size
         call.new_key_token, call.new_key_head = key.stride(0) * size, key.stride(1) * size
         call.new_value_token, call.new_value_head = value.stride(0) * size, value.stride(1) * size
-        out = torch.empty((tokens, heads, value.shape[2]), dtype=query.dtype)
-        call.out = out.data_ptr()
         self._attend(byref(call))
         return out
+
+    def attend_packed(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rotary_interleaved: bool,
+        q_scale: torch.Tensor | None,
+        k_scale: torch.Tensor | None,
+        norm_eps: float,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Norm, rotate, store and attend: [tokens, heads * value_dim] from a layer's packed projections.
+
+        qkv [tokens, heads * key_dim + kv_heads * (key_dim + value_dim)]: all queries, keys and values of a
+        token beside each other. cos, sin [tokens, rotary_dim]: factors of a head's first elements, of which i
+        turns with i + rotary_dim / 2, or with its neighbour (rotary_interleaved); the rest of a head stays as
+        it is. q_scale, k_scale [key_dim], float32, contiguous: all of the factors of a root-mean-square norm
+        (with norm_eps) of each query and key head before that; None: no norm. scaling, window, softcap: see
+        AttentionStep. Between its input and what is stored nothing is rounded to the model's dtype.
+        """
+        qkv = self._usable(qkv)
+        out = self._prepare(layer, len(qkv), heads, scaling, window, softcap)
+        call, size = self._call, qkv.element_size()
+        call.query_head = call.new_key_head = key_dim * size
+        call.new_value_head = value_dim * size
+        call.query_token = call.new_key_token = call.new_value_token = qkv.stride(0) * size
+        call.query = qkv.data_ptr()
+        call.key = call.query + heads * key_dim * size
+        call.value = call.key + kv_heads * key_dim * size
+        cos, sin = self._float_angles(cos, sin)
+        rotated = torch.empty((len(qkv), heads, key_dim), dtype=qkv.dtype)
+        rotary = self._rotary
+        rotary.cos, rotary.sin = cos.data_ptr(), sin.data_ptr()
+        rotary.dim, rotary.interleaved = cos.shape[1], rotary_interleaved
+        rotary.query_scale = None if q_scale is None else q_scale.data_ptr()
+        rotary.key_scale = None if k_scale is None else k_scale.data_ptr()
+        rotary.eps, rotary.queries = norm_eps, rotated.data_ptr()
+        self._attend_rotated(byref(self._call), byref(rotary))
+        return out.flatten(1)
+
+    def _prepare(
+        self,
+        layer: int,
+        tokens: int,
+        heads: int,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Fill in the call but for its inputs; returns its output [tokens, heads, value_dim], still empty."""
+        call, extent = self._call, self.cache.layers[layer]
+        call.layer = ctypes.addressof(self.cache.addresses[layer])
+        call.heads, call.window = heads, window or 0
+        call.scale = extent.key_dim**-0.5 if scaling is None else scaling
+        call.softcap = softcap or 0.0
+        shape = (heads, extent.kv_heads, extent.value_dim, call.window)
+        shared = self._shared.get(shape)
+        if shared is None:
+            shared = self._shared[shape] = self._share()
+        call.task_count = len(shared.tasks)
+        call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
+        call.partials = shared.partials.data_ptr()
+        out = torch.empty((tokens, heads, extent.value_dim), dtype=self.cache.dtype)
+        call.out = out.data_ptr()
+        return out
+
+    def _float_angles(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both in float32 and contiguous; most layers of a step have the same."""
+        known = self._angles.get((id(cos), id(sin)))
+        if known is None:
+            known = self._angles[id(cos), id(sin)] = (
+                cos,
+                sin,
+                cos.float().contiguous(),
+                sin.float().contiguous(),
+            )
+        return known[2], known[3]
 
     def _usable(self, x: torch.Tensor) -> torch.Tensor:
         """``x``, whose rows the kernels can read."""
@@ -106,18 +189,8 @@ class NativeStep(PagedStep):
             raise ValueError(f"attention in {x.dtype}, but the service's KV is {self.cache.dtype}")
         return x if x.stride(-1) == 1 else x.contiguous()
 
-    def _share(self, layer: int) -> None:
-        """Share the work of the call, as another layer of the same shape did where there was one."""
-        call, extent = self._call, self.cache.layers[layer]
-        shape = (call.heads, extent.kv_heads, extent.value_dim, call.window)
-        shared = self._shared.get(shape)
-        if shared is None:
-            shared = self._shared[shape] = self._new_tasks()
-        call.task_count = len(shared.tasks)
-        call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
-        call.partials = shared.partials.data_ptr()
-
-    def _new_tasks(self) -> _Shared:
+    def _share(self) -> _Shared:
+        """Share the work of the call, and of all layers of its shape."""
         counts = (c_int64 * 3)()
         self._call.tasks = None
         self._list_tasks(byref(self._call), counts)

@@ -2,7 +2,7 @@
 #ifndef SHOAL_ATTENTION_H
 #define SHOAL_ATTENTION_H
 
-#include "../shoal.h"
+#include "shoal.h"
 
 /* Keys whose scores are held at once. Sums are made over such chunks, which begin at multiples of it in the
    sequence, and are then merged in order: so a token's result does not depend on what else is computed. */
@@ -10,6 +10,9 @@
 
 /* Query rows (a token and a head each) that share one reading of the keys. */
 #define TILE 96
+
+/* Elements of a key or value are at most so many. */
+#define LARGEST_HEAD 256
 
 enum { SHOAL_FLOAT32, SHOAL_BFLOAT16 };
 
@@ -48,6 +51,15 @@ struct attention {
     float *partials;
 };
 
+/* What is done to queries and keys first. */
+struct attention_rotary {
+    const float *cos, *sin; /* [tokens, dim]: of each of a head's first dim elements */
+    int64_t dim, interleaved; /* element i turns with i + dim / 2, or with its neighbour */
+    const float *query_scale, *key_scale; /* [key_dim] of a norm of each head; NULL: no norm */
+    double eps;
+    char *queries; /* [tokens, heads, key_dim]: where they are put */
+};
+
 /* Query rows [begin, end) (token of the row * heads per KV head + head) of one row and each of KV heads
    [head, head_end), over the keys of chunks [chunk, chunk_end). */
 struct attention_task {
@@ -66,6 +78,6 @@ static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 
-void KERNEL(shoal_write_kv)(struct attention *a);
+void KERNEL(shoal_write_kv)(const struct attention *a, const struct attention_rotary *rotary);
 
 #endif

@@ -4,7 +4,7 @@
 #ifndef SHOAL_ATTENTION_VEC_H
 #define SHOAL_ATTENTION_VEC_H
 
-#include "../shoal.h"
+#include "shoal.h"
 
 #include <string.h>
 
@@ -157,6 +157,12 @@ INLINE vec vec_load_bf16(const uint16_t *from, int64_t count) {
     return (vec)bits;
 #endif
 #endif
+}
+
+/* Store the first `count` lanes. */
+INLINE void vec_store_floats(float *to, vec v, int64_t count) {
+    if (count >= WIDTH) vec_store(to, v);
+    else memcpy(to, &v, 4 * (size_t)count);
 }
 
 /* Store the nearest bfloat16 (ties to even) of the first `count` lanes. */
