@@ -1,0 +1,127 @@
+"""The arrays of the running group say after any deltas what a list for each sequence says."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hypothesis_profiles import examples
+from shoal.core import Joined, SamplingParams, StepPlan
+from shoal.execute.batch import StepBatch, build_batch
+from shoal.execute.group import RunningGroups
+from shoal.execute.kv_store import KVStore, ServiceCache
+from shoal.kvcache import KVShape, LayerShape, plan_layout
+
+BLOCK = 4
+
+blocks = st.lists(st.integers(0, 99), max_size=9)
+
+
+def make_cache() -> ServiceCache:
+    shape = KVShape("float32", (LayerShape(1, 1, 1),))
+    layout = plan_layout({"a": shape}, memory_bytes=1 << 12, block_size=BLOCK)
+    return KVStore(layout, torch.device("cpu")).services["a"]
+
+
+def make_plan(**deltas: object) -> StepPlan:
+    return StepPlan(number=0, service="a", seq_ids=(), new_tokens=(), sampled=(), **deltas)
+
+
+def joining(number: int, tokens: int, computed: int, table: list[int]) -> Joined:
+    ids = [100 * number + token for token in range(tokens)]
+    return Joined(number, ids, tokens, computed, tuple(table), SamplingParams(), seed=0)
+
+
+@dataclass
+class Known:
+    """One sequence in lists."""
+
+    computed: int
+    table: list[int] = field(default_factory=list)
+
+
+class Deltas(RuleBasedStateMachine):
+    """Plans that change the group, beside a dictionary of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = RunningGroups()
+        self.known: dict[int, Known] = {}
+        self.number = 0
+
+    @rule(table=blocks, computed=st.integers(0, 50), leaving=st.integers(0, 3))
+    def join_and_leave(self, table: list[int], computed: int, leaving: int) -> None:
+        left = tuple(self.known)[:leaving]
+        for number in left:
+            del self.known[number]
+        joined = joining(self.number, 60, computed, table)
+        # One that is not known may leave: it never joined here.
+        self.groups.apply(make_plan(left=(*left, 1000), joined=(joined,)))
+        self.known[self.number] = Known(computed, list(table))
+        self.number += 1
+
+    @rule(data=st.data(), more=blocks)
+    def grow(self, data: st.DataObject, more: list[int]) -> None:
+        if self.known:
+            number = data.draw(st.sampled_from(sorted(self.known)))
+            self.groups.apply(make_plan(grown=((number, tuple(more)),)))
+            self.known[number].table += more
+
+    @rule(data=st.data(), moved=blocks, more=blocks)
+    def move_and_grow(self, data: st.DataObject, moved: list[int], more: list[int]) -> None:
+        if self.known:
+            number = data.draw(st.sampled_from(sorted(self.known)))
+            deltas = {"moved": ((number, tuple(moved)),), "grown": ((number, tuple(more)),)}
+            self.groups.apply(make_plan(**deltas))
+            self.known[number].table = [*moved, *more]
+
+    @rule(counts=st.lists(st.integers(1, 5), max_size=4))
+    def compute(self, counts: list[int]) -> None:
+        numbers = list(self.known)[: len(counts)]
+        if numbers:
+            self.groups.advance([self.groups[number] for number in numbers], counts[: len(numbers)])
+        for number, count in zip(numbers, counts, strict=False):
+            self.known[number].computed += count
+
+    @invariant()
+    def same(self) -> None:
+        groups = self.groups
+        assert set(groups.sequences) == set(self.known)
+        for number, known in self.known.items():
+            slot = groups[number].slot
+            assert groups.tables[slot, : groups.num_blocks[slot]].tolist() == known.table
+            assert groups.computed[slot] == known.computed
+        assert len({row.slot for row in groups.sequences.values()}) == len(self.known)
+
+
+Deltas.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=20)
+TestDeltas = Deltas.TestCase
+
+
+def batch_of(sequences: list[tuple[int, int]]) -> StepBatch:
+    """A step over (computed, new tokens) of sequences 0, 1, ...; token t of sequence s is 100 s + t."""
+    groups = RunningGroups()
+    joined = tuple(
+        joining(number, 60, computed, [10 * number + block for block in range(60 // BLOCK)])
+        for number, (computed, _) in enumerate(sequences)
+    )
+    groups.apply(make_plan(joined=joined))
+    rows = [groups[number] for number in range(len(sequences))]
+    return build_batch(groups, rows, [count for _, count in sequences], make_cache())
+
+
+def test_decodes_come_first_and_the_longest_of_them_before_the_others() -> None:
+    batch = batch_of([(4, 3), (8, 1), (0, 2), (30, 1), (9, 1)])
+    assert batch.num_decodes == 3
+    assert batch.input_ids.tolist() == [[330, 409, 108, 4, 5, 6, 200, 201]]
+    assert batch.positions.tolist() == [[30, 9, 8, 4, 5, 6, 0, 1]]
+    assert batch.starts.tolist() == [0, 1, 2, 3, 6, 8]
+    assert batch.firsts.tolist() == [30, 9, 8, 4, 0]
+    assert batch.ends.tolist() == [31, 10, 9, 7, 2]
+    assert batch.last.tolist() == [5, 2, 7, 0, 1]
+    assert batch.tables[:, 0].tolist() == [30, 40, 10, 0, 20]
+    assert batch.tables.shape == (5, 31 // BLOCK + 1)
+    assert np.array_equal(batch.tables[0], np.arange(30, 38))
