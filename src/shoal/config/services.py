@@ -12,7 +12,7 @@ from shoal.config.sections import Rules, Section, section_of
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service, slo_problem
 from shoal.core.slo import LARGEST_SCALE
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ of every column, then the next four: ``[panels, inputs / 4, 32, 4]``. Each weigh
 because the CPU's int8 products want one unsigned factor. Both sides are padded with zero weights.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,11 @@ class Int8Weights:
     def grouped(self) -> bool:
         """Whether scales are of groups of inputs."""
         return self.scales.ndim == 3
+
+    def moved(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "Int8Weights":
+        """The same weights in the memory of copies."""
+        bias = None if self.bias is None else copy(self.bias)
+        return replace(self, packed=copy(self.packed), scales=copy(self.scales), bias=bias)
 
     @property
     def num_bytes(self) -> int:

@@ -14,17 +14,24 @@ from shoal.execute.backends import check_backend, choose_backend
 from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.fuse import fuse
 from shoal.execute.heap import keep_freed_memory
+from shoal.execute.int8_model import int8_bytes, use_int8
 from shoal.execute.interface import ATTENTION_NAME
 from shoal.execute.memory import free_memory_bytes
 from shoal.execute.prepack import can_prepack, prepack
-from shoal.execute.probe import Probed, probe, refuse_by_config
+from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.replacements import Replacements
 from shoal.kvcache import KVShape
 from shoal.models import read_facts
 from shoal.native import native_status
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+"""By name. int8 is that of linear layers' weights, in a model that is otherwise in bfloat16."""
 DEFAULT_CPU_KV_BYTES = 2 << 30
 CUDA_MEMORY_SHARE = 0.9
 GATHER_COPIES = 4
@@ -38,7 +45,7 @@ class LoadedModel:
     module: Any
     """The `transformers` model."""
     dtype: torch.dtype
-    """Of its weights."""
+    """Of its weights; int8 where its linear layers have that."""
     kv_shape: KVShape
     """Of its KV blocks."""
     context_tokens: int
@@ -147,6 +154,11 @@ def load_models(
     for service in services:
         folder = folders[service.name].resolve()
         dtype = resolve_dtype(service, folder)
+        if dtype == torch.int8 and target.type != "cpu":
+            raise ConfigError(
+                f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is {device}; "
+                "write dtype bfloat16 or auto"
+            )
         if (folder, dtype) not in loaded:
             if progress is not None:
                 progress(f"loading {service.model} ({str(dtype).removeprefix('torch.')}) on {target}")
@@ -196,22 +208,37 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         )
     text_config = config.get_text_config()
     refuse_by_config(model_class, text_config, name)
-    module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
+    dense = torch.bfloat16 if dtype == torch.int8 else dtype
+    module = load_module(model_class, folder, config, name, dense, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
     with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
         probed = probe(module, name)
+    if dtype == torch.int8:
+        probed = _quantise(module, probed, folder, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     _speed_up(module, probed, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
         dtype=dtype,
-        kv_shape=KVShape(str(dtype).removeprefix("torch."), probed.layers),
+        kv_shape=KVShape(str(dense).removeprefix("torch."), probed.layers),
         context_tokens=_safe_context(text_config, facts.context_tokens),
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=facts.eos_token_ids,
-        weight_bytes=sum(weights.values()),
+        weight_bytes=sum(weights.values()) + int8_bytes(module),
     )
+
+
+def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
+    """Give all linear layers int8 weights, if the model then still gives nearly the probed logits."""
+    use_int8(module, folder)
+    answer = probed.answered_by(module)
+    if answer is None or not probed.difference(answer) <= INT8_TOLERANCE:
+        how = "it cannot run" if answer is None else f"its logits differ by {probed.difference(answer):.1%}"
+        raise ModelUnsupported(
+            f"{name}: with int8 weights {how} ({type(module).__name__}); write dtype bfloat16 or auto"
+        )
+    return answer
 
 
 def _speed_up(module: Any, probed: Probed, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
 from shoal.models.resolve import check_model, pull_model, resolve_model
 from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
-from shoal.models.weights import read_weight_headers, refuse_incomplete, some_of
+from shoal.models.weights import derived_folder, read_weight_headers, refuse_incomplete, some_of
 
 __all__ = [
     "NO_CHAT_TEMPLATE",
@@ -29,6 +29,7 @@ __all__ = [
     "check_config",
     "check_weights",
     "check_model",
+    "derived_folder",
     "list_models",
     "pull_model",
     "read_facts",

@@ -1,11 +1,13 @@
 """The user's cache folder, and building folders in it so that half-built ones never count."""
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -60,6 +62,13 @@ def build_once(target: Path, build: Callable[[Path], None], progress: Progress) 
     finally:
         lock.release()
     return target
+
+
+def fingerprint(revision: int | str, source: Path, files: Iterable[Path]) -> str:
+    """Names what is made of ``files`` of ``source``; another one when a file or ``revision`` changes."""
+    stats = ((file.name, file.stat()) for file in files)
+    identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(json.dumps([revision, str(source), identity]).encode()).hexdigest()[:16]
 
 
 def _lock_of(folder: Path, name: str) -> FileLock:

@@ -4,15 +4,13 @@ The subprocess (``python -m shoal.models.convert``) imports torch and transforme
 process never does.
 """
 
-import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.core import ModelUnsupported
-from shoal.models.cache import OTHER_DISK_HINT, build_once, cache_dir
+from shoal.models.cache import OTHER_DISK_HINT, build_once, cache_dir, fingerprint
 from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
@@ -42,7 +40,7 @@ def converted_gguf(gguf_file: Path, progress: Progress) -> Path:
         convert_gguf(file, folder, progress)
         (folder / SOURCE_FILE).write_text(json.dumps({"gguf": str(file)}))
 
-    target = cache_dir() / "converted" / f"{file.stem}-{_fingerprint(file, [file])}"
+    target = cache_dir() / "converted" / f"{file.stem}-{fingerprint(REVISION, file, [file])}"
     return build_once(target, build, progress)
 
 
@@ -57,14 +55,8 @@ def tokenizer_folder(folder: Path, progress: Progress) -> Path:
         return folder
     source = folder.resolve()
     files = sorted(f for f in source.iterdir() if f.is_file() and f.suffix not in _NOT_TOKENIZER)
-    target = cache_dir() / "tokenizers" / f"{source.name}-{_fingerprint(source, files)}"
+    target = cache_dir() / "tokenizers" / f"{source.name}-{fingerprint(REVISION, source, files)}"
     return build_once(target, lambda built: _run("tokenizer", source, built, progress), progress)
-
-
-def _fingerprint(source: Path, files: Iterable[Path]) -> str:
-    stats = ((file.name, file.stat()) for file in files)
-    identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return hashlib.sha256(json.dumps([REVISION, str(source), identity]).encode()).hexdigest()[:16]
 
 
 def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:

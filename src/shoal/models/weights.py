@@ -1,7 +1,7 @@
 """The safetensors files of a model folder: which ones are read, and what their headers say."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from shoal.core import ModelUnavailable, ModelUnsupported
-from shoal.models.cache import cache_dir
+from shoal.models.cache import build_once, cache_dir, fingerprint
 from shoal.models.folder_config import read_json
+from shoal.models.progress import silent
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMED = 4
@@ -41,6 +42,16 @@ def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
                 " possible are float32, bfloat16, float16 and GGUF files"
             )
     return tensors
+
+
+def derived_folder(kind: str, folder: Path, revision: str, build: Callable[[Path], None]) -> Path:
+    """Cached folder with what ``build`` made of the weights in ``folder``; made anew when these change.
+
+    kind: of what is made, a name for a part of the cache. revision: changes when the result does.
+    """
+    source = folder.resolve()
+    target = cache_dir() / kind / f"{source.name}-{fingerprint(revision, source, weight_files(source))}"
+    return build_once(target, build, silent)
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
-from shoal.core import ModelUnsupported, Service
+from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.loading import (
@@ -87,6 +87,11 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
             f"{name}: {type(config).__name__} is no decoder-only language model of transformers"
         )
     dtype = resolve_dtype(service, folder)
+    if not dtype.is_floating_point:
+        raise ConfigError(
+            f"service {service.name!r}: static batches are computed in float32, bfloat16 or float16, "
+            f"not in {service.dtype}"
+        )
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     module = load_module(model_class, folder, config, name, dtype)
     module.eval().requires_grad_(False).to(target)

@@ -1,0 +1,122 @@
+"""How long all linear layers of one step take, in float32, bfloat16 and int8.
+
+    python benchmarks/linears.py                               # smollm2 at 1, 16, 64 and 2,048 rows
+    python benchmarks/linears.py --model gemma3-270m --rows 1 64
+
+Layers have the model's shapes and random weights, and are called one after the other. The output head is one
+of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
+in turn, round after round; printed are medians in milliseconds. int8 quantises its inputs in that time, which
+oneDNN's, the yardstick, are given.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from shoal.execute.checkpoint import read_model_config
+from shoal.execute.huge_pages import HugePages
+from shoal.execute.int8_linear import Int8Linear
+from shoal.execute.int8_weights import pack, quantise_channels
+from shoal.execute.prepack import PackedLinear, can_prepack
+from shoal.models import resolve_model
+from shoal.native import load_native
+
+LARGEST_BATCH = 256
+
+Product = Callable[[torch.Tensor], object]
+
+
+def shapes_of(model: str) -> list[tuple[int, int]]:
+    """(outputs, inputs) of each layer; the head is last."""
+    config = read_model_config(model, resolve_model(model))
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config.get_text_config())
+    return [tuple(m.weight.shape) for m in module.modules() if type(m) is nn.Linear]
+
+
+def onednn_int8(values: torch.Tensor, scales: torch.Tensor) -> Product:
+    packed, zeros = (
+        torch.ops.onednn.qlinear_prepack(values, None),
+        torch.zeros(len(values), dtype=torch.int32),
+    )
+
+    def multiply(x: torch.Tensor) -> object:
+        return torch.ops.onednn.qlinear_pointwise(
+            x, 0.02, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+    return multiply
+
+
+def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[Product]]]:
+    """By name, the dtype of inputs and a product for each layer."""
+    ways: dict[str, tuple[torch.dtype, list[Product]]] = {
+        "float32": (torch.float32, []),
+        "bfloat16": (torch.bfloat16, []),
+        "int8": (torch.bfloat16, []),
+        "oneDNN int8, quantised before": (torch.uint8, []),
+    }
+    products = [products for _, products in ways.values()]
+    pages, native, prepacked = HugePages(), load_native(), can_prepack(torch.bfloat16)
+    for outputs, inputs in shapes:
+        weight = torch.randn(outputs, inputs) * inputs**-0.5
+        dense = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+        values, scales = quantise_channels(weight)
+        products[0].append(lambda x, weight=weight: F.linear(x, weight))
+        products[1].append(PackedLinear(dense) if prepacked else dense)
+        products[2].append(Int8Linear(pack(values, scales).moved(pages.put), native))
+        products[3].append(onednn_int8(values, scales))
+    return ways
+
+
+@torch.inference_mode()
+def seconds(products: list[Product], inputs: dict[int, torch.Tensor], widths: list[int]) -> float:
+    started = time.perf_counter()
+    for number, (product, width) in enumerate(zip(products, widths, strict=True)):
+        x = inputs[width]
+        last = number == len(products) - 1 and len(x) > LARGEST_BATCH
+        product(x[:1] if last else x)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 2048])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=20, help="for each number of rows")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    native = load_native()
+    shapes = shapes_of(args.model)
+    widths = [inputs for _, inputs in shapes]
+    ways = ways_of(shapes)
+    kernel = "torch (the native library is not built)" if native is None else native.variant
+    Console().print(
+        f"{args.model}, {len(shapes)} layers, {args.threads} threads, int8 by {kernel}; milliseconds"
+    )
+    table = Table("rows", *ways)
+    for rows in args.rows:
+        inputs = {
+            dtype: {width: torch.rand(rows, width).mul(100).to(dtype) for width in set(widths)}
+            for dtype, _ in ways.values()
+        }
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        end = time.perf_counter() + args.seconds
+        while time.perf_counter() < end or len(taken["int8"]) < 4:
+            for name, (dtype, products) in ways.items():
+                taken[name].append(seconds(products, inputs[dtype], widths))
+        table.add_row(f"{rows:,}", *(f"{median(times[1:]) * 1e3:.1f}" for times in taken.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

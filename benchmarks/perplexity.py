@@ -1,0 +1,114 @@
+"""Perplexity of one model in several precisions, computed by the engine itself.
+
+    python benchmarks/perplexity.py                            # smollm2 in float32, bfloat16 and int8
+    python benchmarks/perplexity.py --model gemma3-270m --text book.txt --tokens 40000
+
+The text (by default Python's own language reference, as `help()` shows it) is cut into windows, each of
+which is served as a prompt. What the model gives for each prompt token is read from the forward passes that
+the engine makes, chunked and packed as it does with any prompt. The first dtype named is what the others are
+compared with.
+"""
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from shoal import SamplingParams, Service
+from shoal.core import Request
+from shoal.engine import EngineOptions, assemble_engine
+from shoal.execute.loading import ModelSet, load_models
+from shoal.kvcache import KVCacheOptions
+from shoal.models import Tokenizer, resolve_model
+
+SERVICE = "model"
+
+
+class Scored:
+    """A model that notes how likely it finds each token of the prompts that it computes."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.nats = 0.0
+        self.tokens = 0
+
+    def __call__(self, *, logits_to_keep: torch.Tensor, **arguments: Any) -> Any:
+        """The model's output; its logits are those of ``logits_to_keep``."""
+        output = self._module(**arguments)
+        logits = output.logits[0]
+        ids, positions = arguments["input_ids"][0], arguments["position_ids"][0]
+        followed = (positions[1:] == positions[:-1] + 1).nonzero().ravel()
+        for rows in followed.split(64):
+            nats = torch.nn.functional.cross_entropy(logits[rows].float(), ids[rows + 1], reduction="sum")
+            self.nats += float(nats)
+        self.tokens += len(followed)
+        output.logits = logits[None, logits_to_keep]
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def default_text() -> str:
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def perplexity(folder: Path, dtype: str, windows: list[list[int]]) -> float:
+    services = (Service(name=SERVICE, model=str(folder), dtype=dtype),)
+    loaded = load_models(services, {SERVICE: folder})
+    model = loaded.models[SERVICE]
+    scored = Scored(model.module)
+    models = ModelSet({SERVICE: replace(model, module=scored)}, services, loaded.device, "auto")
+    options = EngineOptions(
+        services=services,
+        kv_cache=KVCacheOptions(memory_bytes=1 << 30, prefix_caching=False),
+    )
+    engine = assemble_engine(options, models, threads=torch.get_num_threads())[0]
+    for number, window in enumerate(windows):
+        engine.submit(
+            Request(
+                id=str(number),
+                service=SERVICE,
+                prompt=tuple(window),
+                sampling=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
+                arrival_ns=engine.now_ns(),
+            )
+        )
+        while engine.busy:
+            engine.step()
+    engine.close()
+    assert scored.tokens == sum(len(window) - 1 for window in windows)
+    return math.exp(scored.nats / scored.tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32", "int8"])
+    parser.add_argument("--text", type=Path, help="a file; Python's language reference if left out")
+    parser.add_argument("--tokens", type=int, default=20_480)
+    parser.add_argument("--window", type=int, default=512, help="tokens of a prompt")
+    args = parser.parse_args()
+    folder = resolve_model(args.model)
+    text = args.text.read_text() if args.text else default_text()
+    tokens = Tokenizer.from_folder(folder).encode(text)[: args.tokens]
+    windows = [tokens[at : at + args.window] for at in range(0, len(tokens) - args.window + 1, args.window)]
+    table = Table("dtype", "perplexity", f"against {args.dtypes[0]}")
+    first = None
+    for dtype in args.dtypes:
+        found = perplexity(folder, dtype, windows)
+        first = first or found
+        table.add_row(dtype, f"{found:.4f}", f"{found / first - 1:+.2%}")
+    Console().print(f"{args.model}, {len(windows) * args.window:,} tokens in windows of {args.window}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
