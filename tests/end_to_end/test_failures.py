@@ -13,7 +13,7 @@ from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 from failing_engine import POISON, Fails, sabotage
 from served import run_served
 
-from shoal.core import Request, Service
+from shoal.core import NO_GOALS, SLO, Request, Service
 from shoal.engine import EngineHandle, EngineOptions
 from shoal.execute.protocol import Executor
 from shoal.execute.torch_executor import TorchExecutor
@@ -64,15 +64,16 @@ def undisturbed(folders: dict[str, Path]) -> Outcome:
     return run_engine(folders, [requests()])
 
 
-def run(folders: dict[str, Path], fails: Fails, **settings: Any) -> Outcome:
+def run(folders: dict[str, Path], fails: Fails, goals: SLO = NO_GOALS, **settings: Any) -> Outcome:
     """Two rounds of the same requests, so that the second, whose names end in ``x``, finds prefixes."""
 
     def prepare(executor: Executor) -> None:
         assert isinstance(executor, TorchExecutor)
         sabotage(executor, fails)
 
-    again = [replace(request, id=f"{request.id}x") for request in requests()]
-    return run_engine(folders, [requests(), again], prepare=prepare, **settings)
+    first = [replace(request, slo=goals) for request in requests()]
+    again = [replace(request, id=f"{request.id}x") for request in first]
+    return run_engine(folders, [first, again], prepare=prepare, **settings)
 
 
 def check(outcome: Outcome, undisturbed: Outcome, lost: Callable[[str], bool]) -> None:
@@ -120,6 +121,30 @@ def test_a_service_that_always_fails_leaves_the_other_alone(
     check(outcome, undisturbed, lambda name: name.startswith("b"))
     assert 14 <= outcome.failed_steps["b"] < 20
     assert outcome.failed_steps["a"] == 0
+
+
+@pytest.mark.parametrize("settings", ["recompute, 4 iterations", "little memory, swap, depth 2"])
+@pytest.mark.parametrize("on_hopeless", ["last", "refuse"])
+def test_who_is_too_late_because_steps_fail_is_refused_or_served_whole(
+    on_hopeless: str, settings: str, folders: dict[str, Path], undisturbed: Outcome
+) -> None:
+    outcome = run(
+        folders,
+        lambda plan, _: len(plan.seq_ids) > 2,
+        goals=SLO(ttft_s=0.3),
+        on_hopeless=on_hopeless,
+        **SETTINGS[settings],
+    )
+    for request in requests():
+        for name in (request.id, f"{request.id}x"):
+            if name in outcome.errors:
+                assert "(ttft 0.3 s) can no longer be met" in outcome.errors[name]
+                assert outcome.tokens[name] == []
+            else:
+                assert outcome.tokens[name] == undisturbed.tokens[request.id]
+    assert min(outcome.failed_steps.values()) > 0
+    assert (len(outcome.errors) > 0) == (on_hopeless == "refuse")
+    assert len(outcome.errors) < len(outcome.tokens)
 
 
 class IdTokenizer:
