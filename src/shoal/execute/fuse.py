@@ -5,8 +5,8 @@ only if the replacement gives the same output on random input, so an architectur
 else by the same names keeps its own code.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,9 @@ from torch import nn
 from shoal.execute.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
 from shoal.execute.replacements import Replacements, children
 
-NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 3e-4}
-"""Largest relative difference (norm over norm) of a fused norm: one rounding of its output."""
+NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+"""Largest relative difference (norm over norm) of a fused norm: a unit in the last place, where one large
+element is nearly all of the output."""
 
 MLP_TOLERANCE = 2e-2
 """The same for a gated MLP in bfloat16, whose inner sums are rounded in other places."""
@@ -45,41 +46,46 @@ def fuse(model: nn.Module) -> Replacements:
     """Replace norms, and gated MLPs of prepacked layers, in ``model``."""
     replacements = Replacements()
     for parent, name, child in children(model):
-        for candidate, features, dtype, tolerance in (*_norms(child), *_gated_mlps(child)):
-            if _difference(child, candidate, features, dtype) <= tolerance:
-                replacements.put(parent, name, child, candidate)
-                break
+        candidate = fused_norm(child) or _fused_mlp(child)
+        if candidate is not None:
+            replacements.put(parent, name, child, candidate)
     return replacements
 
 
-Candidate = tuple[nn.Module, int, torch.dtype, float]
-"""A replacement, the size of its input's last dimension, its dtype, and the tolerance."""
-
-
-def _norms(module: Any) -> list[Candidate]:
+def fused_norm(module: Any) -> FusedRMSNorm | None:
+    """A norm that computes what ``module`` does; None if that is another module, or another kind of norm."""
     if "RMSNorm" not in type(module).__name__:
-        return []
+        return None
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, torch.Tensor) or weight.ndim != 1 or not isinstance(eps, float):
-        return []
+        return None
     weight = weight.detach()
-    tolerance = NORM_TOLERANCE[weight.dtype]
-    scales = (weight, weight.float() + 1)
-    return [(FusedRMSNorm(scale, eps), len(weight), weight.dtype, tolerance) for scale in scales]
+    candidates = [FusedRMSNorm(scale, eps) for scale in (weight, weight.float() + 1)]
+    return _nearest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
 
 
-def _gated_mlps(module: Any) -> list[Candidate]:
+def _fused_mlp(module: Any) -> PackedGatedMLP | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = parts
     if not (
         isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
     ):
-        return []
-    return [
-        (PackedGatedMLP(gate, up, down, activation), gate.in_features, torch.bfloat16, MLP_TOLERANCE)
-        for activation in GATE_ACTIVATIONS
-    ]
+        return None
+    candidates = [PackedGatedMLP(gate, up, down, activation) for activation in GATE_ACTIVATIONS]
+    return _nearest(module, candidates, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
+
+
+Candidate = TypeVar("Candidate", bound=nn.Module)
+
+
+def _nearest(
+    original: nn.Module, candidates: Sequence[Candidate], features: int, dtype: torch.dtype, tolerance: float
+) -> Candidate | None:
+    """The candidate that is nearest to ``original`` on random input; None if none is within ``tolerance``."""
+    differences = [_difference(original, candidate, features, dtype) for candidate in candidates]
+    least = min(differences)
+    return candidates[differences.index(least)] if least <= tolerance else None
 
 
 def _difference(
