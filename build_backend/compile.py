@@ -24,6 +24,7 @@ FLAGS = (
     "-fvisibility=default",
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-fno-trapping-math",
     "-Wall",
     "-Wextra",
 )
