@@ -10,8 +10,8 @@ tokens. Each kind of step is timed ``--rounds`` times in turn with the others, a
 the one with the median total, in milliseconds:
 
 - *products*: matrix products of the layers, with what their epilogues do. *head*: that of the vocabulary.
-- *cache*: writing keys and values to the pool and gathering them. *attention*: the rest of the attention
-  calls.
+- *cache*: writing keys and values to the pool and gathering them (what native attention does not need).
+  *attention*: the rest of the attention calls.
 - *sampling*, and *packing* (building the batch).
 - *small*: torch operations and native kernels outside all of these: norms, rotary embeddings, residuals.
 - *Python*: what is left of the total: the interpreter, transformers' code, and dispatching.
@@ -43,8 +43,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
+from shoal.execute.backends import ATTENTION_BACKENDS
 from shoal.execute.kv_store import MergedCache
-from shoal.execute.loading import ATTENTION_BACKENDS, ModelSet, load_models
+from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.models import resolve_model
@@ -178,8 +179,7 @@ def time_functions(clock: Clock, models: ModelSet) -> None:
     for kind in {type(part) for part in module.modules() if product(part)} | {type(head)}:
         clock.wrap(kind, "__call__", product)
     for name in ("attend", "attend_packed"):
-        if hasattr(models.backend, name):
-            clock.wrap(models.backend, name, "attention")
+        clock.wrap(models.backends[SERVICE], name, "attention")
     for name in ("write", "gather"):
         clock.wrap(MergedCache, name, "cache")
     clock.wrap(TorchExecutor, "_compute", "packing")

@@ -15,6 +15,7 @@ from transformers import (
     MixtralConfig,
     OPTConfig,
     PretrainedConfig,
+    Qwen2Config,
     Qwen3Config,
 )
 
@@ -39,6 +40,8 @@ def tiny_config(kind: str) -> PretrainedConfig:
     }
     if kind == "llama":
         return LlamaConfig(**COMMON, **decoder, num_attention_heads=6, num_key_value_heads=2)
+    if kind == "qwen2":
+        return Qwen2Config(**COMMON, **decoder, num_attention_heads=4, num_key_value_heads=2)
     if kind == "qwen3":
         return Qwen3Config(**COMMON, **decoder, num_attention_heads=4, num_key_value_heads=1, head_dim=16)
     if kind == "mistral":
@@ -75,7 +78,7 @@ needs_native = pytest.mark.skipif(load_native() is None, reason="the native libr
 BACKENDS = ("reference", "batched", pytest.param("native", marks=needs_native))
 """Attention backends, to parametrise a test with."""
 
-KINDS = ("llama", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
+KINDS = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
 
 
 def make_model(

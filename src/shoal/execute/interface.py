@@ -38,6 +38,34 @@ class AttentionStep(Protocol):
         model.
         """
 
+    def attend_packed(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rotary_interleaved: bool,
+        q_scale: torch.Tensor | None,
+        k_scale: torch.Tensor | None,
+        norm_eps: float,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attention output [tokens, heads * value_dim] from what the product for q, k and v has given.
+
+        qkv: [tokens, heads * key_dim + kv_heads * key_dim + kv_heads * value_dim]. cos, sin: [tokens, n],
+        factors of the first n elements of every head of queries and keys, which are rotated.
+        rotary_interleaved: each with its neighbour; otherwise those of the first half with those of the
+        second. q_scale, k_scale: float32 [key_dim], scales of a root-mean-square norm of every head before
+        that; None: there is none. The rest is as in ``attend``.
+        """
+
 
 def _attention(
     module: torch.nn.Module,

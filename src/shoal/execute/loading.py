@@ -13,6 +13,7 @@ from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.backends import check_backend, choose_backend
 from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.fuse import fuse
+from shoal.execute.fuse_layers import RecognisedLayer, fuse_layers, recognise_layers
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.int8_model import int8_bytes, use_int8
 from shoal.execute.interface import ATTENTION_NAME
@@ -213,10 +214,12 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     module.eval().requires_grad_(False).to(device)
     with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
         probed = probe(module, name)
+    layers = recognise_layers(module, probed) if device.type == "cpu" else []
     if dtype == torch.int8:
         probed = _quantise(module, probed, folder, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
-    _speed_up(module, probed, device)
+    weight_bytes = sum(weights.values()) + int8_bytes(module)
+    _speed_up(module, probed, layers, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
@@ -225,7 +228,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         context_tokens=_safe_context(text_config, facts.context_tokens),
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=facts.eos_token_ids,
-        weight_bytes=sum(weights.values()) + int8_bytes(module),
+        weight_bytes=weight_bytes,
     )
 
 
@@ -241,11 +244,13 @@ def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
     return answer
 
 
-def _speed_up(module: Any, probed: Probed, device: torch.device) -> None:
-    """Prepack and fuse, each only if the model then still gives the probed logits."""
+def _speed_up(module: Any, probed: Probed, layers: Sequence[RecognisedLayer], device: torch.device) -> None:
+    """Fuse and prepack, each only if the model then still gives the probed logits."""
     ways: list[Callable[[Any], Replacements]] = [fuse]
     if device.type == "cpu" and can_prepack(probed.dtype):
         ways.insert(0, prepack)
+    if layers:
+        ways.insert(0, lambda _: fuse_layers(layers))
     for way in ways:
         replacements = way(module)
         if not probed.still_answered_by(module):

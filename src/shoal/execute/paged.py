@@ -14,12 +14,13 @@ import torch
 from shoal.execute.attention_math import additive_mask, decode_attention, prefill_attention, visible_keys
 from shoal.execute.batch import StepBatch
 from shoal.execute.kv_store import ServiceCache
+from shoal.execute.packed_qkv import PackedQKV
 
 DECODE_GROUP_SPREAD = 0.6
 """Decoding rows share a padded gather if the shortest has at least this share of the longest's blocks."""
 
 
-class PagedStep(ABC):
+class PagedStep(PackedQKV, ABC):
     """The attention of one step of one service; lives for one forward pass."""
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:

@@ -9,12 +9,11 @@ from shoal.execute.replacements import Replacements, children
 class PackedLinear(nn.Module):
     """A linear layer with a weight prepacked by oneDNN; the same result as ``nn.Linear``, 20-35% faster."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.bias = linear.bias
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), None)
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] -> [..., out_features]; without module hooks, which are not used here."""
@@ -59,5 +58,5 @@ def prepack(model: nn.Module) -> Replacements:
     replacements = Replacements()
     for parent, name, child in children(model):
         if type(child) is nn.Linear:
-            replacements.put(parent, name, child, PackedLinear(child))
+            replacements.put(parent, name, child, PackedLinear(child.weight.detach(), child.bias))
     return replacements

@@ -127,15 +127,15 @@ def probe(model: Any, name: str) -> Probed:
             f"{name}: with Shoal's attention the logits of {architecture} differ from its own by "
             f"{difference:.1%}; it must compute something that the attention interface does not show"
         )
-    layers = tuple(step.shapes[layer] for layer in range(len(step.shapes)))
-    return Probed(layers, prompts, ours, dtype)
+    return Probed(tuple(call.shape for call in step.calls), prompts, ours, dtype)
 
 
 def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str) -> None:
     layers = int(config.num_hidden_layers)
-    if step.calls != list(range(layers)):
+    called = [call.layer for call in step.calls]
+    if called != list(range(layers)):
         raise ModelUnsupported(
-            f"{name}: {architecture} has {layers} layers but called attention for layers {step.calls}; "
+            f"{name}: {architecture} has {layers} layers but called attention for layers {called}; "
             "some of its layers compute something else"
         )
     unknown = sorted(set(step.keywords) - HARMLESS_KEYWORDS - {"is_causal"})
@@ -145,11 +145,11 @@ def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str)
             "which Shoal does not implement"
         )
     kinds = list(getattr(config, "layer_types", None) or ())
-    for layer, kind in enumerate(kinds):
-        if (kind == "sliding_attention") != (step.windows[layer] is not None):
+    for call, kind in zip(step.calls, kinds, strict=False):
+        if (kind == "sliding_attention") != (call.window is not None):
             raise ModelUnsupported(
-                f"{name}: layer {layer} of {architecture} is {kind} but passed "
-                f"sliding_window={step.windows[layer]} to attention"
+                f"{name}: layer {call.layer} of {architecture} is {kind} but passed "
+                f"sliding_window={call.window} to attention"
             )
 
 
@@ -167,7 +167,7 @@ def _has_hidden_window(
 ) -> bool:
     """Whether a sliding window that was not passed to us changes what the model's own attention computes."""
     window = getattr(config, "sliding_window", None)
-    if not window or any(step.windows.values()) or getattr(config, "layer_types", None):
+    if not window or any(call.window for call in step.calls) or getattr(config, "layer_types", None):
         return False
     config.sliding_window = TINY_WINDOW
     try:

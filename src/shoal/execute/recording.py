@@ -8,21 +8,36 @@ import torch
 
 from shoal.execute.attention_math import additive_mask, prefill_attention, visible_keys
 from shoal.execute.interface import STEP_KEYWORD
+from shoal.execute.packed_qkv import PackedQKV
 from shoal.kvcache import LayerShape
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """How a layer calls attention."""
+
+    layer: int
+    """Its number."""
+    heads: int
+    """Of its queries."""
+    shape: LayerShape
+    """Of its keys and values."""
+    scaling: float | None
+    """Factor on the scores; None for key_dim**-0.5."""
+    window: int | None
+    """Sliding window; None for all tokens."""
+    softcap: float | None
+    """Bound of the scores; None for none."""
+
+
 @dataclass(slots=True)
-class RecordingStep:
+class RecordingStep(PackedQKV):
     """Causal attention over packed whole prompts; records every call."""
 
     lengths: tuple[int, ...]
     """Lengths of the prompts."""
-    calls: list[int] = field(default_factory=list)
-    """Layers in the order of their calls."""
-    shapes: dict[int, LayerShape] = field(default_factory=dict)
-    """KV shape of each layer."""
-    windows: dict[int, int | None] = field(default_factory=dict)
-    """Sliding window of each layer."""
+    calls: list[RecordedCall] = field(default_factory=list)
+    """In their order."""
     keywords: dict[str, Any] = field(default_factory=dict)
     """Further keywords that were passed with a value."""
 
@@ -39,9 +54,8 @@ class RecordingStep:
         extra: dict[str, Any],
     ) -> torch.Tensor:
         """See AttentionStep."""
-        self.calls.append(layer)
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        self.windows[layer] = window
+        shape = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self.calls.append(RecordedCall(layer, query.shape[1], shape, scaling, window, softcap))
         self.keywords.update({name: v for name, v in extra.items() if v is not None})
         outputs, start = [], 0
         for length in self.lengths:

@@ -1,0 +1,135 @@
+"""A decoder layer in few operations: norms with residual sums and activations in one native call each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.execute.interface import AttentionStep
+from shoal.execute.layer_kernels import LayerKernels
+from shoal.execute.linear import Linear, MergeLinears
+from shoal.execute.recording import RecordedCall
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a decoder layer is made of.
+
+    Norms are root-mean-square norms by their scales, float32, with one ``eps`` for all:
+
+        sum = x + after_attention(attention(before_attention(x)))
+        output = sum + after_mlp(mlp(before_mlp(sum)))
+    """
+
+    attention: RecordedCall
+    """How it calls attention."""
+    qkv: tuple[Linear, ...]
+    """Projections to queries, keys and values."""
+    o: Linear
+    """Projection of attention's output."""
+    gate_up: tuple[Linear, ...]
+    """Projections to the MLP's gate and to what that scales."""
+    down: Linear
+    """Projection of their product."""
+    before_attention: torch.Tensor
+    """Scale [hidden]."""
+    after_attention: torch.Tensor | None
+    """Scale [hidden]; None: no norm."""
+    before_mlp: torch.Tensor
+    """Scale [hidden]."""
+    after_mlp: torch.Tensor | None
+    """Scale [hidden]; None: no norm."""
+    q_norm: torch.Tensor | None
+    """Scale [key_dim] for every head of queries; None: no norm."""
+    k_norm: torch.Tensor | None
+    """The same for keys."""
+    eps: float
+    """Of all norms."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStyle:
+    """What the weights of a layer do not show."""
+
+    activation: int
+    """Of the MLP's gate: an index of ``shoal.execute.layer_kernels.ACTIVATIONS``."""
+    rotary_interleaved: bool
+    """See AttentionStep."""
+
+
+class DecoderLayer(nn.Module):
+    """Stands for a decoder layer of a `transformers` model.
+
+    merge: makes its matrix products.
+    """
+
+    def __init__(
+        self, parts: LayerParts, style: LayerStyle, merge: MergeLinears, kernels: LayerKernels
+    ) -> None:
+        super().__init__()
+        self.qkv = merge(parts.qkv)
+        self.o = merge((parts.o,))
+        self.gate_up = merge(parts.gate_up)
+        self.down = merge((parts.down,))
+        self.before_attention, self.after_attention = parts.before_attention, parts.after_attention
+        self.before_mlp, self.after_mlp = parts.before_mlp, parts.after_mlp
+        self.eps = parts.eps
+        self.activation = style.activation
+        self.layer = parts.attention.layer
+        shape = parts.attention.shape
+        self.attention: dict[str, Any] = {
+            "heads": parts.attention.heads,
+            "kv_heads": shape.kv_heads,
+            "key_dim": shape.key_dim,
+            "value_dim": shape.value_dim,
+            "rotary_interleaved": style.rotary_interleaved,
+            "q_scale": parts.q_norm,
+            "k_scale": parts.k_norm,
+            "norm_eps": parts.eps,
+            "scaling": parts.attention.scaling,
+            "window": parts.attention.window,
+            "softcap": parts.attention.softcap,
+        }
+        self.kernels = kernels
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        shoal_step: AttentionStep,
+        **_: Any,
+    ) -> torch.Tensor:
+        """hidden_states [1, tokens, hidden] -> the same; without module hooks, which are not used here."""
+        x = hidden_states[0].contiguous()
+        normed = self.kernels.norm(x, self.before_attention, self.eps)
+        cos, sin = position_embeddings
+        x, made = self.compute(x, normed, self.angles(cos), self.angles(sin), shoal_step)
+        x, _normed = self.kernels.residual_norm(made, self.after_mlp, x, None, self.eps)
+        return x.unsqueeze(0)
+
+    def angles(self, table: torch.Tensor) -> torch.Tensor:
+        """Cosines or sines [tokens, n] for attention, from [1, tokens, n] as `transformers` has them."""
+        if not self.attention["rotary_interleaved"]:
+            return table[0]
+        return table[0, :, : table.shape[2] // 2].repeat_interleave(2, dim=1)
+
+    def compute(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        step: AttentionStep,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream after attention, and what the MLP makes of it, which is yet to be added.
+
+        x: the layer's input [tokens, hidden]. normed: its norm before attention. cos, sin: from ``angles``.
+        """
+        qkv = self.qkv(normed)
+        attended = step.attend_packed(self.layer, qkv, cos=cos, sin=sin, **self.attention)
+        x, normed = self.kernels.residual_norm(
+            self.o(attended), self.after_attention, x, self.before_mlp, self.eps
+        )
+        return x, self.down(self.kernels.gated_activation(self.gate_up(normed), self.activation))

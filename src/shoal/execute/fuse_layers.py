@@ -1,0 +1,202 @@
+"""Recognising decoder layers that are built like Llama's, and replacing them by ``DecoderLayer``.
+
+A layer is recognised by the names and shapes of its parts. What they do not show (the activation, how rotary
+embeddings pair dimensions, whether there is anything else) is found by computing: one of the possible
+replacements must make of the probe's prompts what the layer itself makes of them, both in float32.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.execute.decoder_layer import DecoderLayer, LayerParts, LayerStyle
+from shoal.execute.fuse import FusedRMSNorm, fused_norm
+from shoal.execute.int8_linear import Int8Linear
+from shoal.execute.interface import STEP_KEYWORD
+from shoal.execute.layer_kernels import ACTIVATIONS, LAYER_DTYPES, LayerKernels
+from shoal.execute.linear import SeparateLinears
+from shoal.execute.merge import Merger
+from shoal.execute.probe import Probed
+from shoal.execute.recording import RecordedCall, RecordingStep, packed_logits
+from shoal.execute.replacements import Replacements, children
+from shoal.native import load_native
+
+TOLERANCE = 1e-4
+"""Largest relative difference (norm over norm) of what a layer adds to its input: sums in another order."""
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+_GATE_UP = ("gate_proj", "up_proj")
+_HEAD_NORMS = ("q_norm", "k_norm")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class RecognisedLayer:
+    """A decoder layer that a DecoderLayer can stand for, also after its linear layers were replaced."""
+
+    parent: nn.Module
+    """What it is a child of."""
+    name: str
+    """As what."""
+    attention: RecordedCall
+    """How it calls attention."""
+    style: LayerStyle
+    """What its parts do not show."""
+
+
+@torch.inference_mode()
+def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
+    """The layers of ``model`` that can be replaced, while its linear layers are dense; [] without kernels."""
+    native = load_native()
+    if native is None or probed.dtype not in LAYER_DTYPES:
+        return []
+    kernels = LayerKernels(native)
+    styles = [LayerStyle(*pair) for pair in product(range(len(ACTIVATIONS)), (False, True))]
+    layers = []
+    for seen in _watch_layers(model, probed):
+        style = _best_style(seen, styles, kernels)
+        if style is not None:
+            styles = [style]  # all layers of a model are alike in this
+            layers.append(RecognisedLayer(seen.parent, seen.name, seen.attention, style))
+    return layers
+
+
+@torch.inference_mode()
+def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
+    """Replace recognised layers."""
+    replacements, merge, native = Replacements(), Merger(), load_native()
+    for layer in layers:
+        original = layer.parent.get_submodule(layer.name)
+        parts = _parts(original, layer.attention)
+        if parts is not None and native is not None:
+            fused = DecoderLayer(parts, layer.style, merge, LayerKernels(native))
+            replacements.put(layer.parent, layer.name, original, fused)
+    return replacements
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A layer's call while the model ran the probe's prompts."""
+
+    parent: nn.Module
+    name: str
+    module: nn.Module
+    attention: RecordedCall
+    lengths: tuple[int, ...]
+    """Of the prompts."""
+    hidden_states: torch.Tensor
+    keywords: dict[str, Any]
+    """All other arguments."""
+
+    def run(self, layer: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """What ``layer`` adds to the hidden states if it is called in the same way, in float32."""
+        given = self.hidden_states.float()
+        keywords = self.keywords | {STEP_KEYWORD: RecordingStep(self.lengths)}
+        keywords["position_embeddings"] = tuple(part.float() for part in keywords["position_embeddings"])
+        return layer(given, **keywords) - given
+
+
+def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
+    """All calls of modules with attention and MLP inside that have the calling convention of Llama's."""
+    step = RecordingStep(tuple(ids.shape[1] for ids in probed.prompts))
+    places = {
+        child: (parent, name)
+        for parent, name, child in children(model)
+        if hasattr(child, "self_attn") and hasattr(child, "mlp")
+    }
+    seen: list[_Seen] = []
+
+    def hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
+        if len(args) == 1 and isinstance(made, torch.Tensor) and keywords.get("position_embeddings"):
+            seen.append(_Seen(*places[module], module, step.calls[-1], step.lengths, args[0], keywords))
+
+    hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in places]
+    try:
+        packed_logits(model, probed.prompts, step)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return seen
+
+
+def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels) -> LayerStyle | None:
+    """The style whose layer computes most nearly what the seen one does; None if none comes near."""
+    if _parts(seen.module, seen.attention) is None:
+        return None
+    original = deepcopy(seen.module).float()
+    parts = _parts(original, seen.attention)
+    assert parts is not None
+    theirs = seen.run(original)
+    best, least = None, TOLERANCE
+    for style in styles:
+        ours = seen.run(DecoderLayer(parts, style, SeparateLinears, kernels))
+        difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+        if difference <= least:
+            best, least = style, difference
+    return best
+
+
+def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:
+    """The parts of a layer; None if it has others than those we know."""
+    own = _weighted(layer)
+    attention, mlp = (_weighted(own.pop(name, nn.Identity())) for name in ("self_attn", "mlp"))
+    head_norms = {name: attention.pop(name) for name in _HEAD_NORMS if name in attention}
+    if not (
+        own.keys() in (set(_NORMS), set(_FOUR_NORMS))
+        and attention.keys() == {*_QKV, "o_proj"}
+        and mlp.keys() == {*_GATE_UP, "down_proj"}
+    ):
+        return None
+    norms = {name: fused_norm(module) for name, module in (own | head_norms).items()}
+    return _assemble(attention | mlp, norms, call)
+
+
+def _assemble(
+    modules: dict[str, nn.Module], norms: dict[str, FusedRMSNorm | None], call: RecordedCall
+) -> LayerParts | None:
+    """The same from its linear layers and norms, by name; None if they are of another kind or shape."""
+    found = {name: norm for name, norm in norms.items() if norm is not None}
+    eps = {norm.eps for norm in found.values()}
+    linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear | Int8Linear)}
+    if len(found) != len(norms) or len(eps) != 1 or len(linears) != len(modules):
+        return None
+    shape = call.shape
+    widths = (call.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
+    if tuple(linears[name].out_features for name in _QKV) != widths:
+        return None
+    if any(name in found and found[name].size != (shape.key_dim,) for name in _HEAD_NORMS):
+        return None
+    scales = {name: norm.scale.float() for name, norm in found.items()}
+    four = len(scales.keys() & set(_FOUR_NORMS)) == 4
+    return LayerParts(
+        attention=call,
+        qkv=tuple(linears[name] for name in _QKV),
+        o=linears["o_proj"],
+        gate_up=tuple(linears[name] for name in _GATE_UP),
+        down=linears["down_proj"],
+        before_attention=scales["input_layernorm"],
+        after_attention=scales["post_attention_layernorm"] if four else None,
+        before_mlp=scales["pre_feedforward_layernorm" if four else "post_attention_layernorm"],
+        after_mlp=scales.get("post_feedforward_layernorm"),
+        q_norm=scales.get("q_norm"),
+        k_norm=scales.get("k_norm"),
+        eps=eps.pop(),
+    )
+
+
+def _weighted(module: nn.Module) -> dict[str, nn.Module]:
+    """The children of ``module`` that have weights, by name; the module as "" if it has some itself."""
+    own = {"": module} if next(module.parameters(recurse=False), None) is not None else {}
+    return own | {name: child for name, child in module.named_children() if _has_weights(child)}
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(isinstance(part, Int8Linear) for part in module.modules()) or any(
+        True for _ in module.parameters()
+    )

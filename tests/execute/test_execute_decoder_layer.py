@@ -1,0 +1,139 @@
+"""Fused decoder layers compute what they replace; what is built otherwise keeps its own code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from execute_builders import COMMON, KINDS, make_model, needs_native, tiny_config
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Ernie4_5Config,
+    GraniteConfig,
+    Olmo2Config,
+    Phi3Config,
+    PretrainedConfig,
+    SmolLM3Config,
+)
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from shoal.core import Service
+from shoal.execute.decoder_layer import DecoderLayer
+from shoal.execute.fuse_layers import fuse_layers, recognise_layers
+from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.loading import load_models
+from shoal.execute.probe import PROMPT_LENGTHS, Probed, probe
+from shoal.execute.recording import RecordingStep, packed_logits
+from shoal.execute.replacements import Replacements
+
+pytestmark = needs_native
+
+FUSED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+SHAPE: dict[str, Any] = {
+    **COMMON,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.04}
+
+
+def load(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Probed]:
+    make_model(folder, config, dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    return model.eval().requires_grad_(False), probe(model, "m")
+
+
+def fuse_found(model: nn.Module, probed: Probed) -> Replacements:
+    return fuse_layers(recognise_layers(model, probed))
+
+
+@torch.inference_mode()
+def difference(model: nn.Module, probed: Probed) -> float:
+    """Of the logits that the model gives now, to those it gave before."""
+    logits = packed_logits(model, probed.prompts, RecordingStep(PROMPT_LENGTHS)).float()
+    expected = probed.logits.float()
+    return float((logits - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_like_llamas_are_fused_and_no_others(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, probed = load(tmp_path, tiny_config(kind), dtype)
+    replaced = fuse_found(model, probed).done
+    assert len(replaced) == (model.config.num_hidden_layers if kind in FUSED else 0)
+    assert difference(model, probed) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("config", "fused"),
+    [
+        (Ernie4_5Config(**SHAPE), 3),  # rotates neighbouring dimensions
+        (SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]), 2),  # one layer without rotary embeddings
+        (GraniteConfig(**SHAPE, residual_multiplier=0.5), 0),
+        (CohereConfig(**SHAPE), 0),  # attention and MLP beside each other
+        (Olmo2Config(**SHAPE), 0),  # norms only after them
+        (Phi3Config(**SHAPE), 0),  # projections that are one already
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, PretrainedConfig) else str(value),
+)
+def test_other_architectures(config: PretrainedConfig, fused: int, tmp_path: Path) -> None:
+    model, probed = load(tmp_path, config)
+    assert len(fuse_found(model, probed).done) == fused
+    assert difference(model, probed) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
+def test_the_activation_is_found(activation: str, tmp_path: Path) -> None:
+    config = tiny_config("llama")
+    config.hidden_act = activation
+    model, probed = load(tmp_path, config)
+    assert len(fuse_found(model, probed).done) == (0 if activation == "relu" else 3)
+    assert difference(model, probed) <= TOLERANCE[torch.float32]
+
+
+def test_biases_are_kept(tmp_path: Path) -> None:
+    config = tiny_config("llama")
+    config.attention_bias = config.mlp_bias = True
+    model, _ = load(tmp_path / "zero", config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.uniform_(-1, 1, generator=torch.Generator().manual_seed(len(name)))
+    probed = probe(model, "m")
+    assert len(fuse_found(model, probed).done) == 3
+    assert difference(model, probed) <= TOLERANCE[torch.float32]
+
+
+def test_a_layer_that_does_something_more_keeps_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LlamaDecoderLayer.forward
+
+    def scaled(self: Any, hidden_states: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        made = plain(self, hidden_states, **keywords)
+        return made * 1.01 if self.self_attn.layer_idx == 1 else made
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", scaled)
+    model, probed = load(tmp_path, tiny_config("llama"))
+    fuse_found(model, probed)
+    assert [type(layer) for layer in model.model.layers] == [DecoderLayer, LlamaDecoderLayer, DecoderLayer]
+    assert difference(model, probed) <= TOLERANCE[torch.float32]
+
+
+def test_layers_are_fused_at_load_and_put_back_if_the_logits_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path, tiny_config("llama"))
+
+    def layer_types() -> set[type]:
+        models = load_models([Service(name="s", model="m")], {"s": folder})
+        return {type(layer) for layer in models.models["s"].module.model.layers}
+
+    assert layer_types() == {DecoderLayer}
+    monkeypatch.setattr(Probed, "still_answered_by", lambda self, model: False)
+    assert layer_types() == {LlamaDecoderLayer}
