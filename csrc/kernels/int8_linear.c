@@ -1,4 +1,5 @@
 /* Products with int8 weights: y = x W^T, x quantised on the fly in groups of 32. */
+#include "../activation.h"
 #include "../int8_tile.h"
 #include "../shoal.h"
 
@@ -10,20 +11,28 @@ enum {
     SERIAL_INPUTS = 1 << 14, /* fewer are quantised faster than threads wake up */
 };
 
-/* Weights and what follows the product. As Int8Linear in Python lays them out. */
+/* Weights as Python lays them out. */
 struct int8_linear {
     const uint8_t *weights; /* [panels, groups, STEPS, PANEL, 4], weight + 128 */
     const float *scales;    /* [panels, groups, PANEL], or [panels, 1, PANEL] for whole columns */
     const float *bias;      /* [panels, PANEL] or NULL */
-    int64_t inputs, columns;
+    int64_t columns;
     int64_t grouped; /* whether scales are of groups */
 };
 
-struct product {
-    const struct int8_linear *linear;
-    const void *x; /* [rows, inputs] */
-    void *y;       /* [rows, columns] */
-    int64_t rows, bf16;
+/* Layers with the same input, whose outputs stand side by side; or a gate and what it is to be multiplied with. */
+struct int8_product {
+    const struct int8_linear *parts;
+    int64_t num_parts, inputs;
+    int64_t activation; /* of the gate, which is the first of two parts; NO_ACTIVATION where there is no gate */
+};
+
+struct job {
+    const struct int8_product *product;
+    const void *x;        /* [rows, inputs] */
+    const void *residual; /* [rows, columns], or NULL */
+    void *y;              /* [rows, columns] */
+    int64_t rows, columns, bf16;
     int64_t groups, panels, tiles;
     int64_t task_panels, column_tasks;
     struct group *quantised; /* [tiles, groups] */
@@ -73,14 +82,14 @@ static void quantise_group(const float *x, struct group *group, int row) {
     group->offsets[row] = -128 * sum;
 }
 
-static void quantise_row(const struct product *product, int64_t row, struct group *groups) {
-    const int64_t inputs = product->linear->inputs;
-    const float *x = (const float *)product->x + row * inputs;
-    const uint16_t *x16 = (const uint16_t *)product->x + row * inputs;
-    for (int64_t g = 0; g < product->groups; g++) {
+static void quantise_row(const struct job *job, int64_t row, struct group *groups) {
+    const int64_t inputs = job->product->inputs;
+    const float *x = (const float *)job->x + row * inputs;
+    const uint16_t *x16 = (const uint16_t *)job->x + row * inputs;
+    for (int64_t g = 0; g < job->groups; g++) {
         float values[GROUP] = {0};
         const int64_t count = smaller(inputs - g * GROUP, GROUP);
-        if (!product->bf16)
+        if (!job->bf16)
             for (int64_t i = 0; i < count; i++) values[i] = x[g * GROUP + i];
         else
             for (int64_t i = 0; i < count; i++) values[i] = from_bits((uint32_t)x16[g * GROUP + i] << 16);
@@ -89,13 +98,23 @@ static void quantise_row(const struct product *product, int64_t row, struct grou
 }
 
 static void quantise_tile(void *context, int64_t tile) {
-    const struct product *product = context;
-    const int64_t end = smaller((tile + 1) * ROWS, product->rows);
+    const struct job *job = context;
+    const int64_t end = smaller((tile + 1) * ROWS, job->rows);
     for (int64_t row = tile * ROWS; row < end; row++)
-        quantise_row(product, row, product->quantised + tile * product->groups);
+        quantise_row(job, row, job->quantised + tile * job->groups);
 }
 
-/* Write count values at y + at. */
+/* values += residual[at ...]. */
+INLINE void add_residual(const void *residual, int64_t bf16, int64_t at, float *values, int64_t count) {
+    const float *added = (const float *)residual + at;
+    const uint16_t *added16 = (const uint16_t *)residual + at;
+    if (bf16)
+        for (int64_t i = 0; i < count; i++) values[i] += from_bits((uint32_t)added16[i] << 16);
+    else
+        for (int64_t i = 0; i < count; i++) values[i] += added[i];
+}
+
+/* y[at ...] = values. */
 INLINE void write_values(void *y, int64_t bf16, int64_t at, const float *restrict values, int64_t count) {
     float *restrict y32 = (float *)y + at;
     uint16_t *restrict y16 = (uint16_t *)y + at;
@@ -105,25 +124,36 @@ INLINE void write_values(void *y, int64_t bf16, int64_t at, const float *restric
         for (int64_t i = 0; i < count; i++) y32[i] = values[i];
 }
 
-/* Scale a row's part of a panel, add the bias, and write it. */
-static void finish_row(const struct product *product, int64_t row, int64_t panel, float *restrict values) {
-    const struct int8_linear *linear = product->linear;
-    const int64_t column = panel * PANEL, left = linear->columns - column;
-    const float *restrict scales = linear->scales + column, *restrict bias = linear->bias + column;
-    if (!linear->grouped)
+/* Write a row's values of a panel, which are the outputs from at on. */
+INLINE void finish_row(const struct job *job, int64_t at, float *values, int64_t count) {
+    if (job->residual) add_residual(job->residual, job->bf16, at, values, count);
+    write_values(job->y, job->bf16, at, values, count);
+}
+
+/* Scale a row's values of a panel and add the bias. */
+static void scale_row(const struct int8_linear *linear, int64_t panel, float *restrict values) {
+    if (!linear->grouped) {
+        const float *restrict scales = linear->scales + panel * PANEL;
         for (int i = 0; i < PANEL; i++) values[i] *= scales[i];
-    if (linear->bias)
+    }
+    if (linear->bias) {
+        const float *restrict bias = linear->bias + panel * PANEL;
         for (int i = 0; i < PANEL; i++) values[i] += bias[i];
-    if (left >= PANEL)
-        write_values(product->y, product->bf16, row * linear->columns + column, values, PANEL);
+    }
+}
+
+/* values = activation(gates) * values. */
+static void apply_gates(int64_t activation, const float *restrict gates, float *restrict values) {
+    if (activation == SILU)
+        for (int i = 0; i < PANEL; i++) values[i] = silu(gates[i]) * values[i];
+    else if (activation == GELU_TANH)
+        for (int i = 0; i < PANEL; i++) values[i] = gelu_tanh(gates[i]) * values[i];
     else
-        write_values(product->y, product->bf16, row * linear->columns + column, values, left);
+        for (int i = 0; i < PANEL; i++) values[i] = gelu_erf(gates[i]) * values[i];
 }
 
 /* The weights of a panel, to be multiplied with several tiles: each fetches a part of the next panel. */
-static struct panel panel_at(const struct product *product, int64_t index, int64_t tiles) {
-    const struct int8_linear *linear = product->linear;
-    const int64_t groups = product->groups;
+static struct panel panel_at(const struct int8_linear *linear, int64_t index, int64_t groups, int64_t tiles) {
     struct panel panel = {.weights = linear->weights + index * groups * GROUP * PANEL, .groups = groups};
     if (linear->grouped) panel.scales = linear->scales + index * groups * PANEL;
     panel.ahead = panel.weights + groups * GROUP * PANEL;
@@ -131,45 +161,84 @@ static struct panel panel_at(const struct product *product, int64_t index, int64
     return panel;
 }
 
-/* Some tiles times some panels. */
-static void multiply_block(void *context, int64_t task) {
-    const struct product *product = context;
-    const int64_t first = task / product->column_tasks * BLOCK_TILES;
-    const int64_t last = smaller(first + BLOCK_TILES, product->tiles);
-    int64_t index = task % product->column_tasks * product->task_panels;
-    const int64_t end = smaller(index + product->task_panels, product->panels);
-    for (; index < end; index++) {
-        struct panel panel = panel_at(product, index, last - first);
-        for (int64_t tile = first; tile < last; tile++) {
-            float sums[ROWS][PANEL];
-            const int rows = (int)smaller(product->rows - tile * ROWS, ROWS);
-            multiply_tile(product->quantised + tile * product->groups, &panel, rows, sums);
-            for (int row = 0; row < rows; row++) finish_row(product, tile * ROWS + row, index, sums[row]);
-            panel.ahead += panel.ahead_groups * GROUP * PANEL;
+/* values[row] = scaled products of a tile and a panel. */
+static void multiply_panel(const struct job *job, const struct int8_linear *linear, struct panel *panel,
+                           int64_t index, int64_t tile, int rows, float (*values)[PANEL]) {
+    multiply_tile(job->quantised + tile * job->groups, panel, rows, values);
+    for (int row = 0; row < rows; row++) scale_row(linear, index, values[row]);
+    panel->ahead += panel->ahead_groups * GROUP * PANEL;
+}
+
+/* Tiles [first, last) times the panel of a part, and of the gate where there is one; start: its first output. */
+static void multiply_tiles(const struct job *job, int64_t first, int64_t last, const struct int8_linear *linear,
+                           int64_t index, int64_t start) {
+    const struct int8_linear *gate = job->product->activation != NO_ACTIVATION ? job->product->parts : NULL;
+    struct panel panel = panel_at(linear, index, job->groups, last - first), gate_panel;
+    if (gate) gate_panel = panel_at(gate, index, job->groups, last - first);
+    const int64_t count = smaller(linear->columns - index * PANEL, PANEL);
+    for (int64_t tile = first; tile < last; tile++) {
+        float values[ROWS][PANEL], gates[ROWS][PANEL];
+        const int rows = (int)smaller(job->rows - tile * ROWS, ROWS);
+        multiply_panel(job, linear, &panel, index, tile, rows, values);
+        if (gate) multiply_panel(job, gate, &gate_panel, index, tile, rows, gates);
+        for (int row = 0; row < rows; row++) {
+            const int64_t at = (tile * ROWS + row) * job->columns + start;
+            if (gate) apply_gates(job->product->activation, gates[row], values[row]);
+            if (count == PANEL)
+                finish_row(job, at, values[row], PANEL);
+            else
+                finish_row(job, at, values[row], count);
         }
     }
 }
 
-/* y [rows, columns] = x [rows, inputs] W^T + bias, x and y in float32 or both in bfloat16.
+static int64_t panels_of(const struct int8_linear *linear) { return (linear->columns + PANEL - 1) / PANEL; }
 
-   A row's result depends on nothing but the row. Returns 0 where memory did not suffice, else 1. */
-int64_t KERNEL(shoal_int8_linear)(const struct int8_linear *linear, const void *x, void *y, int64_t rows,
-                                  int64_t bf16) {
-    struct product product = {.linear = linear, .x = x, .y = y, .rows = rows, .bf16 = bf16};
-    product.groups = (linear->inputs + GROUP - 1) / GROUP;
-    product.panels = (linear->columns + PANEL - 1) / PANEL;
-    product.tiles = (rows + ROWS - 1) / ROWS;
-    product.quantised = malloc((size_t)(product.tiles * product.groups) * sizeof(struct group));
-    if (!product.quantised) return 0;
-    if (rows * linear->inputs < SERIAL_INPUTS)
-        for (int64_t tile = 0; tile < product.tiles; tile++) quantise_tile(&product, tile);
-    else
-        shoal_parallel(product.tiles, quantise_tile, &product);
-    const int64_t row_tasks = (product.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
+/* Some tiles times some panels, counted through all parts. */
+static void multiply_block(void *context, int64_t task) {
+    const struct job *job = context;
+    const int64_t first = task / job->column_tasks * BLOCK_TILES;
+    const int64_t last = smaller(first + BLOCK_TILES, job->tiles);
+    int64_t index = task % job->column_tasks * job->task_panels;
+    int64_t left = smaller(job->task_panels, job->panels - index);
+    const struct int8_linear *linear = job->product->parts + (job->product->activation != NO_ACTIVATION);
+    int64_t start = 0;
+    for (; index >= panels_of(linear); linear++) index -= panels_of(linear), start += linear->columns;
+    for (; left > 0; left--) {
+        multiply_tiles(job, first, last, linear, index, start + index * PANEL);
+        if (++index == panels_of(linear)) index = 0, start += linear->columns, linear++;
+    }
+}
+
+static struct job job_of(const struct int8_product *product, int64_t rows) {
+    struct job job = {.product = product, .rows = rows, .tiles = (rows + ROWS - 1) / ROWS};
+    job.groups = (product->inputs + GROUP - 1) / GROUP;
+    for (int64_t i = product->activation != NO_ACTIVATION; i < product->num_parts; i++) {
+        job.columns += product->parts[i].columns;
+        job.panels += panels_of(product->parts + i);
+    }
+    const int64_t row_tasks = (job.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
     const int64_t tasks = TASKS_PER_THREAD * shoal_threads();
-    product.task_panels = smaller((product.panels * row_tasks + tasks - 1) / tasks, product.panels);
-    product.column_tasks = (product.panels + product.task_panels - 1) / product.task_panels;
-    shoal_parallel(row_tasks * product.column_tasks, multiply_block, &product);
-    free(product.quantised);
+    job.task_panels = smaller((job.panels * row_tasks + tasks - 1) / tasks, job.panels);
+    job.column_tasks = (job.panels + job.task_panels - 1) / job.task_panels;
+    return job;
+}
+
+/* y [rows, columns] = residual + x [rows, inputs] W^T + bias, all in float32 or all in bfloat16.
+
+   residual may be NULL. A row's result depends on nothing but the row. Returns 0 where memory did not suffice,
+   else 1. */
+int64_t KERNEL(shoal_int8_product)(const struct int8_product *product, const void *x, const void *residual, void *y,
+                                   int64_t rows, int64_t bf16) {
+    struct job job = job_of(product, rows);
+    job.x = x, job.residual = residual, job.y = y, job.bf16 = bf16;
+    job.quantised = malloc((size_t)(job.tiles * job.groups) * sizeof(struct group));
+    if (!job.quantised) return 0;
+    if (rows * product->inputs < SERIAL_INPUTS)
+        for (int64_t tile = 0; tile < job.tiles; tile++) quantise_tile(&job, tile);
+    else
+        shoal_parallel(job.tiles, quantise_tile, &job);
+    shoal_parallel((job.tiles + BLOCK_TILES - 1) / BLOCK_TILES * job.column_tasks, multiply_block, &job);
+    free(job.quantised);
     return 1;
 }

@@ -1,29 +1,26 @@
 """int8 linear layers: every instruction set, and torch alone, give the bits of the definition."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_reference import multiply_add
+from shoal.execute.int8_product import Activation, Int8Product
+from shoal.execute.int8_reference import ACTIVATIONS, multiply_add
 from shoal.execute.int8_weights import pack, quantise_channels, unpack
-from shoal.native import NativeLibrary, load_native
-from shoal.native.library import VARIANTS
-
-NATIVE = load_native()
+from shoal.native import NativeLibrary, native_variants
 
 
 def ways() -> list[NativeLibrary | None]:
     """None, which is torch, and every instruction set that this CPU has."""
-    if NATIVE is None:
-        return [None]
-    present = VARIANTS[: VARIANTS.index(NATIVE.variant) + 1]
-    return [None, *(NativeLibrary(NATIVE._library, variant) for variant in present)]
+    return [None, *native_variants()]
 
 
 def by_definition(
@@ -174,6 +171,69 @@ def test_a_row_that_is_not_finite_is_nan_and_harms_no_other(broken: float) -> No
         assert same_bits(result[kept], expected[kept])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_one_input_give_what_they_give_alone(dtype: torch.dtype) -> None:
+    generator = np.random.default_rng(5)
+    layers = [
+        make_linear(*random_layer(generator, outputs, 100, grouped=grouped, bias=bias), None)
+        for outputs, grouped, bias in (
+            (70, False, True),
+            (1, True, False),
+            (33, True, True),
+            (64, False, False),
+        )
+    ]
+    x = torch.from_numpy(random_rows(generator, 23, 100)).to(dtype)
+    residual = torch.randn(23, 70 + 1 + 33 + 64).to(dtype)
+    expected = torch.cat([layer(x.float()) for layer in layers], dim=1)
+    for native in ways():
+        together = Int8Product([layer.weights for layer in layers], native)
+        assert torch.equal(together(x), expected.to(dtype))
+        assert torch.equal(together(x, residual), (expected + residual.float()).to(dtype))
+
+
+DENSE_ACTIVATIONS = {
+    Activation.SILU: F.silu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.GELU_ERF: F.gelu,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", DENSE_ACTIVATIONS)
+def test_a_gated_pair_has_one_rounding_and_the_same_bits_everywhere(
+    activation: Activation, dtype: torch.dtype
+) -> None:
+    generator = np.random.default_rng(6)
+    gate, factor = (
+        make_linear(*random_layer(generator, 70, 64, grouped=False, bias=bias), None)
+        for bias in (True, False)
+    )
+    x = torch.from_numpy(random_rows(generator, 23, 64)).to(dtype)
+    x[:8] *= 0.01  # gates near 0
+    residual = torch.randn(23, 70).to(dtype)
+    gates, factors = gate(x.float()), factor(x.float())
+    expected = DENSE_ACTIVATIONS[activation](gates) * factors + residual.float()
+    pair = [gate.weights, factor.weights]
+    results = [Int8Product(pair, native, activation)(x, residual) for native in ways()]
+    for result in results:
+        assert torch.equal(result, results[0])
+        rounding = expected.abs() * (2.0**-8 if dtype == torch.bfloat16 else 2.0**-23)
+        assert (
+            (result.float() - expected).abs() <= rounding + 1e-6 * gates.abs().clamp(min=1) * factors.abs()
+        ).all()
+
+
+@pytest.mark.parametrize("activation", DENSE_ACTIVATIONS)
+def test_activations_are_exact_to_seven_digits(activation: Activation) -> None:
+    x = torch.cat(
+        [torch.linspace(-30, 30, 100_001), torch.tensor([-1e20, -1e5, -88.0, 0.0, 88.0, 1e5, 1e20])]
+    )
+    expected = DENSE_ACTIVATIONS[activation](x.double())
+    error = (ACTIVATIONS[activation.name](x).double() - expected).abs()
+    assert (error <= 3e-7 * x.abs().clamp(min=1)).all()
+
+
 def test_any_leading_dimensions_and_strides() -> None:
     linear = Int8Linear.from_weight(torch.randn(10, 40))
     x = torch.randn(40, 2, 3).permute(1, 2, 0)
@@ -204,7 +264,7 @@ def test_a_quantised_layer_is_close_to_the_dense_one(bias: bool) -> None:
     assert (quantised(x) - expected).norm() < 0.012 * expected.norm()
 
 
-def test_the_emulatedmultiply_add_rounds_once() -> None:
+def test_the_emulated_multiply_add_rounds_once() -> None:
     generator = torch.Generator().manual_seed(6)
     a, b, c = (torch.randn(3000, generator=generator) for _ in range(3))
     c[:1000] *= 2.0**30

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shoal.execute.int8_linear import Int8GatedMLP, Int8Linear
+from shoal.execute.int8_product import Activation
 from shoal.execute.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
 from shoal.execute.replacements import Replacements, children
 
@@ -20,7 +22,7 @@ NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**
 element is nearly all of the output."""
 
 MLP_TOLERANCE = 2e-2
-"""The same for a gated MLP in bfloat16, whose inner sums are rounded in other places."""
+"""The same for a gated MLP in bfloat16 or int8, whose inner sums are rounded in other places."""
 
 
 class FusedRMSNorm(nn.Module):
@@ -43,7 +45,7 @@ class FusedRMSNorm(nn.Module):
 
 @torch.inference_mode()
 def fuse(model: nn.Module) -> Replacements:
-    """Replace norms, and gated MLPs of prepacked layers, in ``model``."""
+    """Replace norms, and gated MLPs of prepacked and int8 layers, in ``model``."""
     replacements = Replacements()
     for parent, name, child in children(model):
         candidate = fused_norm(child) or _fused_mlp(child)
@@ -68,6 +70,11 @@ def fused_norm(module: Any) -> FusedRMSNorm | None:
 def _fused_mlp(module: Any) -> PackedGatedMLP | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = parts
+    if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
+        return [
+            (Int8GatedMLP(gate, up, down, activation), gate.in_features, torch.bfloat16, MLP_TOLERANCE)
+            for activation in (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
+        ]
     if not (
         isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
     ):
