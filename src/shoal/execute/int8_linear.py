@@ -42,9 +42,7 @@ class Int8Linear(nn.Module):
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the layer's output; residual [..., out_features]. Without module hooks."""
-        shape = (*x.shape[:-1], self.out_features)
-        residual = None if residual is None else residual.reshape(-1, self.out_features)
-        return self._product(x.reshape(-1, self.in_features), residual).view(shape)
+        return self._product(x, residual)
 
 
 class Int8GatedMLP(nn.Module):
@@ -57,5 +55,4 @@ class Int8GatedMLP(nn.Module):
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the output, [..., hidden]. Without module hooks."""
-        inner = self._gated(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.down.in_features)
-        return self.down(inner, residual)
+        return self.down(self._gated(x), residual)

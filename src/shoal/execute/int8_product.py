@@ -23,7 +23,7 @@ class Activation(IntEnum):
 
 
 class Int8Product:
-    """x [rows, in_features] times the weights of all ``parts``, whose outputs stand side by side.
+    """x [..., in_features] times the weights of all ``parts``, whose outputs stand side by side.
 
     The input is quantised once for all parts. With an activation there are two parts, a gate and a factor,
     and the output is activation(gate) * factor. native: whose kernel to use; None: torch operations that
@@ -38,29 +38,40 @@ class Int8Product:
     ) -> None:
         self.parts = tuple(parts)
         self.activation = activation
+        self.in_features = parts[0].in_features
+        """Columns of the input."""
         self.out_features = sum(part.out_features for part in parts[1 if activation else 0 :])
         """Columns of the output."""
         self._kernel = None if native is None else native.kernel("shoal_int8_product", *_PRODUCT, result=_INT)
         self._layers = (_Linear * len(parts))(*map(_linear, parts))
         self._product = _Product(
-            ctypes.addressof(self._layers), len(parts), parts[0].in_features, int(activation)
+            ctypes.addressof(self._layers), len(parts), self.in_features, int(activation)
         )
         self._address = ctypes.addressof(self._product)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """residual + x W^T + bias [rows, out_features], in the dtype of x, which is float32 or bfloat16.
+        """residual + x W^T + bias [..., out_features], in the dtype of x, which is float32 or bfloat16.
 
-        residual: [rows, out_features] in the same dtype.
+        residual: [..., out_features] in the same dtype.
         """
-        x = x.contiguous()
-        residual = None if residual is None else residual.contiguous()
         if self._kernel is None:
-            return reference_product(self.parts, x, residual, self.activation.name)
-        y = x.new_empty((len(x), self.out_features))
-        added = None if residual is None else residual.data_ptr()
-        if not self._kernel(self._address, x.data_ptr(), added, y.data_ptr(), len(x), _IS_BF16[x.dtype]):
+            return self._by_reference(x, residual)
+        x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.out_features))
+        added = None
+        if residual is not None:
+            residual = residual.contiguous()
+            added = residual.data_ptr()
+        rows = x.numel() // self.in_features
+        if not self._kernel(self._address, x.data_ptr(), added, y.data_ptr(), rows, _IS_BF16[x.dtype]):
             raise MemoryError("no memory for the quantised inputs of a linear layer")
         return y
+
+    def _by_reference(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        rows = x.reshape(-1, self.in_features)
+        residual = None if residual is None else residual.reshape(-1, self.out_features)
+        y = reference_product(self.parts, rows, residual, self.activation.name)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
