@@ -71,7 +71,7 @@ struct attention_task {
 struct attention_split {
     int64_t left;           /* chunks not computed yet */
     int64_t chunk, chunks;  /* the first chunk, and how many there are */
-    int64_t partial;        /* place of the partial results [heads][chunks][rows] among those of all */
+    int64_t partial;        /* place of the partial results [chunks][heads][rows] among those of all */
 };
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -1,0 +1,278 @@
+/* The arithmetic of attention on small tiles: products, softmax, and the merging of chunks.
+ *
+ * Scores have a lane for each key and are summed over the head's dimensions in order; outputs have a lane for
+ * each dimension and are summed over a chunk's keys in order. So the order of every sum is the same however
+ * many query rows are computed together. */
+#ifndef SHOAL_ATTENTION_TILE_H
+#define SHOAL_ATTENTION_TILE_H
+
+#include "attention.h"
+#include "attention_vec.h"
+
+#include <math.h>
+
+/* Query rows whose sums are in registers together, and vectors of keys (or of dimensions) of each. */
+#define ROWS 6
+#if WIDTH == 16
+#define VECTORS 4
+#else
+#define VECTORS 2
+#endif
+#define PANEL (VECTORS * WIDTH)
+
+#define EACH_NUMBER_OF_ROWS(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6)
+
+/* How a layer's queries, keys and values are computed with. */
+struct format {
+    int64_t key_dim, value_dim;
+    int64_t units;   /* 32-bit numbers of a query or key: floats, or pairs of bfloat16 */
+    int64_t out_dim; /* value_dim in whole vectors */
+    int bfloat16;    /* what they are stored as */
+    int paired;      /* bfloat16 that are multiplied in pairs */
+};
+
+static struct format format_of(const struct attention_layer *layer) {
+    struct format f = {.key_dim = layer->key_dim, .value_dim = layer->value_dim};
+    f.bfloat16 = layer->dtype == SHOAL_BFLOAT16;
+#if defined(__AVX512BF16__)
+    f.paired = f.bfloat16;
+#endif
+    f.units = f.paired ? (f.key_dim + 1) / 2 : f.key_dim;
+    f.out_dim = (f.value_dim + WIDTH - 1) / WIDTH * WIDTH;
+    return f;
+}
+
+/* Floats of a query row's result: out_dim sums, the largest score, and the sum of weights. */
+static inline int64_t result_size(const struct format *f) { return f->out_dim + 2; }
+
+/* ---- Reading ---- */
+
+static void pack_query(const struct format *f, const char *from, float *to) {
+    if (!f->bfloat16 || f->paired) {
+        to[f->units - 1] = 0;
+        memcpy(to, from, (size_t)f->key_dim * (f->paired ? 2 : 4));
+        return;
+    }
+    for (int64_t i = 0; i < f->key_dim; i += WIDTH)
+        vec_store_floats(to + i, vec_load_bf16((const uint16_t *)from + i, f->key_dim - i), f->key_dim - i);
+}
+
+/* Put keys [low, high), which lie at rows[low], ..., side by side into panels [units][PANEL] of key 0 and after;
+   those around them, up to a whole vector, become 0. ahead: keys to ask the memory for meanwhile, or NULL. */
+INLINE void pack_keys(const struct format *f, const char *const *rows, const char *const *ahead, int64_t low,
+                      int64_t high, float *panels) {
+    const int widen = f->bfloat16 && !f->paired;
+    int64_t bytes = f->key_dim * (f->bfloat16 ? 2 : 4);
+    for (int64_t group = low / WIDTH * WIDTH; group < high; group += WIDTH) {
+        float *to = panels + group / PANEL * PANEL * f->units + group % PANEL;
+        for (int64_t at = 0; at < bytes; at += 4 * WIDTH) {
+            vec columns[WIDTH];
+            for (int64_t i = 0, key = group; i < WIDTH; i++, key++)
+                columns[i] = key >= low && key < high ? vec_load_bytes(rows[key] + at, bytes - at) : vec_all(0);
+            for (int64_t key = group; ahead && key < group + WIDTH; key++) vec_prefetch(ahead[key] + at);
+            vec_transpose(columns);
+            int64_t unit = widen ? at / 2 : at / 4;
+            for (int i = 0; i < WIDTH && unit < f->units; i++, unit++) {
+                if (!widen) {
+                    vec_store(to + unit * PANEL, columns[i]);
+                    continue;
+                }
+                vec_store(to + unit * PANEL, (vec)((ivec)columns[i] << 16));
+                if (++unit < f->units) vec_store(to + unit * PANEL, (vec)((ivec)columns[i] & (int32_t)0xffff0000));
+            }
+        }
+    }
+}
+
+/* WIDTH elements of a value from dimension `dim`, of which `count` exist. */
+INLINE vec load_value(const int bfloat16, const char *value, int64_t dim, int64_t count) {
+    return bfloat16 ? vec_load_bf16((const uint16_t *)value + dim, count) : vec_load_bytes(value + 4 * dim, 4 * count);
+}
+
+/* How many vectors of dimensions are computed together from `dim` on, a multiple of WIDTH. */
+INLINE int vectors_at(const struct format *f, int64_t dim) { return f->value_dim - dim >= PANEL ? VECTORS : 1; }
+
+/* Put values [low, high), which lie at rows[low], ..., into panels [CHUNK][vectors * WIDTH] as floats. */
+static void pack_values(const struct format *f, const char *const *rows, int64_t low, int64_t high, float *panels) {
+    for (int64_t dim = 0, step; dim < f->out_dim; dim += step) {
+        step = vectors_at(f, dim) * WIDTH;
+        float *panel = panels + dim * CHUNK;
+        for (int64_t key = low; key < high; key++)
+            for (int64_t d = 0; d < step; d += WIDTH)
+                vec_store(panel + key * step + d, load_value(f->bfloat16, rows[key], dim + d, f->value_dim - dim - d));
+    }
+}
+
+/* ---- Products ---- */
+
+/* scores [rows][CHUNK] of `rows` queries [units] and `vectors` vectors of keys. */
+INLINE void score(const int rows, const int vectors, const int paired, const float *queries, int64_t units,
+                  const float *keys, float *scores) {
+    vec sums[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) sums[r][v] = vec_all(0);
+    for (int64_t u = 0; u < units; u++) {
+        vec key[VECTORS];
+        for (int v = 0; v < vectors; v++) key[v] = vec_load(keys + u * PANEL + v * WIDTH);
+        for (int r = 0; r < rows; r++) {
+            vec query = vec_all(queries[r * units + u]);
+            for (int v = 0; v < vectors; v++) sums[r][v] = vec_dot(paired, query, key[v], sums[r][v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) vec_store(scores + r * CHUNK + v * WIDTH, sums[r][v]);
+}
+
+INLINE void score_keys(const int rows, const int paired, const float *queries, int64_t units, const float *panels,
+                       int64_t low, int64_t high, float *scores) {
+    for (int64_t key = low / WIDTH * WIDTH; key < high;) {
+        const float *keys = panels + key / PANEL * PANEL * units + key % PANEL;
+        if (key % PANEL == 0 && high - key > PANEL - WIDTH) {
+            score(rows, VECTORS, paired, queries, units, keys, scores + key);
+            key += PANEL;
+        } else {
+            score(rows, 1, paired, queries, units, keys, scores + key);
+            key += WIDTH;
+        }
+    }
+}
+
+/* scores [rows][CHUNK] of `rows` (at most ROWS) queries for keys [low, high), in whole vectors. */
+static void score_rows(const struct format *f, int rows, const float *queries, const float *panels, int64_t low,
+                       int64_t high, float *scores) {
+#define SCORE(N)                                                                   \
+    if (rows == N) {                                                               \
+        if (f->paired) score_keys(N, 1, queries, f->units, panels, low, high, scores); \
+        else score_keys(N, 0, queries, f->units, panels, low, high, scores);          \
+    }
+    EACH_NUMBER_OF_ROWS(SCORE)
+#undef SCORE
+}
+
+/* Add to sums [rows][stride] the sum of packed values [keys][vectors * WIDTH] by weights [rows][CHUNK]. */
+INLINE void weigh(const int rows, const int vectors, const float *weights, const float *values, int64_t keys,
+                  float *sums, int64_t stride) {
+    vec total[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) total[r][v] = vec_load(sums + r * stride + v * WIDTH);
+    for (int64_t k = 0; k < keys; k++) {
+        vec value[VECTORS];
+        for (int v = 0; v < vectors; v++) value[v] = vec_load(values + (k * vectors + v) * WIDTH);
+        for (int r = 0; r < rows; r++) {
+            vec weight = vec_all(weights[r * CHUNK + k]);
+            for (int v = 0; v < vectors; v++) total[r][v] = vec_madd(weight, value[v], total[r][v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) vec_store(sums + r * stride + v * WIDTH, total[r][v]);
+}
+
+INLINE void weigh_packed(const int rows, const struct format *f, const float *weights, const float *panels,
+                         int64_t low, int64_t high, float *sums, int64_t stride) {
+    for (int64_t dim = 0; dim < f->out_dim;) {
+        int vectors = vectors_at(f, dim);
+        const float *values = panels + dim * CHUNK + low * vectors * WIDTH;
+        if (vectors == VECTORS) weigh(rows, VECTORS, weights + low, values, high - low, sums + dim, stride);
+        else weigh(rows, 1, weights + low, values, high - low, sums + dim, stride);
+        dim += vectors * WIDTH;
+    }
+}
+
+/* Add to sums [rows][result_size] values [low, high) of `panels` by weights [rows][CHUNK]. */
+static void weigh_rows(const struct format *f, int rows, const float *weights, const float *panels, int64_t low,
+                       int64_t high, float *sums) {
+#define WEIGH(N) \
+    if (rows == N) weigh_packed(N, f, weights, panels, low, high, sums, result_size(f));
+    EACH_NUMBER_OF_ROWS(WEIGH)
+#undef WEIGH
+}
+
+/* As weigh, with values read where they lie: `vectors` vectors of them from dimension `dim`. */
+INLINE void weigh_here(const int rows, const int vectors, const int bfloat16, int64_t count, const float *weights,
+                       const char *const *values, const char *const *ahead, int64_t dim, int64_t keys, float *sums, int64_t stride) {
+    vec total[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) total[r][v] = vec_load(sums + r * stride + v * WIDTH);
+    for (int64_t k = 0; k < keys; k++) {
+        vec value[VECTORS];
+        for (int v = 0; v < vectors; v++) value[v] = load_value(bfloat16, values[k], dim + v * WIDTH, count);
+        for (int64_t at = 0; at < vectors * WIDTH * (bfloat16 ? 2 : 4); at += 64)
+            vec_prefetch(ahead[k] + dim * (bfloat16 ? 2 : 4) + at);
+        for (int r = 0; r < rows; r++) {
+            vec weight = vec_all(weights[r * CHUNK + k]);
+            for (int v = 0; v < vectors; v++) total[r][v] = vec_madd(weight, value[v], total[r][v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) vec_store(sums + r * stride + v * WIDTH, total[r][v]);
+}
+
+INLINE void weigh_scattered(const int rows, const int bfloat16, const struct format *f, const float *weights,
+                            const char *const *values, const char *const *ahead, int64_t keys, float *sums,
+                            int64_t stride) {
+    int64_t dim = 0;
+    for (; vectors_at(f, dim) == VECTORS; dim += PANEL)
+        weigh_here(rows, VECTORS, bfloat16, WIDTH, weights, values, ahead, dim, keys, sums + dim, stride);
+    for (; dim < f->out_dim; dim += WIDTH)
+        weigh_here(rows, 1, bfloat16, f->value_dim - dim, weights, values, ahead, dim, keys, sums + dim, stride);
+}
+
+/* Add to sums [rows][result_size] `keys` values, which lie at values[0], ..., by weights [rows][CHUNK]. The same
+   bits as weigh_rows; the better one where few rows share the values. ahead: as many places to ask the memory
+   for meanwhile. */
+static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,
+                           const char *const *ahead, int64_t keys, float *sums) {
+#define WEIGH(N)                                                                           \
+    if (rows == N) {                                                                       \
+        if (f->bfloat16) weigh_scattered(N, 1, f, weights, values, ahead, keys, sums, result_size(f)); \
+        else weigh_scattered(N, 0, f, weights, values, ahead, keys, sums, result_size(f));            \
+    }
+    EACH_NUMBER_OF_ROWS(WEIGH)
+#undef WEIGH
+}
+
+/* ---- Softmax ---- */
+
+/* Turn scores of keys [all_low, all_high), whole vectors, into weights: exp(score - largest), and 0 but for the
+   visible ones, [low, high). result: the largest score, and the sum of weights. */
+static void soften(const struct attention *a, float *scores, int64_t low, int64_t high, int64_t all_low,
+                   int64_t all_high, float result[2]) {
+    const vec scale = vec_all((float)a->scale), cap = vec_all((float)a->softcap);
+    if (a->softcap) {
+        const vec inner = vec_all((float)(a->scale / a->softcap));
+        for (int64_t i = all_low; i < all_high; i += WIDTH)
+            vec_store(scores + i, cap * vec_tanh(vec_load(scores + i) * inner));
+    } else {
+        for (int64_t i = all_low; i < all_high; i += WIDTH) vec_store(scores + i, vec_load(scores + i) * scale);
+    }
+    for (int64_t i = all_low; i < low; i++) scores[i] = -INFINITY;
+    for (int64_t i = high; i < all_high; i++) scores[i] = -INFINITY;
+    vec top = vec_all(-INFINITY), sum = vec_all(0);
+    for (int64_t i = all_low; i < all_high; i += WIDTH) top = vec_max(vec_load(scores + i), top);
+    result[0] = vec_largest(top);
+    top = vec_all(result[0]);
+    for (int64_t i = all_low; i < all_high; i += WIDTH) {
+        vec weight = vec_exp(vec_load(scores + i) - top);
+        vec_store(scores + i, weight);
+        sum += weight;
+    }
+    result[1] = vec_sum(sum);
+}
+
+/* Merge a chunk's result [dim + 2] into that of the chunks before it; a sum of weights of 0 says that there was
+   no visible key. */
+static void merge(float *before, const float *chunk, int64_t dim) {
+    if (chunk[dim + 1] == 0) return;
+    if (before[dim + 1] == 0) {
+        memcpy(before, chunk, 4 * (size_t)(dim + 2));
+        return;
+    }
+    float largest = before[dim] > chunk[dim] ? before[dim] : chunk[dim];
+    vec old = vec_exp(vec_all(before[dim] - largest)), new = vec_exp(vec_all(chunk[dim] - largest));
+    for (int64_t i = 0; i < dim; i += WIDTH)
+        vec_store(before + i, vec_madd(vec_load(chunk + i), new, vec_load(before + i) * old));
+    before[dim] = largest;
+    before[dim + 1] = before[dim + 1] * old[0] + chunk[dim + 1] * new[0];
+}
+
+#endif
