@@ -2,11 +2,13 @@
 
     python benchmarks/linears.py                               # smollm2 at 1, 16, 64 and 2,048 rows
     python benchmarks/linears.py --model gemma3-270m --rows 1 64
+    python benchmarks/linears.py --threads 1                   # by CPU time, on a busy machine
 
 Layers have the model's shapes and random weights, and are called one after the other. The output head is one
 of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
-in turn, round after round; printed are medians in milliseconds. int8 quantises its inputs in that time, which
-oneDNN's, the yardstick, are given.
+in turn, round after round; printed are medians in milliseconds, and the fastest in brackets. int8 quantises
+its inputs in that time, which oneDNN's, the yardstick, are given. With one thread its CPU time is taken, which
+other programs change less; with more, the time that passes.
 """
 
 import argparse
@@ -79,12 +81,13 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
 
 @torch.inference_mode()
 def seconds(products: list[Product], inputs: dict[int, torch.Tensor], widths: list[int]) -> float:
-    started = time.perf_counter()
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    started = clock()
     for number, (product, width) in enumerate(zip(products, widths, strict=True)):
         x = inputs[width]
         last = number == len(products) - 1 and len(x) > LARGEST_BATCH
         product(x[:1] if last else x)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def main() -> None:
@@ -114,7 +117,8 @@ def main() -> None:
         while time.perf_counter() < end or len(taken["int8"]) < 4:
             for name, (dtype, products) in ways.items():
                 taken[name].append(seconds(products, inputs[dtype], widths))
-        table.add_row(f"{rows:,}", *(f"{median(times[1:]) * 1e3:.1f}" for times in taken.values()))
+        shown = (f"{median(times[1:]) * 1e3:.1f} ({min(times[1:]) * 1e3:.1f})" for times in taken.values())
+        table.add_row(f"{rows:,}", *shown)
     Console().print(table)
 
 

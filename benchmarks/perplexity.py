@@ -98,8 +98,11 @@ def main() -> None:
     args = parser.parse_args()
     folder = resolve_model(args.model)
     text = args.text.read_text() if args.text else default_text()
-    tokens = Tokenizer.from_folder(folder).encode(text)[: args.tokens]
-    windows = [tokens[at : at + args.window] for at in range(0, len(tokens) - args.window + 1, args.window)]
+    tokenizer = Tokenizer.from_folder(folder)
+    begin = tokenizer.encode("")  # where the model was trained with a token that begins a text
+    tokens = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
+    starts = range(0, len(tokens) - args.window + 1, args.window)
+    windows = [begin + tokens[at : at + args.window] for at in starts]
     table = Table("dtype", "perplexity", f"against {args.dtypes[0]}")
     first = None
     for dtype in args.dtypes:
