@@ -27,7 +27,7 @@ enum { WORDS = 2 }; /* the even two of four values, then the odd two, in 16 bits
 
 /* A group of inputs of all rows of a tile. Weights are stored as weight + 128, so sums start at offset. */
 struct group {
-    int32_t values[STEPS][ROWS][WORDS]; /* four inputs each */
+    int32_t values[ROWS][STEPS][WORDS]; /* four inputs each */
     float scales[ROWS];
     int32_t offsets[ROWS]; /* -128 * sum of the row's values */
 };
@@ -69,13 +69,14 @@ typedef __m256 floats;
 /* Store the 32 values of a row's group as the products want them. */
 INLINE void put_values(const int32_t *values, struct group *group, int row) {
 #if defined(__AVX512VNNI__)
-    int8_t bytes[GROUP];
+    int8_t *bytes = (int8_t *)group->values[row];
     for (int i = 0; i < GROUP; i++) bytes[i] = (int8_t)values[i];
-    for (int step = 0; step < STEPS; step++) __builtin_memcpy(group->values[step][row], bytes + step * 4, 4);
 #else
-    int16_t pairs[STEPS][2][2];
-    for (int i = 0; i < GROUP; i++) pairs[i / 4][i % 2][i % 4 / 2] = (int16_t)values[i];
-    for (int step = 0; step < STEPS; step++) __builtin_memcpy(group->values[step][row], pairs[step], 8);
+    for (int step = 0; step < STEPS; step++) {
+        const int32_t *four = values + step * 4;
+        group->values[row][step][0] = (four[0] & 0xffff) | (int32_t)((uint32_t)four[2] << 16);
+        group->values[row][step][1] = (four[1] & 0xffff) | (int32_t)((uint32_t)four[3] << 16);
+    }
 #endif
 }
 
@@ -97,21 +98,21 @@ INLINE void fetch_group(const uint8_t *weights) {
 }
 
 /* sums[row] += 4 inputs of a row times 4 bytes of each column, for all rows. */
-INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[WORDS], const uint8_t *weights,
-                     const int rows) {
+INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[STEPS][WORDS], const int step,
+                     const uint8_t *weights, const int rows) {
     ints w[VECTORS];
     for (int v = 0; v < VECTORS; v++) w[v] = LOAD_INTS(weights + v * LANES * 4);
 #if defined(__AVX512VNNI__)
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++)
-            sums[row][v] = _mm512_dpbusd_epi32(sums[row][v], w[v], SET_INT(values[row][0]));
+            sums[row][v] = _mm512_dpbusd_epi32(sums[row][v], w[v], SET_INT(values[row][step][0]));
 #else
     ints odd[VECTORS];
     for (int v = 0; v < VECTORS; v++) odd[v] = ODD_BYTES(w[v]), w[v] = EVEN_BYTES(w[v]);
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) {
-            sums[row][v] = ADD_PAIRS(sums[row][v], w[v], SET_INT(values[row][0]));
-            sums[row][v] = ADD_PAIRS(sums[row][v], odd[v], SET_INT(values[row][1]));
+            sums[row][v] = ADD_PAIRS(sums[row][v], w[v], SET_INT(values[row][step][0]));
+            sums[row][v] = ADD_PAIRS(sums[row][v], odd[v], SET_INT(values[row][step][1]));
         }
 #endif
 }
@@ -131,7 +132,7 @@ INLINE void multiply_part(const struct group *x, const struct panel *panel, floa
             for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_INT(x->offsets[first + row]);
 #pragma GCC unroll 8
         for (int step = 0; step < STEPS; step++)
-            add_step(sums, x->values[step] + first, weights + (step * PANEL + column) * 4, rows);
+            add_step(sums, x->values + first, step, weights + (step * PANEL + column) * 4, rows);
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) {
                 floats sum = TO_FLOATS(sums[row][v]);
@@ -170,7 +171,7 @@ static float multiply_column(const struct group *x, const struct panel *panel, i
         int32_t sum = x[g].offsets[row];
         for (int step = 0; step < STEPS; step++) {
             const uint8_t *w = panel->weights + ((g * STEPS + step) * PANEL + column) * 4;
-            const int32_t even = x[g].values[step][row][0], odd = x[g].values[step][row][WORDS - 1];
+            const int32_t even = x[g].values[row][step][0], odd = x[g].values[row][step][WORDS - 1];
             sum += w[0] * (int16_t)even + w[2] * (even >> 16) + w[1] * (int16_t)odd + w[3] * (odd >> 16);
         }
         const float value = panel->scales ? (float)sum * panel->scales[g * PANEL + column] : (float)sum;

@@ -4,11 +4,13 @@
 #include "../shoal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     BLOCK_TILES = 16,        /* tiles of rows that are multiplied with a panel while it is in the cache */
     TASKS_PER_THREAD = 4,    /* so that a slow thread delays little */
-    SERIAL_INPUTS = 1 << 14, /* fewer are quantised faster than threads wake up */
+    SERIAL_INPUTS = 1 << 15, /* fewer are quantised by one thread before another wakes up */
+    SERIAL_WORK = 3200,      /* less, counted in groups of panels times rows, is done before, too */
 };
 
 /* Weights as Python lays them out. */
@@ -59,41 +61,65 @@ static uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Quantise the 32 inputs of a group: the scale is their largest magnitude / 127.
-
-   A group too small for a finite 127 / magnitude becomes 0; one that is not finite makes the outputs NaN. */
-static void quantise_group(const float *x, struct group *group, int row) {
+/* Bits of the largest magnitude of 32 inputs; above those of infinity where one is NaN. */
+INLINE uint32_t largest_of(const float *x) {
     uint32_t largest = 0;
     for (int i = 0; i < GROUP; i++) {
-        uint32_t magnitude = to_bits(x[i]) & 0x7fffffff;
+        const uint32_t magnitude = to_bits(x[i]) & 0x7fffffff;
         largest = magnitude > largest ? magnitude : largest;
     }
+    return largest;
+}
+
+/* Quantise the 32 inputs of a group, of which the largest is known; the scale is its magnitude * (1 / 127).
+
+   A group too small for a finite 127 / magnitude becomes 0; one that is not finite makes the outputs NaN. */
+INLINE void quantise_group(const float *x, uint32_t largest, struct group *group, int row) {
     const int finite = largest < 0x7f800000, usable = finite && from_bits(largest) >= 0x1p-100f;
-    const float inverse = usable ? 127.0f / from_bits(largest) : 0.0f;
+    const float inverse = 127.0f / from_bits(usable ? largest : 0x7f800000);
     int32_t rounded[GROUP], sum = 0;
     for (int i = 0; i < GROUP; i++) {
         /* Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, in the lowest bits. */
         rounded[i] = (int32_t)to_bits(x[i] * inverse + 12582912.0f) - 0x4b400000;
-        rounded[i] = usable ? rounded[i] : 0;
+        rounded[i] = finite ? rounded[i] : 0;
         sum += rounded[i];
     }
     put_values(rounded, group, row);
-    group->scales[row] = !finite ? from_bits(0x7fc00000) : usable ? from_bits(largest) / 127.0f : 0.0f;
+    group->scales[row] = finite ? from_bits(usable ? largest : 0) * (1.0f / 127) : from_bits(0x7fc00000);
     group->offsets[row] = -128 * sum;
 }
 
+/* values = x[at ...]. */
+INLINE void read_values(const void *x, int64_t bf16, int64_t at, float *restrict values, int64_t count) {
+    const float *x32 = (const float *)x + at;
+    const uint16_t *x16 = (const uint16_t *)x + at;
+    if (bf16)
+        for (int64_t i = 0; i < count; i++) values[i] = from_bits((uint32_t)x16[i] << 16);
+    else
+        for (int64_t i = 0; i < count; i++) values[i] = x32[i];
+}
+
+/* values = 32 inputs of a row from first on, 0 beyond its end. */
+INLINE void read_group(const struct job *job, int64_t row, int64_t first, float *restrict values) {
+    const int64_t inputs = job->product->inputs, at = row * inputs + first;
+    if (inputs - first >= GROUP) {
+        read_values(job->x, job->bf16, at, values, GROUP);
+        return;
+    }
+    memset(values, 0, GROUP * sizeof *values);
+    read_values(job->x, job->bf16, at, values, inputs - first);
+}
+
+/* First all magnitudes, then all values: no group then waits for the one before. */
 static void quantise_row(const struct job *job, int64_t row, struct group *groups) {
-    const int64_t inputs = job->product->inputs;
-    const float *x = (const float *)job->x + row * inputs;
-    const uint16_t *x16 = (const uint16_t *)job->x + row * inputs;
+    float values[GROUP];
     for (int64_t g = 0; g < job->groups; g++) {
-        float values[GROUP] = {0};
-        const int64_t count = smaller(inputs - g * GROUP, GROUP);
-        if (!job->bf16)
-            for (int64_t i = 0; i < count; i++) values[i] = x[g * GROUP + i];
-        else
-            for (int64_t i = 0; i < count; i++) values[i] = from_bits((uint32_t)x16[g * GROUP + i] << 16);
-        quantise_group(values, groups + g, row % ROWS);
+        read_group(job, row, g * GROUP, values);
+        groups[g].offsets[row % ROWS] = (int32_t)largest_of(values);
+    }
+    for (int64_t g = 0; g < job->groups; g++) {
+        read_group(job, row, g * GROUP, values);
+        quantise_group(values, (uint32_t)groups[g].offsets[row % ROWS], groups + g, row % ROWS);
     }
 }
 
@@ -218,7 +244,9 @@ static struct job job_of(const struct int8_product *product, int64_t rows) {
         job.panels += panels_of(product->parts + i);
     }
     const int64_t row_tasks = (job.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
-    const int64_t tasks = TASKS_PER_THREAD * shoal_threads();
+    /* A panel's group takes memory the time of multiplying it with some eight rows. */
+    const int64_t work = job.panels * job.groups * (rows > 8 ? rows : 8);
+    const int64_t tasks = work < SERIAL_WORK ? 1 : TASKS_PER_THREAD * shoal_threads();
     job.task_panels = smaller((job.panels * row_tasks + tasks - 1) / tasks, job.panels);
     job.column_tasks = (job.panels + job.task_panels - 1) / job.task_panels;
     return job;

@@ -38,7 +38,7 @@ def by_definition(
         largest = np.abs(x[:, part]).max(axis=1, keepdims=True)
         factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= 2.0**-100)
         integers = np.rint(x[:, part] * factor).astype(np.int64)
-        scale = np.where(factor > 0, largest / np.float32(127), np.float32(0))
+        scale = np.where(factor > 0, largest * (np.float32(1) / np.float32(127)), np.float32(0))
         sums = (integers @ values[:, part].T).astype(np.float32)
         if scales.ndim == 2:
             sums = sums * scales[:, group]

@@ -37,7 +37,7 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     usable = finite & (largest >= SMALLEST)
     factors = torch.full_like(largest, 127) / largest  # 127 / largest would multiply by a reciprocal
     rounded = (x * factors[..., None]).round()
-    scales = torch.where(usable, largest / 127, torch.where(finite, 0.0, torch.nan))
+    scales = torch.where(usable, largest * (1 / 127), torch.where(finite, 0.0, torch.nan))
     return torch.where(usable[..., None], rounded, 0.0), scales
 
 
