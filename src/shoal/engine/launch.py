@@ -8,11 +8,11 @@ import resource
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
@@ -30,6 +30,7 @@ _EXIT_TIMEOUT_S = 5.0
 _LAST_MESSAGE_TIMEOUT_S = 0.1
 # More heartbeats than a process sends before they are read.
 _MAX_HEARTBEATS = 4096
+_READABLE = int(zmq.POLLIN)
 
 
 def check_open_files() -> None:
@@ -43,22 +44,45 @@ def check_open_files() -> None:
 
 
 class _Channel:
-    """One end of a pair of sockets that only this user can reach."""
+    """One end of a pair of sockets that only this user can reach.
+
+    The socket is watched here, and not by ``zmq.asyncio``, whose futures take as much time for one message as
+    everything else that is done for a token.
+    """
 
     def __init__(self) -> None:
         self._folder = PrivateFolder(_SOCKET_NAME)
-        self._context = zmq.asyncio.Context()
-        self.socket = self._context.socket(zmq.PAIR)
-        self.socket.set_hwm(0)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
         self.endpoint = f"ipc://{self._folder.path / _SOCKET_NAME}"
-        self.socket.bind(self.endpoint)
+        self._socket.bind(self.endpoint)
+        self.frames: deque[bytes] = deque()
+        """What has come and was not read."""
+        self.news = asyncio.Event()
+        """Set when frames come."""
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        """Take all frames: the descriptor tells of one only until somebody looks."""
+        while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+            self.frames.append(self._socket.recv(zmq.NOBLOCK))
+            self.news.set()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame without waiting; it is lost if nobody is there any more."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(frame, zmq.NOBLOCK)
+        self._receive()  # sending looks, too
 
     def forget_path(self) -> None:
         """Remove the socket's folder, which an established connection does not need."""
         self._folder.remove()
 
     def close(self) -> None:
-        self.socket.close(linger=0)
+        """Release the socket, and drop what was not sent."""
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close(linger=0)
         self._context.term()
         self.forget_path()
 
@@ -82,7 +106,7 @@ class EngineProcess:
         self._lifeline = lifeline
         self._on_heartbeat = on_heartbeat
         self._ending = asyncio.ensure_future(process.wait())
-        self._receiving: asyncio.Future[bytes] | None = None
+        self._ending.add_done_callback(lambda _: channel.news.set())
         asyncio.get_running_loop().add_reader(lifeline, self._read_heartbeats)
 
     @classmethod
@@ -157,22 +181,22 @@ class EngineProcess:
 
     async def receive(self) -> wire.FromEngine | None:
         """The next message; None if the process has ended and nothing is left to read."""
-        if self._receiving is None:
-            self._receiving = asyncio.ensure_future(self._channel.socket.recv())
-        if not self._receiving.done():
-            await asyncio.wait((self._receiving, self._ending), return_when=asyncio.FIRST_COMPLETED)
-        if not self._receiving.done():
-            await asyncio.wait((self._receiving,), timeout=_LAST_MESSAGE_TIMEOUT_S)
-        if not self._receiving.done():
-            return None
-        frame = self._receiving.result()
-        self._receiving = None
-        return wire.decode_from_engine(frame)
+        frames, news = self._channel.frames, self._channel.news
+        while not frames:
+            news.clear()
+            if not self._ending.done():
+                await news.wait()
+                continue
+            try:
+                await asyncio.wait_for(news.wait(), _LAST_MESSAGE_TIMEOUT_S)
+            except TimeoutError:
+                return None
+        return wire.decode_from_engine(frames.popleft())
 
     def send(self, message: wire.ToEngine) -> None:
         """Send a message without waiting; does nothing once the process has ended."""
         if self._process.returncode is None:
-            self._channel.socket.send(wire.encode(message))
+            self._channel.send(wire.encode(message))
 
     def describe_end(self) -> str:
         """How the process ended, for an error message."""
@@ -200,6 +224,4 @@ class EngineProcess:
         await self._ending
         asyncio.get_running_loop().remove_reader(self._lifeline)
         self._lifeline.close()
-        if self._receiving is not None:
-            self._receiving.cancel()
         self._channel.close()
