@@ -91,7 +91,7 @@ def measure(engine: Engine, way: str, requests: list[Request]) -> Run:
 def build_engines(args: argparse.Namespace) -> dict[str, Engine]:
     """An engine for each way, with both services; all have the same weights."""
     services = tuple(Service(name=name, model=args.model, dtype=args.dtype) for name in SERVICES[TOGETHER])
-    threads = args.threads or default_threads(in_process=True)
+    threads = args.threads or default_threads()
     folders = dict.fromkeys(SERVICES[TOGETHER], resolve_model(args.model))
     models = load_models(services, folders, device=args.device, threads=threads)
     return {

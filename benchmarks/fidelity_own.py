@@ -168,7 +168,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=default_threads(True))
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--kv-memory", type=parse_size, default="32MiB", help="KV pool of the runs")
     parser.add_argument("--requests", type=int, default=200, help="of each run")
     parser.add_argument("--load", type=float, default=0.65, help="share of the capacity, by the profile")

@@ -81,7 +81,7 @@ def measure(engine: Engine, max_iterations: int, requests: list[Request]) -> Run
 def build_engines(args: argparse.Namespace) -> dict[int, Engine]:
     """An engine for each setting; all have the same weights."""
     service = Service(name=SERVICE, model=args.model, dtype=args.dtype)
-    threads = args.threads or default_threads(in_process=True)
+    threads = args.threads or default_threads()
     models = load_models([service], {SERVICE: resolve_model(args.model)}, device=args.device, threads=threads)
     return {
         max_iterations: assemble_engine(

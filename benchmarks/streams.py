@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--max-running", type=int, default=2, help="0: the scheduler's default")
     arguments = parser.parse_args()
     service = Service(name=SERVICE, model=arguments.model)
-    threads = default_threads(in_process=True)
+    threads = default_threads()
     folders = {SERVICE: resolve_model(arguments.model)}
     models = load_models([service], folders, device=arguments.device, threads=threads)
     table = Table("scheduler", "seconds", "mean TTFT, s", "largest gaps, s", "preemptions")

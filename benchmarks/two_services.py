@@ -222,7 +222,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--services", type=int, choices=(1, 2), default=2, help="1: all requests to one")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--threads", type=int, default=default_threads(True), help="of the shared engine")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="of the shared engine")
     parser.add_argument("--kv-memory", type=parse_size, default="64MiB", help="KV pool, such as 64MiB")
     parser.add_argument("--scale", type=float, default=0.25, help="lengths are multiplied by this")
     parser.add_argument("--chat-share", type=float, default=0.75, help="share of requests that are chats")

@@ -16,9 +16,8 @@ def build_checked_engine(
     options: EngineOptions,
     folders: Mapping[str, Path],
     *,
-    in_process: bool,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Engine, EngineInfo]:
-    engine, info = build_engine(options, folders, in_process=in_process, progress=progress)
+    engine, info = build_engine(options, folders, progress=progress)
     engine.__class__ = CheckedEngine
     return engine, info

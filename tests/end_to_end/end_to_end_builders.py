@@ -121,7 +121,7 @@ def run_engine(
         paced.append(Paced(executor, round(step_s * 1e9)))
         return paced[0]
 
-    engine, _ = build_engine(options, folders, in_process=True, wrap=pace)
+    engine, _ = build_engine(options, folders, wrap=pace)
     engine._clock = lambda: paced[0].now_ns
     outcome = Outcome()
     for requests in rounds:

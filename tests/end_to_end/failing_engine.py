@@ -35,10 +35,9 @@ def build_failing_engine(
     options: EngineOptions,
     folders: Mapping[str, Path],
     *,
-    in_process: bool,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Engine, EngineInfo]:
-    engine, info = build_engine(options, folders, in_process=in_process, progress=progress)
+    engine, info = build_engine(options, folders, progress=progress)
     sabotage(engine._executor, lambda plan, rows: any(row.tokens[0] == POISON for row in rows))
     engine.__class__ = CheckedEngine
     return engine, info

@@ -72,7 +72,7 @@ def answer(
         scheduler=SchedulerOptions(max_iterations=max_iterations),
         threads=1,
     )
-    engine, _ = build_engine(options, {SERVICE: folder}, in_process=True, wrap=wrap)
+    engine, _ = build_engine(options, {SERVICE: folder}, wrap=wrap)
     made[0].stops = stops
     batch = Batch(engine, progress=False)
     for number, sampling in enumerate(params):

@@ -157,7 +157,7 @@ def real(folders: dict[str, Path], options: EngineOptions, requests: Sequence[Re
         made.append(Recorder(executor, deque(requests)))
         return made[0]
 
-    engine, _ = build_engine(options, folders, in_process=True, wrap=wrap)
+    engine, _ = build_engine(options, folders, wrap=wrap)
     recorder = made[0]
     recorder.engine = engine
     engine._clock = lambda: recorder.now_ns

@@ -184,7 +184,7 @@ def make_options(*models: str, blocks: int = 64, **options) -> EngineOptions:
 
 
 def build_fake(
-    options: EngineOptions, folders: Mapping[str, Path], *, in_process: bool, progress=None
+    options: EngineOptions, folders: Mapping[str, Path], *, progress=None
 ) -> tuple[Engine, EngineInfo]:
     """As ``build_engine``, with fake models; "unsupported", "crash" and "exit" fail while loading."""
     knobs: dict[str, int] = {"context": 256, "eos_every": 0, "step_ms": 0}
@@ -229,7 +229,7 @@ def build_fake(
 
 def make_engine(*models: str, **options) -> tuple[Engine, EngineInfo]:
     """An engine with a fake executor in this process."""
-    return build_fake(make_options(*models, **options), {}, in_process=True)
+    return build_fake(make_options(*models, **options), {})
 
 
 def make_request(

@@ -57,7 +57,6 @@ def test_a_built_engine_says_what_the_model_says(tiny_llama, layout, depth):
             scheduler=SchedulerOptions(depth=depth),
         ),
         {"a": folder, "b": folder},
-        in_process=True,
         progress=told.append,
     )
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -84,7 +83,7 @@ def test_memory_too_small_for_a_block_is_refused(tiny_llama):
     folder, _ = tiny_llama
     small = options(kv_cache=KVCacheOptions(memory_bytes=100))
     with pytest.raises(ConfigError, match="memory"):
-        build_engine(small, {"a": folder, "b": folder}, in_process=True)
+        build_engine(small, {"a": folder, "b": folder})
 
 
 @pytest.mark.parametrize("field", ["memory", "swap"])
@@ -93,7 +92,7 @@ def test_memory_beyond_what_is_free_is_refused(tiny_llama, field):
     sizes = {"memory_bytes": MEMORY} | {f"{field}_bytes": 2**50}
     large = options(kv_cache=KVCacheOptions(**sizes), scheduler=SchedulerOptions(preemption_mode="swap"))
     with pytest.raises(ConfigError, match=rf"kv_cache\.{field}: 1048576\.0 GiB are asked for, but .* free"):
-        build_engine(large, {"a": folder, "b": folder}, in_process=True)
+        build_engine(large, {"a": folder, "b": folder})
 
 
 @pytest.mark.parametrize(
@@ -110,13 +109,11 @@ def test_host_memory_for_swapped_kv_where_none_is_written(
 def test_services_without_a_folder_are_named(tiny_llama):
     folder, _ = tiny_llama
     with pytest.raises(ModelUnavailable, match="b"):
-        build_engine(options(), {"a": folder}, in_process=True)
+        build_engine(options(), {"a": folder})
 
 
-def test_a_core_is_left_to_the_process_in_front():
-    cores = len(os.sched_getaffinity(0))
-    assert default_threads(in_process=True) == cores
-    assert default_threads(in_process=False) == max(1, cores - 1)
+def test_the_engine_computes_on_every_core_it_may_use():
+    assert default_threads() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_queue": 0}])

@@ -57,7 +57,7 @@ class Bench:
 
     def __init__(self, *models, disturbed=0, **options):
         self.options = profiling_options(make_options(*models, **({"blocks": 400} | options)))
-        fake, self.info = build_fake(self.options, {}, in_process=False)
+        fake, self.info = build_fake(self.options, {})
         self.executor = TimedExecutor(fake.fake_executor.layout, disturbed=disturbed)
         self.recorder = RowsRecorder(self.executor)
         self.pool = fake.fake_pool

@@ -120,9 +120,7 @@ def _measure(
 
     with ProgressDisplay() as progress:
         folders = {s.name: resolve_model(s.model, progress.update) for s in options.services}
-        engine, info = build_engine(
-            options, folders, in_process=False, progress=progress.message, wrap=record
-        )
+        engine, info = build_engine(options, folders, progress=progress.message, wrap=record)
         try:
             profiler = Profiler(engine, recorders[0], options)
             measured = {

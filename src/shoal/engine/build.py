@@ -30,22 +30,20 @@ def build_engine(
     options: EngineOptions,
     folders: Mapping[str, Path],
     *,
-    in_process: bool,
     progress: Callable[[str], None] | None = None,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> tuple[Engine, EngineInfo]:
     """Load the models of ``options`` and build an engine for them. Imports torch.
 
-    folders: where each service's model lies. in_process: whether the caller itself steps the engine, so
-    that the engine may use all cores. wrap: wraps the executor, for instance to record its plans. Raises
-    ConfigError, ModelUnavailable or ModelUnsupported.
+    folders: where each service's model lies. wrap: wraps the executor, for instance to record its plans.
+    Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
     from shoal.execute.loading import load_models
 
     missing = [service.name for service in options.services if service.name not in folders]
     if missing:
         raise ModelUnavailable(f"no model folder was given for {', '.join(missing)}")
-    threads = options.threads or default_threads(in_process)
+    threads = options.threads or default_threads()
     models = load_models(
         options.services,
         folders,
@@ -175,7 +173,9 @@ def describe_service(
     )
 
 
-def default_threads(in_process: bool) -> int:
-    """Every core that this process may use, less one if an API process runs beside the engine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if in_process else max(1, cores - 1)
+def default_threads() -> int:
+    """Every core that this process may use.
+
+    An API process beside the engine gets no core of its own: it needs a few hundredths of one.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

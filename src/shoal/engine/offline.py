@@ -65,9 +65,7 @@ class Shoal:
             self.tokenizers = {
                 s.name: Tokenizer.from_folder(folders[s.name], s.chat_template) for s in self.options.services
             }
-            self._engine, self.info = build_engine(
-                self.options, folders, in_process=True, progress=loading.doing
-            )
+            self._engine, self.info = build_engine(self.options, folders, progress=loading.doing)
         self._lock = threading.Lock()
         self._closed = False
 

@@ -16,8 +16,8 @@ class EngineOptions:
     """One engine: the services it runs, on which device, with which memory and policy.
 
     device: "cpu", "cuda" or "cuda:N". threads: CPU threads of the engine; None takes every core
-    offline and all but one behind HTTP. attention: name of an attention backend, "auto" picks the
-    fastest that fits. max_queue: requests that may wait for their first token before further ones
+    that the process may use. attention: name of an attention backend, "auto" picks the fastest
+    that fits. max_queue: requests that may wait for their first token before further ones
     are turned away (served engines only; offline queues have no limit).
     """
 

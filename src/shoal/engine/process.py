@@ -146,7 +146,7 @@ def serve(config: ProcessConfig, socket: "zmq.Socket[bytes]") -> bool:
 
     try:
         build = _find_builder(config.builder)
-        engine, info = build(config.options, config.folders, in_process=False, progress=report)
+        engine, info = build(config.options, config.folders, progress=report)
         gc.collect()
         gc.freeze()  # models and modules never die: collections during steps need not walk them
         socket.send(wire.encode(wire.Ready(info)))

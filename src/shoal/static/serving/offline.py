@@ -110,7 +110,7 @@ class StaticShoal:
 
         self.setup = setup or StaticSetup()
         self.service = Service(name=service, model=service) if isinstance(service, str) else service
-        threads = self.setup.threads or max(1, default_threads(True) // self.setup.workers)
+        threads = self.setup.threads or max(1, default_threads() // self.setup.workers)
         with LoadProgress(shown=progress) as loading:
             folder = resolve_model(self.service.model, loading.fetching)
             self.tokenizer = Tokenizer.from_folder(folder, self.service.chat_template)
