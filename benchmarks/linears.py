@@ -7,8 +7,8 @@
 Layers have the model's shapes and random weights, and are called one after the other. The output head is one
 of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
 in turn, round after round; printed are medians in milliseconds, and the fastest in brackets. int8 quantises
-its inputs in that time, which oneDNN's, the yardstick, are given. With one thread its CPU time is taken, which
-other programs change less; with more, the time that passes.
+its inputs in that time, which oneDNN's, the yardstick, are given. With one thread its CPU time is taken,
+which other programs change less; with more, the time that passes.
 """
 
 import argparse

@@ -67,14 +67,13 @@ def fused_norm(module: Any) -> FusedRMSNorm | None:
     return _nearest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
 
 
-def _fused_mlp(module: Any) -> PackedGatedMLP | None:
+def _fused_mlp(module: Any) -> PackedGatedMLP | Int8GatedMLP | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = parts
     if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
-        return [
-            (Int8GatedMLP(gate, up, down, activation), gate.in_features, torch.bfloat16, MLP_TOLERANCE)
-            for activation in (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
-        ]
+        activations = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
+        quantised = [Int8GatedMLP(gate, up, down, activation) for activation in activations]
+        return _nearest(module, quantised, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
     if not (
         isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
     ):
