@@ -16,6 +16,7 @@ import torch
 
 from shoal.core import BlockCopy
 from shoal.execute.attention_structs import DTYPES, LayerAddresses
+from shoal.execute.heap import use_huge_pages
 from shoal.kvcache import LayerExtent, PoolLayout, ServiceLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -243,6 +244,7 @@ class KVStore:
     ) -> None:
         self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
         """The pool's bytes."""
+        use_huge_pages(self.buffer)
         self._merged_bytes = layout.merged_bytes
         self.services = _views(self.buffer, layout, unit_ids)
         """Each service's view of them."""
