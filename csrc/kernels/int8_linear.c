@@ -112,7 +112,7 @@ INLINE void read_group(const struct job *job, int64_t row, int64_t first, float 
 
 /* First all magnitudes, then all values: no group then waits for the one before. */
 static void quantise_row(const struct job *job, int64_t row, struct group *groups) {
-    float values[GROUP];
+    _Alignas(64) float values[GROUP];
     for (int64_t g = 0; g < job->groups; g++) {
         read_group(job, row, g * GROUP, values);
         groups[g].offsets[row % ROWS] = (int32_t)largest_of(values);
@@ -203,7 +203,7 @@ static void multiply_tiles(const struct job *job, int64_t first, int64_t last, c
     if (gate) gate_panel = panel_at(gate, index, job->groups, last - first);
     const int64_t count = smaller(linear->columns - index * PANEL, PANEL);
     for (int64_t tile = first; tile < last; tile++) {
-        float values[ROWS][PANEL], gates[ROWS][PANEL];
+        _Alignas(64) float values[ROWS][PANEL], gates[ROWS][PANEL];
         const int rows = (int)smaller(job->rows - tile * ROWS, ROWS);
         multiply_panel(job, linear, &panel, index, tile, rows, values);
         if (gate) multiply_panel(job, gate, &gate_panel, index, tile, rows, gates);
