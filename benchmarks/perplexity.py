@@ -13,7 +13,6 @@ import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,6 +21,7 @@ from rich.table import Table
 from shoal import SamplingParams, Service
 from shoal.core import Request
 from shoal.engine import EngineOptions, assemble_engine
+from shoal.execute.interface import AttentionStep, Forward
 from shoal.execute.loading import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
@@ -32,26 +32,24 @@ SERVICE = "model"
 class Scored:
     """A model that notes how likely it finds each token of the prompts that it computes."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
         self.nats = 0.0
         self.tokens = 0
 
-    def __call__(self, *, logits_to_keep: torch.Tensor, **arguments: Any) -> Any:
-        """The model's output; its logits are those of ``logits_to_keep``."""
-        output = self._module(**arguments)
-        logits = output.logits[0]
-        ids, positions = arguments["input_ids"][0], arguments["position_ids"][0]
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
+        everything = torch.arange(input_ids.shape[1])
+        logits = self._forward(input_ids, positions, everything, step)
+        ids, positions = input_ids[0], positions[0]
         followed = (positions[1:] == positions[:-1] + 1).nonzero().ravel()
-        for rows in followed.split(64):
-            nats = torch.nn.functional.cross_entropy(logits[rows].float(), ids[rows + 1], reduction="sum")
+        for part in followed.split(64):
+            nats = torch.nn.functional.cross_entropy(logits[part].float(), ids[part + 1], reduction="sum")
             self.nats += float(nats)
         self.tokens += len(followed)
-        output.logits = logits[None, logits_to_keep]
-        return output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        return logits[rows]
 
 
 def default_text() -> str:
@@ -64,8 +62,8 @@ def perplexity(folder: Path, dtype: str, windows: list[list[int]]) -> float:
     services = (Service(name=SERVICE, model=str(folder), dtype=dtype),)
     loaded = load_models(services, {SERVICE: folder})
     model = loaded.models[SERVICE]
-    scored = Scored(model.module)
-    models = ModelSet({SERVICE: replace(model, module=scored)}, services, loaded.device, "auto")
+    scored = Scored(model.forward)
+    models = ModelSet({SERVICE: replace(model, forward=scored)}, services, loaded.device, "auto")
     options = EngineOptions(
         services=services,
         kv_cache=KVCacheOptions(memory_bytes=1 << 30, prefix_caching=False),

@@ -17,13 +17,14 @@ from transformers import (
     PretrainedConfig,
     SmolLM3Config,
 )
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from shoal.core import Service
 from shoal.execute.decoder_layer import DecoderLayer
+from shoal.execute.forward import FusedForward
 from shoal.execute.fuse_layers import fuse_layers, recognise_layers
-from shoal.execute.interface import ATTENTION_NAME
-from shoal.execute.loading import load_models
+from shoal.execute.interface import ATTENTION_NAME, TransformersForward
+from shoal.execute.loading import LoadedModel, load_models
 from shoal.execute.probe import PROMPT_LENGTHS, Probed, probe
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.replacements import Replacements
@@ -55,7 +56,7 @@ def fuse_found(model: nn.Module, probed: Probed) -> Replacements:
 @torch.inference_mode()
 def difference(model: nn.Module, probed: Probed) -> float:
     """Of the logits that the model gives now, to those it gave before."""
-    logits = packed_logits(model, probed.prompts, RecordingStep(PROMPT_LENGTHS)).float()
+    logits = packed_logits(TransformersForward(model), probed.prompts, RecordingStep(PROMPT_LENGTHS)).float()
     expected = probed.logits.float()
     return float((logits - expected).norm() / expected.norm())
 
@@ -125,15 +126,48 @@ def test_a_layer_that_does_something_more_keeps_its_code(
     assert difference(model, probed) <= TOLERANCE[torch.float32]
 
 
+def load_at_once(folder: Path) -> LoadedModel:
+    return load_models([Service(name="s", model="m")], {"s": folder}).models["s"]
+
+
 def test_layers_are_fused_at_load_and_put_back_if_the_logits_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_model(tmp_path, tiny_config("llama"))
-
-    def layer_types() -> set[type]:
-        models = load_models([Service(name="s", model="m")], {"s": folder})
-        return {type(layer) for layer in models.models["s"].module.model.layers}
-
-    assert layer_types() == {DecoderLayer}
+    assert {type(layer) for layer in load_at_once(folder).module.model.layers} == {DecoderLayer}
     monkeypatch.setattr(Probed, "still_answered_by", lambda self, model: False)
-    assert layer_types() == {LlamaDecoderLayer}
+    loaded = load_at_once(folder)
+    assert {type(layer) for layer in loaded.module.model.layers} == {LlamaDecoderLayer}
+    assert isinstance(loaded.forward, TransformersForward)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_nothing_else_runs_without_the_code_of_transformers(kind: str, tmp_path: Path) -> None:
+    loaded = load_at_once(make_model(tmp_path, tiny_config(kind)))
+    fused = kind in FUSED and kind != "gemma2"  # which caps its logits
+    assert isinstance(loaded.forward, FusedForward if fused else TransformersForward)
+
+
+def test_only_the_rows_asked_for_have_logits(tmp_path: Path) -> None:
+    loaded = load_at_once(make_model(tmp_path, tiny_config("gemma3")))
+    assert isinstance(loaded.forward, FusedForward)
+    ids, positions = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(0)
+    every, some = torch.arange(9), torch.tensor([8, 2])
+    logits, kept = (loaded.forward(ids, positions, rows, RecordingStep((9,))) for rows in (every, some))
+    torch.testing.assert_close(kept, logits[some], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_does_something_more_around_its_layers_keeps_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LlamaModel.forward
+
+    def more(self: Any, *args: Any, **keywords: Any) -> Any:
+        output = plain(self, *args, **keywords)
+        output.last_hidden_state = output.last_hidden_state * 1.001
+        return output
+
+    monkeypatch.setattr(LlamaModel, "forward", more)
+    loaded = load_at_once(make_model(tmp_path, tiny_config("llama")))
+    assert {type(layer) for layer in loaded.module.model.layers} == {DecoderLayer}
+    assert isinstance(loaded.forward, TransformersForward)

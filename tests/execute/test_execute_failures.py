@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def break_phase(
     hand: HandScheduler, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseException = OUT_OF_MEMORY
 ) -> None:
     if phase == "forward":
-        monkeypatch.setattr(hand.models.models["a"].module, "forward", raising(error))
+        models = hand.executor._models
+        monkeypatch.setitem(models, "a", replace(models["a"], forward=raising(error)))
     else:
         monkeypatch.setattr(torch_executor, phase, raising(error))
 

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from shoal.execute.decoder_layer import DecoderLayer, LayerParts, LayerStyle
+from shoal.execute.forward import FusedForward, RotaryTable
 from shoal.execute.fuse import FusedRMSNorm, fused_norm
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.interface import STEP_KEYWORD
+from shoal.execute.interface import STEP_KEYWORD, TransformersForward
 from shoal.execute.layer_kernels import ACTIVATIONS, LAYER_DTYPES, LayerKernels
 from shoal.execute.linear import SeparateLinears
 from shoal.execute.merge import Merger
@@ -48,6 +49,8 @@ class RecognisedLayer:
     """How it calls attention."""
     style: LayerStyle
     """What its parts do not show."""
+    rotary: RotaryTable | None
+    """Where its cosines and sines come from; None if that was not seen."""
 
 
 @torch.inference_mode()
@@ -63,7 +66,7 @@ def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
         style = _best_style(seen, styles, kernels)
         if style is not None:
             styles = [style]  # all layers of a model are alike in this
-            layers.append(RecognisedLayer(seen.parent, seen.name, seen.attention, style))
+            layers.append(RecognisedLayer(seen.parent, seen.name, seen.attention, style, seen.rotary))
     return layers
 
 
@@ -80,6 +83,21 @@ def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
     return replacements
 
 
+def fused_forward(model: Any, layers: Sequence[RecognisedLayer]) -> FusedForward | None:
+    """Runs ``model`` without the code around its layers; None if not all are fused, or it is built otherwise.
+
+    Whether that code did anything else is for the caller to find out.
+    """
+    found = [(layer.parent.get_submodule(layer.name), layer.rotary) for layer in layers]
+    fused = [(part, table) for part, table in found if isinstance(part, DecoderLayer) and table is not None]
+    norm = getattr(model.base_model, "norm", None)
+    if len(fused) != model.config.get_text_config().num_hidden_layers or not isinstance(norm, nn.Module):
+        return None
+    if len({layer.eps for layer, _ in fused}) != 1:
+        return None
+    return FusedForward(model.get_input_embeddings(), fused, norm, model.get_output_embeddings())
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A layer's call while the model ran the probe's prompts."""
@@ -93,6 +111,7 @@ class _Seen:
     hidden_states: torch.Tensor
     keywords: dict[str, Any]
     """All other arguments."""
+    rotary: RotaryTable | None
 
     def run(self, layer: Callable[..., torch.Tensor]) -> torch.Tensor:
         """What ``layer`` adds to the hidden states if it is called in the same way, in float32."""
@@ -105,24 +124,35 @@ class _Seen:
 def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
     """All calls of modules with attention and MLP inside that have the calling convention of Llama's."""
     step = RecordingStep(tuple(ids.shape[1] for ids in probed.prompts))
-    places = {
-        child: (parent, name)
-        for parent, name, child in children(model)
-        if hasattr(child, "self_attn") and hasattr(child, "mlp")
-    }
+    places = {child: (parent, name) for parent, name, child in children(model) if _is_layer(child)}
+    tables: list[tuple[torch.Tensor, RotaryTable]] = []
     seen: list[_Seen] = []
 
-    def hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
-        if len(args) == 1 and isinstance(made, torch.Tensor) and keywords.get("position_embeddings"):
-            seen.append(_Seen(*places[module], module, step.calls[-1], step.lengths, args[0], keywords))
+    def table_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
+        if isinstance(made, tuple) and len(args) + ("position_ids" in keywords) >= 2:
+            others = {name: value for name, value in keywords.items() if name != "position_ids"}
+            tables.append((made[0], RotaryTable(module, args[2:], others)))
 
-    hooks = [module.register_forward_hook(hook, with_kwargs=True) for module in places]
+    def layer_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
+        angles = keywords.get("position_embeddings")
+        if len(args) == 1 and isinstance(made, torch.Tensor) and angles:
+            table = next((table for cos, table in tables if cos is angles[0]), None)
+            place, call = places[module], step.calls[-1]
+            seen.append(_Seen(*place, module, call, step.lengths, args[0], keywords, table))
+
+    watched = dict.fromkeys(places, layer_hook)
+    watched |= {part: table_hook for part in model.modules() if "Rotary" in type(part).__name__}
+    hooks = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in watched.items()]
     try:
-        packed_logits(model, probed.prompts, step)
+        packed_logits(TransformersForward(model), probed.prompts, step)
     finally:
         for handle in hooks:
             handle.remove()
     return seen
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return hasattr(module, "self_attn") and hasattr(module, "mlp")
 
 
 def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels) -> LayerStyle | None:

@@ -67,6 +67,36 @@ class AttentionStep(Protocol):
         """
 
 
+class Forward(Protocol):
+    """Runs a model over the packed tokens of one step."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """Logits [len(rows), vocab] of the tokens at ``rows``; input_ids and positions are [1, tokens]."""
+
+
+class TransformersForward:
+    """Runs a `transformers` model by its own ``forward``."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
+        output = self._model(
+            input_ids=input_ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=rows,
+            **{STEP_KEYWORD: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -1,7 +1,7 @@
 """Loading models: once for each (folder, dtype), shared by the services that name them, and probed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,14 @@ from transformers.utils import logging as transformers_logging
 from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.backends import check_backend, choose_backend
 from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
-from shoal.execute.fuse import fuse
-from shoal.execute.fuse_layers import RecognisedLayer, fuse_layers, recognise_layers
+from shoal.execute.fuse_layers import recognise_layers
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.int8_model import int8_bytes, use_int8
-from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.interface import ATTENTION_NAME, Forward, TransformersForward
 from shoal.execute.memory import free_memory_bytes
-from shoal.execute.prepack import can_prepack, prepack
 from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
-from shoal.execute.replacements import Replacements
+from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
 from shoal.models import read_facts
 from shoal.native import native_status
@@ -45,6 +43,8 @@ class LoadedModel:
 
     module: Any
     """The `transformers` model."""
+    forward: Forward
+    """Runs it."""
     dtype: torch.dtype
     """Of its weights; int8 where its linear layers have that."""
     kv_shape: KVShape
@@ -219,10 +219,11 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         probed = _quantise(module, probed, folder, name)
     weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     weight_bytes = sum(weights.values()) + int8_bytes(module)
-    _speed_up(module, probed, layers, device)
+    forward = speed_up(module, probed, layers, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
+        forward=forward,
         dtype=dtype,
         kv_shape=KVShape(str(dense).removeprefix("torch."), probed.layers),
         context_tokens=_safe_context(text_config, facts.context_tokens),
@@ -235,26 +236,13 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
 def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
     """Give all linear layers int8 weights, if the model then still gives nearly the probed logits."""
     use_int8(module, folder)
-    answer = probed.answered_by(module)
+    answer = probed.answered_by(TransformersForward(module))
     if answer is None or not probed.difference(answer) <= INT8_TOLERANCE:
         how = "it cannot run" if answer is None else f"its logits differ by {probed.difference(answer):.1%}"
         raise ModelUnsupported(
             f"{name}: with int8 weights {how} ({type(module).__name__}); write dtype bfloat16 or auto"
         )
-    return answer
-
-
-def _speed_up(module: Any, probed: Probed, layers: Sequence[RecognisedLayer], device: torch.device) -> None:
-    """Fuse and prepack, each only if the model then still gives the probed logits."""
-    ways: list[Callable[[Any], Replacements]] = [fuse]
-    if device.type == "cpu" and can_prepack(probed.dtype):
-        ways.insert(0, prepack)
-    if layers:
-        ways.insert(0, lambda _: fuse_layers(layers))
-    for way in ways:
-        replacements = way(module)
-        if not probed.still_answered_by(module):
-            replacements.undo()
+    return replace(answer, tolerance=INT8_TOLERANCE)  # what is rounded otherwise before can change integers
 
 
 def _safe_context(config: Any, stated: int) -> int:
@@ -293,7 +281,7 @@ def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> i
     step = RecordingStep((length,))
     with torch.inference_mode():
         ids = torch.zeros((1, length), dtype=torch.int64, device=device)
-        packed_logits(model.module, [ids], step)
+        packed_logits(model.forward, [ids], step)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return int(peak)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from shoal.core import ModelUnsupported
-from shoal.execute.interface import ATTENTION_NAME
+from shoal.execute.interface import ATTENTION_NAME, Forward, TransformersForward
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.kvcache import LayerShape
 
@@ -76,17 +76,19 @@ class Probed:
     """Its logits for them."""
     dtype: torch.dtype
     """Of its weights."""
+    tolerance: float
+    """How far other roundings inside may take its logits (relative difference)."""
 
     def still_answered_by(self, model: Any) -> bool:
         """Whether the model, changed in the meantime, still gives the same logits up to rounding."""
-        answer = self.answered_by(model)
-        return answer is not None and self.difference(answer) <= TOLERANCE[self.dtype]
+        answer = self.answered_by(TransformersForward(model))
+        return answer is not None and self.difference(answer) <= self.tolerance
 
     @torch.inference_mode()
-    def answered_by(self, model: Any) -> "Probed | None":
-        """With the logits of the model as it is now; None where it can no longer run."""
+    def answered_by(self, forward: Forward) -> "Probed | None":
+        """With the logits that the model gives now; None where it can no longer run."""
         try:
-            return replace(self, logits=packed_logits(model, self.prompts, RecordingStep(PROMPT_LENGTHS)))
+            return replace(self, logits=packed_logits(forward, self.prompts, RecordingStep(PROMPT_LENGTHS)))
         except (AttributeError, RuntimeError, TypeError, ValueError):
             return None
 
@@ -108,7 +110,7 @@ def probe(model: Any, name: str) -> Probed:
     step = RecordingStep(PROMPT_LENGTHS)
     dtype = next(model.parameters()).dtype
     try:
-        ours = packed_logits(model, prompts, step)
+        ours = packed_logits(TransformersForward(model), prompts, step)
         _check_calls(step, config, name, architecture)
         theirs = _own_logits(model, prompts)
         hidden_window = _has_hidden_window(model, config, step, prompts, theirs)
@@ -127,7 +129,7 @@ def probe(model: Any, name: str) -> Probed:
             f"{name}: with Shoal's attention the logits of {architecture} differ from its own by "
             f"{difference:.1%}; it must compute something that the attention interface does not show"
         )
-    return Probed(tuple(call.shape for call in step.calls), prompts, ours, dtype)
+    return Probed(tuple(call.shape for call in step.calls), prompts, ours, dtype, TOLERANCE[dtype])
 
 
 def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str) -> None:

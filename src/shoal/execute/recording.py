@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shoal.execute.attention_math import additive_mask, prefill_attention, visible_keys
-from shoal.execute.interface import STEP_KEYWORD
+from shoal.execute.interface import Forward
 from shoal.execute.packed_qkv import PackedQKV
 from shoal.kvcache import LayerShape
 
@@ -73,14 +73,9 @@ def _window_mask(length: int, window: int | None, query: torch.Tensor) -> torch.
     return additive_mask(visible_keys(positions, positions, window), query.dtype)
 
 
-def packed_logits(model: Any, prompts: Sequence[torch.Tensor], step: RecordingStep) -> torch.Tensor:
+def packed_logits(forward: Forward, prompts: Sequence[torch.Tensor], step: RecordingStep) -> torch.Tensor:
     """Logits [tokens, vocab] of whole prompts [1, length], packed into one step as ``step.lengths`` says."""
-    positions = torch.cat([torch.arange(n) for n in step.lengths]).unsqueeze(0).to(model.device)
-    output = model(
-        input_ids=torch.cat(list(prompts), dim=1),
-        position_ids=positions,
-        use_cache=False,
-        **{STEP_KEYWORD: step},
-    )
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    input_ids = torch.cat(list(prompts), dim=1)
+    positions = torch.cat([torch.arange(n) for n in step.lengths]).unsqueeze(0).to(input_ids.device)
+    rows = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return forward(input_ids, positions, rows, step)

@@ -13,7 +13,6 @@ import torch
 from shoal.core import NO_TOKEN, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups, RunningSequence
-from shoal.execute.interface import STEP_KEYWORD
 from shoal.execute.kv_store import KVStore, Transfer, UnitIds
 from shoal.execute.loading import ModelSet
 from shoal.execute.protocol import Interrupted, StepFailed, never
@@ -155,15 +154,8 @@ class TorchExecutor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
         step = self._backends[plan.service](batch, self.store.services[plan.service])
         last = batch.last[list(plan.sampled) or [0]]
-        output = self._models[plan.service].module(
-            input_ids=batch.input_ids,
-            position_ids=batch.positions,
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(last).to(batch.input_ids.device),
-            **{STEP_KEYWORD: step},
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        rows = torch.from_numpy(last).to(batch.input_ids.device)
+        return self._models[plan.service].forward(batch.input_ids, batch.positions, rows, step)
 
     def _sample(
         self, plan: StepPlan, rows: Sequence[RunningSequence], logits: torch.Tensor

@@ -1,0 +1,65 @@
+"""Running a model whose layers all are fused, without the code of `transformers` around them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.execute.decoder_layer import DecoderLayer
+from shoal.execute.interface import AttentionStep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryTable:
+    """How a model computes the cosines and sines of some of its layers."""
+
+    module: nn.Module
+    """Makes them from hidden states and positions."""
+    arguments: tuple[Any, ...]
+    """Further ones, by position."""
+    keywords: dict[str, Any]
+    """Further ones, by name."""
+
+    def compute(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [1, tokens, n]; x only gives them its dtype."""
+        cos, sin = self.module(x, positions, *self.arguments, **self.keywords)
+        return cos, sin
+
+
+class FusedForward:
+    """A Forward. Gives the same bits as that of `transformers` with the same layers.
+
+    layers: with the table that each one takes; they have one ``eps``. norm, head: what follows the layers.
+    """
+
+    def __init__(
+        self,
+        embed: nn.Module,
+        layers: Sequence[tuple[DecoderLayer, RotaryTable]],
+        norm: nn.Module,
+        head: nn.Module,
+    ) -> None:
+        self._embed, self._norm, self._head = embed, norm, head
+        self._layers = [layer for layer, _ in layers]
+        self._tables = list(dict.fromkeys(table for _, table in layers))
+        self._table_of = [self._tables.index(table) for _, table in layers]
+        self._next_scale = [layer.before_attention for layer in self._layers[1:]] + [None]
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
+        embedded = self._embed(input_ids)
+        x = embedded[0].contiguous()
+        first = self._layers[0]
+        tables = [table.compute(embedded, positions) for table in self._tables]
+        angles = [(first.angles(cos), first.angles(sin)) for cos, sin in tables]
+        normed = first.kernels.norm(x, first.before_attention, first.eps)
+        for layer, table, scale in zip(self._layers, self._table_of, self._next_scale, strict=True):
+            cos, sin = angles[table]
+            x, made = layer.compute(x, normed, cos, sin, step)
+            x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, scale, layer.eps)
+        logits: torch.Tensor = self._head(self._norm(x[rows]))
+        return logits
