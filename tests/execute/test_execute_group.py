@@ -125,3 +125,9 @@ def test_decodes_come_first_and_the_longest_of_them_before_the_others() -> None:
     assert batch.tables[:, 0].tolist() == [30, 40, 10, 0, 20]
     assert batch.tables.shape == (5, 31 // BLOCK + 1)
     assert np.array_equal(batch.tables[0], np.arange(30, 38))
+
+
+def test_behind_a_row_s_own_blocks_there_are_none_of_others() -> None:
+    batch = batch_of([(30, 1), (9, 1), (4, 3)])
+    assert batch.tables[1].tolist() == [10, 11, 12, 10, 10, 10, 10, 10]
+    assert batch.tables[2].tolist() == [20, 21, 20, 20, 20, 20, 20, 20]

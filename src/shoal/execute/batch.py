@@ -28,7 +28,7 @@ class StepBatch:
     """Position of each row's first token in its sequence, int64 [rows]."""
     tables: np.ndarray
     """Block tables up to the last token of the longest row, int64 [rows, blocks]; what lies behind a row's
-    own blocks means nothing."""
+    own blocks repeats its first, so that every entry is a block of the service."""
     last: np.ndarray
     """The position in the step of the last token of each row of the plan, int64 [rows]."""
 
@@ -60,12 +60,14 @@ def build_batch(
     positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
     last = np.empty_like(order)
     last[order] = starts[1:] - 1
-    width = int((firsts + counts - 1).max()) // cache.block_size + 1
+    needed = (firsts + counts - 1) // cache.block_size + 1
+    width = int(needed.max())
+    tables = groups.tables[slots, :width]
     return StepBatch(
         input_ids=torch.tensor([ids], dtype=torch.int64, device=cache.device),
         positions=torch.from_numpy(positions).unsqueeze(0).to(cache.device),
         starts=starts,
         firsts=firsts,
-        tables=groups.tables[slots, :width],
+        tables=np.where(np.arange(width) < needed[:, None], tables, tables[:, :1]),
         last=last,
     )
