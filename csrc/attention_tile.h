@@ -86,7 +86,8 @@ INLINE void pack_keys(const struct format *f, const char *const *rows, const cha
 
 /* WIDTH elements of a value from dimension `dim`, of which `count` exist. */
 INLINE vec load_value(const int bfloat16, const char *value, int64_t dim, int64_t count) {
-    return bfloat16 ? vec_load_bf16((const uint16_t *)value + dim, count) : vec_load_bytes(value + 4 * dim, 4 * count);
+    if (bfloat16) return vec_load_bf16((const uint16_t *)value + dim, count);
+    return vec_load_bytes(value + 4 * dim, 4 * count);
 }
 
 /* How many vectors of dimensions are computed together from `dim` on, a multiple of WIDTH. */
@@ -98,8 +99,8 @@ static void pack_values(const struct format *f, const char *const *rows, int64_t
         step = vectors_at(f, dim) * WIDTH;
         float *panel = panels + dim * CHUNK;
         for (int64_t key = low; key < high; key++)
-            for (int64_t d = 0; d < step; d += WIDTH)
-                vec_store(panel + key * step + d, load_value(f->bfloat16, rows[key], dim + d, f->value_dim - dim - d));
+            for (int64_t d = dim; d < dim + step; d += WIDTH)
+                vec_store(panel + key * step + d - dim, load_value(f->bfloat16, rows[key], d, f->value_dim - d));
     }
 }
 
@@ -189,7 +190,8 @@ static void weigh_rows(const struct format *f, int rows, const float *weights, c
 
 /* As weigh, with values read where they lie: `vectors` vectors of them from dimension `dim`. */
 INLINE void weigh_here(const int rows, const int vectors, const int bfloat16, int64_t count, const float *weights,
-                       const char *const *values, const char *const *ahead, int64_t dim, int64_t keys, float *sums, int64_t stride) {
+                       const char *const *values, const char *const *ahead, int64_t dim, int64_t keys,
+                       float *sums, int64_t stride) {
     vec total[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) total[r][v] = vec_load(sums + r * stride + v * WIDTH);

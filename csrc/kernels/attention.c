@@ -18,10 +18,16 @@ struct workspace {
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+/* Whether a task has so few query rows that it is not worth putting keys and values in order for them. */
+static int is_few(const struct attention_task *task) {
+    return task->end - task->begin <= ROWS && task->chunk_end - task->chunk == 1;
+}
+
 /* Cut `memory` (NULL: only measure) into a workspace; returns its bytes. */
-static int64_t make_workspace(const struct format *f, int64_t rows, int64_t heads, char *memory, struct workspace *w) {
-    int few = rows <= ROWS;
-    int64_t scored = few ? heads : 1;
+static int64_t make_workspace(const struct format *f, const struct attention_task *task, char *memory,
+                              struct workspace *w) {
+    int few = is_few(task);
+    int64_t rows = task->end - task->begin, scored = few ? task->head_end - task->head : 1;
     float **parts[] = {&w->queries, &w->keys, &w->values, &w->scores, &w->sums, &w->state};
     int64_t sizes[] = {
         scored * rows * f->units,
@@ -249,13 +255,13 @@ static void run_task(void *context, int64_t index) {
     const struct format f = format_of(a->layer);
     int64_t rows = task->end - task->begin, heads = task->head_end - task->head, size = result_size(&f);
     struct workspace w;
-    int64_t bytes = make_workspace(&f, rows, heads, NULL, &w);
+    int64_t bytes = make_workspace(&f, task, NULL, &w);
     char *memory = alloca((size_t)bytes + 64);
-    make_workspace(&f, rows, heads, memory + (64 - (uintptr_t)memory % 64) % 64, &w);
+    make_workspace(&f, task, memory + (64 - (uintptr_t)memory % 64) % 64, &w);
     struct attention_split *split = task->split < 0 ? NULL : a->splits + task->split;
     float *partials = split ? a->partials + split->partial * size : NULL;
     float *results = split ? partials + (task->chunk - split->chunk) * heads * rows * size : NULL;
-    if (rows <= ROWS) {
+    if (is_few(task)) {
         int64_t next = index + shoal_threads();
         if (!split) results = w.sums;
         attend_few(a, task, &f, &w, next < a->task_count ? a->tasks + next : NULL, results);
