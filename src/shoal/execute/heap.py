@@ -1,9 +1,6 @@
-"""Memory from the system: a C heap that stays warm between steps, and huge pages."""
+"""Keeping the C heap warm between steps."""
 
 import ctypes
-import mmap
-
-import torch
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -23,18 +20,3 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST))
-
-
-def use_huge_pages(buffer: torch.Tensor) -> bool:
-    """Ask the system for huge pages in a buffer in host memory; returns whether it agreed.
-
-    Attention reads blocks from all over the pool, and with pages of 4 KiB spends up to a third of its time on
-    finding them. What was touched already keeps its pages.
-    """
-    advice, page = getattr(mmap, "MADV_HUGEPAGE", None), mmap.PAGESIZE
-    start = -(-buffer.data_ptr() // page) * page
-    length = (buffer.data_ptr() + buffer.nbytes - start) // page * page
-    if advice is None or buffer.device.type != "cpu" or length <= 0:
-        return False
-    madvise = ctypes.CDLL(None).madvise
-    return bool(madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice) == 0)

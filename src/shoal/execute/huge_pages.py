@@ -1,4 +1,4 @@
-"""Memory for weights in huge pages, which are read up to 1.6 times as fast as small ones."""
+"""Memory in huge pages: weights and KV are read up to 1.6 times as fast from them as from small ones."""
 
 import ctypes
 

@@ -16,7 +16,7 @@ import torch
 
 from shoal.core import BlockCopy
 from shoal.execute.attention_structs import DTYPES, LayerAddresses
-from shoal.execute.heap import use_huge_pages
+from shoal.execute.huge_pages import huge_empty
 from shoal.kvcache import LayerExtent, PoolLayout, ServiceLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,9 +79,8 @@ class ServiceCache(ABC):
         strides = [1]
         for size in reversed(shape[1:]):
             strides.insert(0, strides[0] * size)
-        return self._elements.as_strided(
-            (self._count, *shape), (self._stride, *strides), offset_bytes // self.dtype.itemsize
-        )
+        first = self._elements.storage_offset() + offset_bytes // self.dtype.itemsize
+        return self._elements.as_strided((self._count, *shape), (self._stride, *strides), first)
 
     @abstractmethod
     def index(self, blocks: np.ndarray) -> torch.Tensor:
@@ -242,9 +241,8 @@ class KVStore:
         host_layout: PoolLayout | None = None,
         host_unit_ids: UnitIds | None = None,
     ) -> None:
-        self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
+        self.buffer = _empty(layout.total_bytes, device)
         """The pool's bytes."""
-        use_huge_pages(self.buffer)
         self._merged_bytes = layout.merged_bytes
         self.services = _views(self.buffer, layout, unit_ids)
         """Each service's view of them."""
@@ -298,6 +296,12 @@ class KVStore:
         """Make copies one after the other: a later one may read what an earlier one wrote."""
         for transfer in self.locate(copies):
             transfer.carry_out()
+
+
+def _empty(num_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":  # attention reads blocks from all over it
+        return huge_empty(num_bytes)
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _views(buffer: torch.Tensor, layout: PoolLayout, unit_ids: UnitIds | None) -> dict[str, ServiceCache]:
