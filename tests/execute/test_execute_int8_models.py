@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,13 +63,39 @@ def folders_in(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
+def logits_of(scheduler: HandScheduler, kind: str, prompts: list[list[int]], chunk: int = 1000) -> set[bytes]:
+    """The bits of every row of logits that come up while the prompts are continued."""
+    rows: set[bytes] = set()
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        rows.update(row.float().numpy().tobytes() for row in output.logits[0])
+
+    with scheduler.models.models[kind].module.register_forward_hook(note):
+        scheduler.generate(kind, prompts, OUTPUT, chunk=chunk)
+    return rows
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_generates_the_same_alone_and_with_others(kind: str, folders: dict[str, Path]) -> None:
-    scheduler = HandScheduler({kind: folders[kind]}, attention="reference", dtype="int8")
+def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(
+    kind: str, folders: dict[str, Path]
+) -> None:
+    native = load_native() is not None
+    # Without our own attention, only the reference computes every row by itself.
+    scheduler = HandScheduler(
+        {kind: folders[kind]}, attention="auto" if native else "reference", dtype="int8"
+    )
     prompts = [make_prompt(n, seed=n) for n in LENGTHS]
-    together = scheduler.generate(kind, prompts, OUTPUT)
-    assert [scheduler.generate(kind, [prompt], OUTPUT)[0] for prompt in prompts] == together
-    assert scheduler.generate(kind, prompts[::-1], OUTPUT) == together[::-1]
+    together = logits_of(scheduler, kind, prompts)
+    assert len(together) == len(LENGTHS) * OUTPUT
+    assert set().union(*(logits_of(scheduler, kind, [prompt]) for prompt in prompts)) == together
+    if native:
+        assert logits_of(scheduler, kind, prompts[::-1], chunk=7) >= together
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        assert logits_of(scheduler, kind, prompts) == together
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("kind", KINDS)
