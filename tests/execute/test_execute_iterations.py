@@ -104,7 +104,7 @@ def test_the_end_of_a_sequence_counts_unless_it_is_ignored(
     hand: HandScheduler, monkeypatch: pytest.MonkeyPatch, ignored: bool
 ) -> None:
     monkeypatch.setattr(
-        "shoal.execute.torch_executor.sample", lambda logits, rows, eos: ([EOS] * len(rows), None)
+        "shoal.execute.torch_executor.sample", lambda logits, rows, *_: ([EOS] * len(rows), None)
     )
     start(hand, [SamplingParams(temperature=0.0, ignore_eos=ignored)])
     assert len(decode(hand, 1, 4).tokens) == (4 if ignored else 1)
@@ -112,7 +112,7 @@ def test_the_end_of_a_sequence_counts_unless_it_is_ignored(
 
 def test_an_end_before_the_least_tokens_is_none(hand: HandScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "shoal.execute.torch_executor.sample", lambda logits, rows, eos: ([7] * len(rows), None)
+        "shoal.execute.torch_executor.sample", lambda logits, rows, *_: ([7] * len(rows), None)
     )
     start(hand, [SamplingParams(temperature=0.0, stop_token_ids=(7,), min_tokens=4)])
     assert len(decode(hand, 1, 8).tokens) == 3

@@ -1,18 +1,39 @@
 """Sampling against the distribution it must follow, and against itself in other company."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from hypothesis_profiles import examples
-from shoal.core import NO_TOKEN, SamplingParams
+from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.group import RunningSequence
-from shoal.execute.sampler import sample
+from shoal.execute.native_sampling import NativeSampler
+from shoal.execute.penalties import adjust
+from shoal.execute.sampler import sample as sample_rows
+from shoal.native import native_variants
 
 VOCAB = 1000
+
+Sample = Callable[..., tuple[list[int], list[TokenLogprobs | None] | None]]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(None, id="torch"),
+        *(pytest.param(one, id=one.variant) for one in native_variants()),
+    ],
+)
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """By torch's operations, and by the kernels of each instruction set."""
+    native = None if request.param is None else NativeSampler(request.param)
+    return partial(sample_rows, native=native)
 
 
 def make_row(seed: int = 0, prompt: tuple[int, ...] = (5, 6), output: tuple[int, ...] = (), **params: object):
@@ -50,7 +71,7 @@ def allowed(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
         {"temperature": 1.0, "top_k": 300, "top_p": 0.9, "min_p": 0.001},
     ],
 )
-def test_draws_follow_the_cut_distribution(params: dict[str, float]) -> None:
+def test_draws_follow_the_cut_distribution(sample: Sample, params: dict[str, float]) -> None:
     logits = make_logits()
     expected = allowed(logits[0], SamplingParams(**params))
     draws = 4000
@@ -66,7 +87,7 @@ def test_draws_follow_the_cut_distribution(params: dict[str, float]) -> None:
     assert stats.chisquare(seen, wanted * seen.sum() / wanted.sum()).pvalue > 1e-4
 
 
-def test_a_flat_nucleus_wider_than_the_first_candidates_is_widened() -> None:
+def test_a_flat_nucleus_wider_than_the_first_candidates_is_widened(sample: Sample) -> None:
     rows = [make_row(seed, temperature=1.0, top_p=0.9) for seed in range(600)]
     tokens, _ = sample(torch.zeros(600, 5000), rows, [])
     assert len(set(tokens)) > 400
@@ -74,7 +95,7 @@ def test_a_flat_nucleus_wider_than_the_first_candidates_is_widened() -> None:
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=1, max_size=6))
-def test_a_row_gets_the_same_token_in_any_company(seed: int, others: list[int]) -> None:
+def test_a_row_gets_the_same_token_in_any_company(sample: Sample, seed: int, others: list[int]) -> None:
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -92,7 +113,7 @@ def test_a_row_gets_the_same_token_in_any_company(seed: int, others: list[int]) 
         assert together[-1] == alone[0]
 
 
-def test_penalties_follow_their_definitions() -> None:
+def test_penalties_follow_their_definitions(sample: Sample) -> None:
     logits = torch.zeros(1, 10)
     logits[0, 3], logits[0, 4], logits[0, 6] = 2.0, 1.9, -1.0
     greedy = {"temperature": 0.0, "logprobs": 10}
@@ -108,7 +129,7 @@ def test_penalties_follow_their_definitions() -> None:
     assert sample(ahead.clone(), [row], [])[0] == [3]
 
 
-def test_tokens_that_end_are_banned_until_min_tokens() -> None:
+def test_tokens_that_end_are_banned_until_min_tokens(sample: Sample) -> None:
     logits = torch.zeros(1, 10)
     logits[0, 2], logits[0, 7], logits[0, 5] = 9.0, 8.0, 7.0
     early = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (7,)}
@@ -117,7 +138,7 @@ def test_tokens_that_end_are_banned_until_min_tokens() -> None:
     assert sample(logits.clone(), [make_row(output=(1,), ignore_eos=True, **early)], [2])[0] == [2]
 
 
-def test_logprobs_are_of_the_distribution_before_temperature_and_cuts() -> None:
+def test_logprobs_are_of_the_distribution_before_temperature_and_cuts(sample: Sample) -> None:
     logits = make_logits(3)
     row = make_row(temperature=0.5, top_k=2, logprobs=4, repetition_penalty=1.5)
     tokens, logprobs = sample(logits.clone(), [row, make_row(1)][:1], [])
@@ -132,7 +153,7 @@ def test_logprobs_are_of_the_distribution_before_temperature_and_cuts() -> None:
     assert [lp for _, lp in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
 
-def test_rows_without_logprobs_get_none() -> None:
+def test_rows_without_logprobs_get_none(sample: Sample) -> None:
     _, logprobs = sample(make_logits(0, 2), [make_row(0, logprobs=0), make_row(1)], [])
     assert logprobs is not None
     assert logprobs[0] is not None
@@ -141,7 +162,7 @@ def test_rows_without_logprobs_get_none() -> None:
     assert sample(make_logits(0, 2), [make_row(0), make_row(1)], [])[1] is None
 
 
-def test_a_row_without_finite_logits_gets_no_token_and_harms_no_other() -> None:
+def test_a_row_without_finite_logits_gets_no_token_and_harms_no_other(sample: Sample) -> None:
     logits = make_logits(0, 4)
     logits[1, 7], logits[2] = float("nan"), float("-inf")
     kinds = [{"top_p": 0.9}, {"top_p": 0.9, "logprobs": 2}, {"temperature": 0.0}, {}]
@@ -154,14 +175,140 @@ def test_a_row_without_finite_logits_gets_no_token_and_harms_no_other() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0001e-5, 1e-3, 100.0])
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5}])
-def test_extreme_temperatures_and_penalties_stay_finite(temperature: float, cut: dict[str, float]) -> None:
+def test_extreme_temperatures_and_penalties_stay_finite(
+    sample: Sample, temperature: float, cut: dict[str, float]
+) -> None:
     logits = make_logits(2, spread=3000.0)
     row = make_row(3, output=(1, 2, 3), temperature=temperature, repetition_penalty=0.01, **cut)
     (token,), _ = sample(logits, [row], [])
     assert 0 <= token < VOCAB
 
 
-def test_equally_likely_tokens_do_not_depend_on_a_neighbours_top_k() -> None:
+def test_equally_likely_tokens_do_not_depend_on_a_neighbours_top_k(sample: Sample) -> None:
     alone, _ = sample(torch.zeros(1, 50_000), [make_row(5, top_p=0.5)], [])
     both, _ = sample(torch.zeros(2, 50_000), [make_row(1, top_k=5000), make_row(5, top_p=0.5)], [])
     assert both[1] == alone[0]
+
+
+def choose_by_definition(logits: np.ndarray, params: SamplingParams, draw: float, top_p: float) -> set[int]:
+    """Rank, cut and look up in double precision; neighbours, too, where the draw is next to a border."""
+    ranking = np.lexsort((np.arange(len(logits)), -logits))
+    weights = np.exp((logits - logits.max()) / params.temperature)
+    kept = ranking[: params.top_k] if params.top_k > 0 else ranking
+    mass = np.cumsum(weights[kept])
+    if params.top_p < 1:
+        kept = kept[mass - weights[kept] < top_p * mass[-1]]
+    least = params.min_p * (1 - 1e-6)
+    ids = np.sort(kept[weights[kept] >= least])
+    ends = np.cumsum(weights[ids]) / weights[ids].sum()
+    return {int(ids[min(ends.searchsorted(draw + d, side="right"), len(ids) - 1)]) for d in (-1e-5, 0, 1e-5)}
+
+
+def hostile_logits(seed: int, vocab: int, kind: str) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 3, vocab)
+    if kind == "ties":
+        logits = rng.integers(-3, 3, vocab).astype(float)
+    elif kind == "flat":
+        logits = np.full(vocab, 1.5)
+    elif kind == "nearly flat":
+        logits = 1 + rng.integers(0, 3, vocab) * 2.0**-23
+    elif kind == "masked":
+        logits[rng.random(vocab) < 0.9] = -np.inf
+        logits[int(rng.integers(vocab))] = 2.0
+    elif kind == "far":
+        logits[rng.random(vocab) < 0.5] -= 3e38
+        logits[int(rng.integers(vocab))] += 40
+    return logits.astype(np.float32)
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(
+    seed=st.integers(0, 10_000),
+    vocab=st.sampled_from([1, 7, 255, 256, 257, 1000, 3001, 70_000]),
+    kind=st.sampled_from(["normal", "ties", "flat", "nearly flat", "masked", "far"]),
+    bf16=st.booleans(),
+    temperature=st.sampled_from([2e-5, 0.3, 1.0, 1.7, 100.0]),
+    top_k=st.sampled_from([0, 2, 40, 300, 2000]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-4]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 0.9]),
+)
+# top-p is of all that top-k leaves, also beyond the first candidates; and of what min-p takes away.
+@example(seed=9547, vocab=1000, kind="ties", bf16=False, temperature=100.0, top_k=300, top_p=0.5, min_p=0.0)
+@example(seed=5826, vocab=257, kind="normal", bf16=False, temperature=1.7, top_k=0, top_p=0.9, min_p=0.05)
+def test_tokens_are_those_of_the_definition(
+    sample: Sample, seed: int, vocab: int, kind: str, bf16: bool, **params: float
+) -> None:
+    logits = torch.from_numpy(hostile_logits(seed, vocab, kind))
+    if bf16:
+        logits = logits.bfloat16()
+    rows = [make_row(number, **params) for number in range(seed, seed + 3)]
+    tokens, _ = sample(logits.expand(len(rows), -1).contiguous(), rows, [])
+    for row, token in zip(rows, tokens, strict=True):
+        expected: set[int] = set()
+        for factor in (1 - 1e-6, 1.0, 1 + 1e-6):
+            expected |= choose_by_definition(
+                logits.double().numpy(), row.sampling, uniform(row.seed, 0), row.sampling.top_p * factor
+            )
+        assert token in expected
+
+
+def test_kernels_choose_the_tokens_that_torch_chooses(sample: Sample) -> None:
+    kinds: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"temperature": 0.0}]
+    rows = [make_row(seed, **kinds[seed % len(kinds)]) for seed in range(40)]
+    logits = make_logits(4, len(rows), 49_152).bfloat16()
+    assert sample(logits, rows, [])[0] == sample_rows(logits, rows, [])[0]
+
+
+def test_the_likeliest_are_reported_in_order_and_equal_ones_once(sample: Sample) -> None:
+    logits = torch.zeros(2, 600)
+    logits[0, 100:130] = 3.0
+    logits[1] = make_logits(1, vocab=600)[0]
+    _, logprobs = sample(logits, [make_row(0, logprobs=20), make_row(1, logprobs=3)], [])
+    assert logprobs is not None
+    first, second = logprobs
+    assert first is not None
+    assert second is not None
+    assert len({token for token, _ in first.top}) == 20
+    assert all(100 <= token < 130 for token, _ in first.top)
+    expected = logits[1].double().log_softmax(-1).topk(3)
+    assert [token for token, _ in second.top] == expected.indices.tolist()
+    assert [value for _, value in second.top] == pytest.approx(expected.values.tolist(), abs=1e-5)
+
+
+@settings(deadline=None, max_examples=examples(40))
+@given(
+    seed=st.integers(0, 1000),
+    strengths=st.lists(
+        st.tuples(
+            st.sampled_from([1.0, 1.3, 0.5]), st.sampled_from([0.0, 0.7]), st.sampled_from([0.0, -0.4])
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_penalties_of_many_rows_are_those_of_each_token(
+    seed: int, strengths: list[tuple[float, float, float]]
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = make_logits(seed, len(strengths), 20)
+    expected = logits.clone()
+    rows = []
+    for number, (repetition, frequency, presence) in enumerate(strengths):
+        prompt, output = rng.integers(0, 20, 8).tolist(), rng.integers(0, 20, 6).tolist()
+        penalties = {
+            "repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence
+        }  # fmt: skip
+        rows.append(make_row(prompt=prompt, output=output[:4], min_tokens=5, ignore_eos=True, **penalties))
+        adjust(logits[:1].clone(), rows[-1:], [])
+        for token in output[4:]:
+            rows[-1].tokens.append(token)
+            if rows[-1].penalty is not None:
+                rows[-1].penalty.add(token)
+        for token in {*prompt, *output}:
+            old = expected[number, token]
+            new = old / repetition if old > 0 else old * repetition
+            times = output.count(token)
+            expected[number, token] = new - frequency * times - presence * (times > 0)
+    adjust(logits, rows, [])
+    torch.testing.assert_close(logits, expected)

@@ -1,10 +1,10 @@
 """The running group of a service, as an executor remembers it between plans."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from shoal.core import Joined, SamplingParams, StepPlan
 
@@ -38,19 +38,30 @@ class RunningSequence:
         return stops and self.output_tokens >= params.min_tokens
 
 
-@dataclass(slots=True)
 class TokenCounts:
-    """What a penalised sequence has said."""
+    """Which tokens a penalised sequence has, and how often."""
 
-    seen: torch.Tensor
-    """Which tokens prompt and output have: bool [vocab]."""
-    output: torch.Tensor
-    """How often the output has each: int32 [vocab]."""
+    def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
+        self.tokens = array("q")
+        """The tokens of prompt and output, each once."""
+        self.times = array("q")
+        """How often the output has each of them."""
+        self._places: dict[int, int] = {}
+        for token in tokens[:prompt_tokens]:
+            self._count(token, 0)
+        for token in tokens[prompt_tokens:]:
+            self._count(token, 1)
 
     def add(self, token: int) -> None:
         """Count one more output token."""
-        self.seen[token] = True
-        self.output[token] += 1
+        self._count(token, 1)
+
+    def _count(self, token: int, times: int) -> None:
+        place = self._places.setdefault(token, len(self.tokens))
+        if place == len(self.tokens):
+            self.tokens.append(token)
+            self.times.append(0)
+        self.times[place] += times
 
 
 class RunningGroups:

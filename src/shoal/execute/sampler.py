@@ -1,10 +1,11 @@
 """Choosing the next token of each row of a step.
 
 Draws are counter-based: one uniform number keyed by (seed, output position) is looked up in the
-cumulative distribution of the remaining tokens. So a request's tokens do not depend on the other rows of
-the batch, on preemptions or on prefix hits. Only rows that sample from the whole vocabulary read all of
-it; rows with top-k, top-p or min-p look at the likeliest tokens first, and at more only if these do not
-suffice.
+cumulative distribution of the remaining tokens, in the order of their ids. Tokens are ranked by falling
+logits, and equal ones by rising ids. So a request's tokens do not depend on the other rows of the batch, on
+preemptions or on prefix hits.
+
+On CPUs a native kernel chooses; these operations of torch do the same elsewhere, but for rounding.
 """
 
 from collections.abc import Sequence
@@ -12,101 +13,80 @@ from collections.abc import Sequence
 import torch
 
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
-from shoal.execute.group import RunningSequence, TokenCounts
+from shoal.execute.group import RunningSequence
+from shoal.execute.native_sampling import NativeSampler
+from shoal.execute.penalties import adjust, is_adjusted
 
-FIRST_CANDIDATES = 256
-"""How many of the likeliest tokens a row with top-k, top-p or min-p looks at first."""
+CANDIDATES = 256
+"""How many of the likeliest tokens rows with top-k, top-p or min-p look at first."""
+_CHUNK = 256
+"""Tokens whose weights are summed up before a draw is looked up among them."""
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]
+    logits: torch.Tensor,
+    rows: Sequence[RunningSequence],
+    eos_token_ids: Sequence[int],
+    native: NativeSampler | None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
     """The next token of each row, and log-probabilities if a row wants them.
 
     logits: [rows, vocab], any float dtype; may be overwritten. A row whose logits are not finite gets
-    NO_TOKEN: the model has overflowed, and any token would be arbitrary.
+    NO_TOKEN: the model has overflowed, and any token would be arbitrary. native: for logits on the CPU.
     """
-    logits = logits.float()
-    invalid = (~logits.amax(-1).isfinite()).nonzero().squeeze(1).tolist()
-    logits[invalid] = 0.0
-    raw = {i: logits[i].clone() for i, row in enumerate(rows) if row.sampling.logprobs is not None}
-    for i, row in enumerate(rows):
-        _adjust(logits[i], row, eos_token_ids)
-    tokens = _choose(logits, rows)
-    for i in invalid:
+    raw, hidden = logits, []
+    adjusted = [i for i, row in enumerate(rows) if is_adjusted(row)]
+    if adjusted:
+        logits = logits.float()
+        if logits is raw and any(rows[i].sampling.logprobs is not None for i in adjusted):
+            raw = logits.clone()
+        finite = logits[adjusted].amax(-1).isfinite().tolist()
+        hidden = [i for i, sound in zip(adjusted, finite, strict=True) if not sound]
+        adjust(logits, rows, eos_token_ids)
+    tokens = _choose(logits, rows) if native is None else native.choose(logits, rows)
+    for i in hidden:
         tokens[i] = NO_TOKEN
-        raw.pop(i, None)
-    if not raw:
-        return tokens, None
-    return tokens, [
-        _logprobs(raw[i], tokens[i], row.sampling.logprobs or 0) if i in raw else None
+    asked = [
+        (i, tokens[i], row.sampling.logprobs)
         for i, row in enumerate(rows)
+        if row.sampling.logprobs is not None and tokens[i] != NO_TOKEN
     ]
-
-
-def _adjust(logits: torch.Tensor, row: RunningSequence, eos_token_ids: Sequence[int]) -> None:
-    """Apply penalties and the ban on early ends to one row [vocab], in place."""
-    params = row.sampling
-    if params.penalised:
-        counts = row.penalty
-        if counts is None:
-            counts = row.penalty = _count(row, logits)
-        _penalise(logits, counts, params)
-    if row.output_tokens < params.min_tokens:
-        banned = (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
-        logits[[t for t in banned if t < len(logits)]] = float("-inf")
-
-
-def _count(row: RunningSequence, logits: torch.Tensor) -> TokenCounts:
-    vocab, device = len(logits), logits.device
-    tokens = torch.tensor(row.tokens, dtype=torch.int64, device=device)
-    seen = torch.zeros(vocab, dtype=torch.bool, device=device)
-    seen[tokens] = True
-    output = torch.bincount(tokens[row.prompt_tokens :], minlength=vocab).to(torch.int32)
-    return TokenCounts(seen, output)
-
-
-def _penalise(logits: torch.Tensor, counts: TokenCounts, params: SamplingParams) -> None:
-    if params.repetition_penalty != 1.0:
-        seen = logits[counts.seen]
-        logits[counts.seen] = torch.where(
-            seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty
-        )
-    if params.frequency_penalty != 0.0:
-        logits -= params.frequency_penalty * counts.output
-    if params.presence_penalty != 0.0:
-        logits -= params.presence_penalty * (counts.output > 0)
+    if not asked:
+        return tokens, None
+    logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+    reported = _report(raw, asked) if native is None else native.report(raw, asked)
+    for (i, _, _), one in zip(asked, reported, strict=True):
+        logprobs[i] = one
+    return tokens, logprobs
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    kinds: dict[tuple[str, int], list[int]] = {}
-    for i, row in enumerate(rows):
-        kinds.setdefault(_kind(row.sampling), []).append(i)
-    tokens = [0] * len(rows)
-    for (kind, width), members in kinds.items():
-        part = logits if len(members) == len(rows) else logits[members]
-        chosen = [rows[i] for i in members]
-        if kind == "greedy":
-            picked = part.argmax(-1).tolist()
-        elif kind == "whole":
-            picked = _from_whole(part, chosen)
-        else:
-            picked = _from_candidates(part, chosen, min(width, logits.shape[1]))
-        for i, token in zip(members, picked, strict=True):
+    logits = logits.float()
+    largest = logits.amax(-1, keepdim=True)
+    finite = largest.squeeze(1).isfinite().tolist()
+    tokens = [NO_TOKEN] * len(rows)
+    ways = {"greedy": _likeliest, "whole": _from_whole, "candidates": _from_candidates}
+    for kind, way in ways.items():
+        members = [i for i, row in enumerate(rows) if finite[i] and _kind(row.sampling) == kind]
+        if not members:
+            continue
+        everybody = len(members) == len(rows)
+        part, top = (logits, largest) if everybody else (logits[members], largest[members])
+        for i, token in zip(members, way(part, top, [rows[i] for i in members]), strict=True):
             tokens[i] = token
     return tokens
 
 
-def _kind(params: SamplingParams) -> tuple[str, int]:
-    """How a row is sampled, and among how many candidates at first.
-
-    It depends on this row alone, because the number determines the order of equally likely tokens.
-    """
+def _kind(params: SamplingParams) -> str:
     if params.greedy:
-        return "greedy", 0
-    if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
-        return "candidates", max(FIRST_CANDIDATES, params.top_k)
-    return "whole", 0
+        return "greedy"
+    return "candidates" if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 else "whole"
+
+
+def _likeliest(logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
+    del largest, rows
+    tokens: list[int] = logits.argmax(-1).tolist()
+    return tokens
 
 
 def _draws(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tensor:
@@ -114,76 +94,106 @@ def _draws(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tenso
     return torch.tensor(draws, dtype=torch.float64, device=device).unsqueeze(1)
 
 
-def _scaled(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> torch.Tensor:
-    """Logits divided by temperature, with 0 for the likeliest token, so that nothing overflows."""
-    temperatures = [row.sampling.temperature for row in rows]
-    divisor = torch.tensor(temperatures, dtype=torch.float32, device=logits.device).unsqueeze(1)
-    return (logits - logits.amax(-1, keepdim=True)) / divisor
+def _inverse_temperatures(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tensor:
+    inverse = [1.0 / row.sampling.temperature for row in rows]
+    return torch.tensor(inverse, dtype=torch.float32, device=device).unsqueeze(1)
 
 
-def _look_up(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Index at which the cumulative weight exceeds the draw; weights [rows, n] >= 0, not normalised."""
+def _look_up(weights: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index [rows, 1] at which the cumulative weight exceeds the target, and what comes before it.
+
+    weights: [rows, n], at least 0. The target is taken to be at least 0 and less than the sum, so that the
+    index is one with a weight.
+    """
     cumulative = weights.double().cumsum(-1)
     total = cumulative[:, -1:]
-    target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)
+    targets = torch.minimum(targets.clamp(min=0.0), torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, targets, right=True)
+    return index, cumulative.gather(1, index) - weights.gather(1, index)
 
 
-def _from_whole(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    scaled = _scaled(logits, rows)
-    tokens: list[int] = _look_up(scaled.softmax(-1), _draws(rows, logits.device)).squeeze(1).tolist()
+def _from_whole(logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
+    """Sample from the whole vocabulary: a chunk by the sums of all chunks, then a token of it."""
+    weights = ((logits - largest) * _inverse_temperatures(rows, logits.device)).exp()
+    missing = -weights.shape[1] % _CHUNK
+    chunks = torch.nn.functional.pad(weights, (0, missing)).view(len(rows), -1, _CHUNK)
+    sums = chunks.sum(-1, dtype=torch.float64)
+    targets = _draws(rows, logits.device) * sums.sum(-1, keepdim=True)
+    chunk, before = _look_up(sums, targets)
+    chosen = chunks[torch.arange(len(rows), device=logits.device), chunk.squeeze(1)]
+    index, _ = _look_up(chosen, targets - before)
+    tokens: list[int] = (chunk * _CHUNK + index).squeeze(1).tolist()
     return tokens
 
 
-def _from_candidates(logits: torch.Tensor, rows: Sequence[RunningSequence], width: int) -> list[int]:
-    """Sample rows with top-k, top-p or min-p from the ``width`` likeliest tokens, and from more where needed.
-
-    No row's top-k is larger than ``width``.
-    """
-    scaled = _scaled(logits, rows)
-    vocab = logits.shape[1]
-    total = scaled.logsumexp(-1, keepdim=True)
-    draws = _draws(rows, logits.device)
-    tokens = [-1] * len(rows)
-    open_rows = list(range(len(rows)))
-    while open_rows:
-        values, ids = scaled[open_rows].topk(width, dim=-1)
-        weights = (values - total[open_rows]).exp()
-        kept, complete = _cut(weights, [rows[i].sampling for i in open_rows], width == vocab)
-        picked = ids.gather(1, _look_up(weights * kept, draws[open_rows])).squeeze(1).tolist()
-        for i, token, done in zip(open_rows, picked, complete, strict=True):
-            tokens[i] = token if done else -1
-        open_rows = [i for i in open_rows if tokens[i] < 0]
+def _from_candidates(
+    logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[RunningSequence]
+) -> list[int]:
+    """Sample rows with top-k, top-p or min-p from the likeliest tokens, and from more where these are few."""
+    vocab, device = logits.shape[1], logits.device
+    inverse, draws = _inverse_temperatures(rows, device), _draws(rows, device)
+    total = ((logits - largest) * inverse).exp().sum(-1, keepdim=True, dtype=torch.float64)
+    tokens = [NO_TOKEN] * len(rows)
+    waiting, width = list(range(len(rows))), min(CANDIDATES, vocab)
+    while waiting:
+        values, ids = _ranked(logits[waiting], width)
+        weights = ((values - largest[waiting]) * inverse[waiting]).exp()
+        kept = _cut(weights, [rows[i].sampling for i in waiting], total[waiting])
+        # An equal one that is kept, too, may lie beyond the candidates.
+        last = values.gather(1, kept.sum(-1, keepdim=True) - 1)
+        top_k = torch.tensor([[rows[i].sampling.top_k] for i in waiting], device=device)
+        complete = ((values[:, -1:] < last) & (top_k <= width)) | (width == vocab)
+        ids, order = ids.sort(-1)
+        weights = (weights * kept).gather(1, order)
+        index, _ = _look_up(weights, draws[waiting] * weights.sum(-1, keepdim=True, dtype=torch.float64))
+        picked = ids.gather(1, index).squeeze(1).tolist()
+        for i, token, done in zip(waiting, picked, complete.squeeze(1).tolist(), strict=True):
+            tokens[i] = token if done else NO_TOKEN
+        waiting = [i for i in waiting if tokens[i] == NO_TOKEN]
         width = min(vocab, width * 8)
     return tokens
 
 
-def _cut(
-    weights: torch.Tensor, params: Sequence[SamplingParams], whole: bool
-) -> tuple[torch.Tensor, list[bool]]:
-    """Which of the candidates remain (bool [rows, n]), and whether no token beyond them could.
+def _ranked(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``width`` largest logits of each row and their ids, in order: equal ones by rising ids."""
+    if width == logits.shape[1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    values, ids = logits.topk(width, dim=-1)
+    ids, order = ids.sort(-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
 
-    weights: probabilities in falling order. First top-k, then top-p of the rest, and min-p relative to the
-    likeliest. whole: the candidates are the whole vocabulary.
+
+def _cut(weights: torch.Tensor, params: Sequence[SamplingParams], total: torch.Tensor) -> torch.Tensor:
+    """Which of the candidates remain: bool [rows, n], the first of each row.
+
+    weights: in falling order, 1 for the likeliest. total: the weight of all tokens. First top-k, then top-p
+    of the rest, and min-p relative to the likeliest.
     """
-    width, device = weights.shape[1], weights.device
+    device = weights.device
     limited = torch.tensor([[p.top_k > 0] for p in params], device=device)
     top_k = torch.tensor([[p.top_k] for p in params], device=device)
     top_p = torch.tensor([[p.top_p] for p in params], device=device, dtype=torch.float64)
     min_p = torch.tensor([[p.min_p] for p in params], device=device)
-    in_k = (torch.arange(width, device=device) < top_k) | ~limited
+    in_k = (torch.arange(weights.shape[1], device=device) < top_k) | ~limited
     likely = (weights * in_k).double()
     mass = likely.cumsum(-1)
-    left = torch.where(limited, mass[:, -1:], 1.0)
-    kept = in_k & (mass - likely < top_p * left) & (weights >= min_p * weights[:, :1])
+    left = torch.where(limited, mass[:, -1:], total)
+    in_p = (mass - likely < top_p * left) | (top_p >= 1)
+    kept = in_k & in_p & (weights >= min_p) & (weights > 0)
     kept[:, 0] = True
-    complete = ~kept[:, -1:] | limited if not whole else torch.ones_like(limited)
-    return kept, complete.squeeze(1).tolist()
+    return kept
 
 
-def _logprobs(raw: torch.Tensor, token: int, top: int) -> TokenLogprobs:
-    logprobs = raw.log_softmax(-1)
-    values, ids = logprobs.topk(top)
-    return TokenLogprobs(
-        token, float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    )
+def _report(logits: torch.Tensor, asked: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
+    """For each (row, token, n) the log-probability of the token, and the n likeliest tokens."""
+    logprobs = logits[[row for row, _, _ in asked]].float().log_softmax(-1)
+    token = torch.tensor([[token] for _, token, _ in asked], device=logits.device)
+    values, ids = logprobs.topk(min(max(count for _, _, count in asked), logits.shape[1]))
+    return [
+        TokenLogprobs(token, own, tuple(zip(likeliest[:count], others[:count], strict=True)))
+        for (_, token, count), [own], likeliest, others in zip(
+            asked, logprobs.gather(1, token).tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    ]

@@ -15,9 +15,11 @@ from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.kv_store import KVStore, Transfer, UnitIds
 from shoal.execute.loading import ModelSet
+from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampler import sample
 from shoal.kvcache import PoolLayout
+from shoal.native import load_native
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class TorchExecutor:
         self._models = models.models
         self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
         self._groups = RunningGroups()
+        library = load_native() if models.device.type == "cpu" else None
+        self._sampler = None if library is None else NativeSampler(library)
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
@@ -163,7 +167,8 @@ class TorchExecutor:
         if not plan.sampled:
             return [], None
         chosen = [rows[i] for i in plan.sampled]
-        tokens, logprobs = sample(logits, chosen, self._models[plan.service].eos_token_ids)
+        eos = self._models[plan.service].eos_token_ids
+        tokens, logprobs = sample(logits, chosen, eos, self._sampler)
         for row, token in zip(chosen, tokens, strict=True):
             known = max(token, 0)  # a row without a token ends; a step already queued must not stumble
             row.tokens.append(known)

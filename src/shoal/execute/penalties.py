@@ -1,0 +1,56 @@
+"""What earlier tokens and ``min_tokens`` do to logits: of all rows that ask for it at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from shoal.execute.group import RunningSequence, TokenCounts
+
+
+def is_adjusted(row: RunningSequence) -> bool:
+    """Whether ``adjust`` changes the logits of this row."""
+    return row.sampling.penalised or row.output_tokens < row.sampling.min_tokens
+
+
+def adjust(logits: torch.Tensor, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]) -> None:
+    """Apply penalties, then the ban on early ends, to logits [rows, vocab] of float32, in place."""
+    penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
+    if penalised:
+        _penalise(logits, rows, penalised)
+    banned = [
+        (i, token)
+        for i, row in enumerate(rows)
+        if row.output_tokens < row.sampling.min_tokens
+        for token in (*row.sampling.stop_token_ids, *(() if row.sampling.ignore_eos else eos_token_ids))
+        if token < logits.shape[1]
+    ]
+    if banned:
+        at_row, at_token = torch.tensor(banned, device=logits.device).T
+        logits[at_row, at_token] = float("-inf")
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[RunningSequence], penalised: Sequence[int]) -> None:
+    """Only tokens that a row has are looked at, each once."""
+    all_counts = [_counts(rows[i]) for i in penalised]
+    sizes = [len(counts.tokens) for counts in all_counts]
+    tokens = np.concatenate([np.frombuffer(counts.tokens, dtype=np.int64) for counts in all_counts])
+    times = np.concatenate([np.frombuffer(counts.times, dtype=np.int64) for counts in all_counts])
+    params = [rows[i].sampling for i in penalised]
+    strengths = np.array(
+        [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params], dtype=np.float32
+    )
+    device = logits.device
+    at_row = torch.from_numpy(np.repeat(penalised, sizes)).to(device)
+    at_token = torch.from_numpy(tokens).to(device)
+    output = torch.from_numpy(times).to(device)
+    repetition, frequency, presence = torch.from_numpy(np.repeat(strengths, sizes, axis=0)).to(device).T
+    old = logits[at_row, at_token]
+    new = torch.where(old > 0, old / repetition, old * repetition)
+    logits[at_row, at_token] = new - frequency * output - presence * (output > 0)
+
+
+def _counts(row: RunningSequence) -> TokenCounts:
+    if row.penalty is None:
+        row.penalty = TokenCounts(row.tokens, row.prompt_tokens)
+    return row.penalty
