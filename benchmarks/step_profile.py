@@ -44,6 +44,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
 from shoal.execute.backends import ATTENTION_BACKENDS
+from shoal.execute.int8_product import Int8Product
 from shoal.execute.kv_store import MergedCache
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
@@ -178,6 +179,7 @@ def time_functions(clock: Clock, models: ModelSet) -> None:
 
     for kind in {type(part) for part in module.modules() if product(part)} | {type(head)}:
         clock.wrap(kind, "__call__", product)
+    clock.wrap(Int8Product, "__call__", lambda _: None if clock.part == "head" else "products")
     for name in ("attend", "attend_packed"):
         clock.wrap(models.backends[SERVICE], name, "attention")
     for name in ("write", "gather"):

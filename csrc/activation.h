@@ -7,10 +7,20 @@
 
 enum activation { NO_ACTIVATION, SILU, GELU_TANH, GELU_ERF };
 
-/* e^x, for x cut to [-87, 88]: relative error below 2e-7. Polynomial and parts of ln 2 as in Cephes' expf. */
+/* x with a magnitude of at most 87, which it also gives a NaN. By its bits: compilers make several computations, one
+   for each case, of what follows a comparison of floats. */
+static inline float bounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t magnitude = bits & 0x7fffffffu, most = 0x42ae0000u; /* 87.0f */
+    bits = (bits & 0x80000000u) | (magnitude < most ? magnitude : most);
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+/* e^x, for x cut to [-87, 87]: relative error below 2e-7. Polynomial and parts of ln 2 as in Cephes' expf. */
 static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
+    x = bounded(x);
     const float shifted = x * 1.44269504f + 12582912.0f; /* has the nearest integer in its lowest bits */
     const float n = shifted - 12582912.0f;
     x = x - n * 0.693359375f;
@@ -24,9 +34,9 @@ static inline float exponential(float x) {
     p = p * x;
     p = p * x + x;
     p = p + 1.0f;
-    int32_t bits;
+    uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits - 0x4b400000 + 127) * (1 << 23);
+    bits = (bits - 0x4b400000u + 127u) << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
     return p * power;

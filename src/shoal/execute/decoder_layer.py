@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.execute.int8_product import Activation
 from shoal.execute.interface import AttentionStep
 from shoal.execute.layer_kernels import LayerKernels
-from shoal.execute.linear import Linear, MergeLinears
+from shoal.execute.linear import Linear, Products
 from shoal.execute.recording import RecordedCall
 
 
@@ -28,8 +29,10 @@ class LayerParts:
     """Projections to queries, keys and values."""
     o: Linear
     """Projection of attention's output."""
-    gate_up: tuple[Linear, ...]
-    """Projections to the MLP's gate and to what that scales."""
+    gate: Linear
+    """Projection to the MLP's gate."""
+    up: Linear
+    """Projection to what that scales."""
     down: Linear
     """Projection of their product."""
     before_attention: torch.Tensor
@@ -52,8 +55,8 @@ class LayerParts:
 class LayerStyle:
     """What the weights of a layer do not show."""
 
-    activation: int
-    """Of the MLP's gate: an index of ``shoal.execute.layer_kernels.ACTIVATIONS``."""
+    activation: Activation
+    """Of the MLP's gate."""
     rotary_interleaved: bool
     """See AttentionStep."""
 
@@ -61,21 +64,20 @@ class LayerStyle:
 class DecoderLayer(nn.Module):
     """Stands for a decoder layer of a `transformers` model.
 
-    merge: makes its matrix products.
+    products: makes its matrix products.
     """
 
     def __init__(
-        self, parts: LayerParts, style: LayerStyle, merge: MergeLinears, kernels: LayerKernels
+        self, parts: LayerParts, style: LayerStyle, products: Products, kernels: LayerKernels
     ) -> None:
         super().__init__()
-        self.qkv = merge(parts.qkv)
-        self.o = merge((parts.o,))
-        self.gate_up = merge(parts.gate_up)
-        self.down = merge((parts.down,))
+        self.qkv = products.merged(parts.qkv)
+        self.o = products.merged((parts.o,))
+        self.gated = products.gated(parts.gate, parts.up, style.activation)
+        self.down = products.merged((parts.down,))
         self.before_attention, self.after_attention = parts.before_attention, parts.after_attention
         self.before_mlp, self.after_mlp = parts.before_mlp, parts.after_mlp
         self.eps = parts.eps
-        self.activation = style.activation
         self.layer = parts.attention.layer
         shape = parts.attention.shape
         self.attention: dict[str, Any] = {
@@ -132,4 +134,4 @@ class DecoderLayer(nn.Module):
         x, normed = self.kernels.residual_norm(
             self.o(attended), self.after_attention, x, self.before_mlp, self.eps
         )
-        return x, self.down(self.kernels.gated_activation(self.gate_up(normed), self.activation))
+        return x, self.down(self.gated(normed))

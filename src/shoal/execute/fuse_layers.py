@@ -18,11 +18,11 @@ from shoal.execute.decoder_layer import DecoderLayer, LayerParts, LayerStyle
 from shoal.execute.forward import FusedForward, RotaryTable
 from shoal.execute.fuse import FusedRMSNorm, fused_norm
 from shoal.execute.int8_linear import Int8Linear
+from shoal.execute.int8_product import Activation
 from shoal.execute.interface import STEP_KEYWORD, TransformersForward
-from shoal.execute.layer_kernels import ACTIVATIONS, LAYER_DTYPES, LayerKernels
-from shoal.execute.linear import SeparateLinears
-from shoal.execute.merge import Merger
+from shoal.execute.layer_kernels import LAYER_DTYPES, LayerKernels
 from shoal.execute.probe import Probed
+from shoal.execute.products import FastProducts, SeparateProducts
 from shoal.execute.recording import RecordedCall, RecordingStep, packed_logits
 from shoal.execute.replacements import Replacements, children
 from shoal.native import load_native
@@ -31,7 +31,6 @@ TOLERANCE = 1e-4
 """Largest relative difference (norm over norm) of what a layer adds to its input: sums in another order."""
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-_GATE_UP = ("gate_proj", "up_proj")
 _HEAD_NORMS = ("q_norm", "k_norm")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -60,7 +59,7 @@ def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
     if native is None or probed.dtype not in LAYER_DTYPES:
         return []
     kernels = LayerKernels(native)
-    styles = [LayerStyle(*pair) for pair in product(range(len(ACTIVATIONS)), (False, True))]
+    styles = [LayerStyle(*pair) for pair in product(list(Activation)[1:], (False, True))]
     layers = []
     for seen in _watch_layers(model, probed):
         style = _best_style(seen, styles, kernels)
@@ -73,12 +72,16 @@ def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
 @torch.inference_mode()
 def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
     """Replace recognised layers."""
-    replacements, merge, native = Replacements(), Merger(), load_native()
+    replacements, native = Replacements(), load_native()
+    if native is None:
+        return replacements
+    kernels = LayerKernels(native)
+    products = FastProducts(kernels)
     for layer in layers:
         original = layer.parent.get_submodule(layer.name)
         parts = _parts(original, layer.attention)
-        if parts is not None and native is not None:
-            fused = DecoderLayer(parts, layer.style, merge, LayerKernels(native))
+        if parts is not None:
+            fused = DecoderLayer(parts, layer.style, products, kernels)
             replacements.put(layer.parent, layer.name, original, fused)
     return replacements
 
@@ -165,7 +168,7 @@ def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels
     theirs = seen.run(original)
     best, least = None, TOLERANCE
     for style in styles:
-        ours = seen.run(DecoderLayer(parts, style, SeparateLinears, kernels))
+        ours = seen.run(DecoderLayer(parts, style, SeparateProducts(kernels), kernels))
         difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
         if difference <= least:
             best, least = style, difference
@@ -180,7 +183,7 @@ def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:
     if not (
         own.keys() in (set(_NORMS), set(_FOUR_NORMS))
         and attention.keys() == {*_QKV, "o_proj"}
-        and mlp.keys() == {*_GATE_UP, "down_proj"}
+        and mlp.keys() == {"gate_proj", "up_proj", "down_proj"}
     ):
         return None
     norms = {name: fused_norm(module) for name, module in (own | head_norms).items()}
@@ -208,7 +211,8 @@ def _assemble(
         attention=call,
         qkv=tuple(linears[name] for name in _QKV),
         o=linears["o_proj"],
-        gate_up=tuple(linears[name] for name in _GATE_UP),
+        gate=linears["gate_proj"],
+        up=linears["up_proj"],
         down=linears["down_proj"],
         before_attention=scales["input_layernorm"],
         after_attention=scales["post_attention_layernorm"] if four else None,

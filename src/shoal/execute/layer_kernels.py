@@ -4,10 +4,8 @@ import ctypes
 
 import torch
 
+from shoal.execute.int8_product import Activation
 from shoal.native import NativeLibrary
-
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
-"""Activations of gated MLPs that have a kernel, by their number there."""
 
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 LAYER_DTYPES = tuple(_IS_BF16)
@@ -66,8 +64,8 @@ class LayerKernels:
         )
         return total, out
 
-    def gated_activation(self, gate_up: torch.Tensor, activation: int) -> torch.Tensor:
-        """activation(gate) * up; gate_up is [rows, 2 * size], activation an index of ACTIVATIONS."""
+    def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up; gate_up is [rows, 2 * size], a gate and an up beside each other."""
         rows, both = gate_up.shape
         out = gate_up.new_empty((rows, both // 2))
         self._gated_activation(

@@ -1,27 +1,31 @@
 """Linear layers by what they compute, whatever form their weights have."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shoal.execute.int8_product import Activation
+from shoal.execute.layer_kernels import LayerKernels
+
 
 class Linear(Protocol):
     """A matrix product, and perhaps a bias."""
 
-    in_features: int
-    """Size of an input row."""
-    out_features: int
-    """Size of an output row."""
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+        """x [rows, inputs] -> [rows, outputs]."""
 
 
-MergeLinears = Callable[[Sequence[Linear]], Linear]
-"""Makes one layer of several that have the same input: its output has theirs side by side."""
+class Products(Protocol):
+    """Makes matrix products of linear layers, in the form in which this CPU computes them fastest."""
+
+    def merged(self, linears: Sequence[Linear]) -> Linear:
+        """One for several layers with the same input: its output has theirs side by side."""
+
+    def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
+        """activation(gate(x)) * up(x)."""
 
 
 class DenseLinear(nn.Module):
@@ -37,14 +41,26 @@ class DenseLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class GatedLinear(nn.Module):
+    """activation(gate) * up of a layer whose output is gate and up beside each other."""
+
+    def __init__(self, both: Linear, activation: Activation, kernels: LayerKernels) -> None:
+        super().__init__()
+        self.both = both
+        self.activation = activation
+        self.kernels = kernels
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, inputs] -> [rows, outputs / 2]."""
+        return self.kernels.gated_activation(self.both(x), self.activation)
+
+
 class SeparateLinears(nn.Module):
     """Several layers with the same input, one after the other: a layer for which no weight is copied."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         super().__init__()
-        self.linears = nn.ModuleList(linears)  # type: ignore[arg-type]  # all are modules
-        self.in_features = linears[0].in_features
-        self.out_features = sum(linear.out_features for linear in linears)
+        self.linears = tuple(linears)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See Linear."""
