@@ -1,6 +1,7 @@
 """Services with ``dtype: int8``: which layers, what they generate, and the cached weights."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,17 @@ def folders_in(cache: Path) -> list[Path]:
 def logits_of(scheduler: HandScheduler, kind: str, prompts: list[list[int]], chunk: int = 1000) -> set[bytes]:
     """The bits of every row of logits that come up while the prompts are continued."""
     rows: set[bytes] = set()
+    models = scheduler.models.models
+    plain = models[kind]
 
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        rows.update(row.float().numpy().tobytes() for row in output.logits[0])
+    def forward(*arguments: Any) -> torch.Tensor:
+        logits = plain.forward(*arguments)
+        rows.update(row.float().numpy().tobytes() for row in logits)
+        return logits
 
-    with scheduler.models.models[kind].module.register_forward_hook(note):
-        scheduler.generate(kind, prompts, OUTPUT, chunk=chunk)
+    models[kind] = replace(plain, forward=forward)
+    scheduler.generate(kind, prompts, OUTPUT, chunk=chunk)
+    models[kind] = plain
     return rows
 
 
