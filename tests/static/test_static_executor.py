@@ -152,5 +152,7 @@ def test_a_model_that_padding_disturbs_is_refused(
 def test_what_is_not_possible_is_said(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="possible are auto, float32"):
         load(folders["llama"], "int3")
+    with pytest.raises(ConfigError, match="float32, bfloat16 or float16, not in int8"):
+        load(folders["llama"], dtype="int8")
     with pytest.raises(ConfigError, match="possible are cpu and cuda"):
         load_static_model(Service(name="t", model="t"), folders["llama"], device="meta")
