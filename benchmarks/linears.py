@@ -7,7 +7,8 @@
 Layers have the model's shapes and random weights, and are called one after the other. The output head is one
 of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
 in turn, round after round; printed are medians in milliseconds, and the fastest in brackets. int8 quantises
-its inputs in that time, which oneDNN's, the yardstick, are given. With one thread its CPU time is taken,
+its inputs in that time, which oneDNN's, the yardstick, are given; its weights have a scale for each output or,
+as those of GGUF files, for each 32 inputs of an output. With one thread its CPU time is taken,
 which other programs change less; with more, the time that passes.
 """
 
@@ -26,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from shoal.execute.checkpoint import read_model_config
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_weights import pack, quantise_channels
+from shoal.execute.int8_weights import GROUP, pack, quantise_channels
 from shoal.execute.prepack import PackedLinear, can_prepack
 from shoal.models import resolve_model
 from shoal.native import load_native
@@ -64,6 +65,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         "float32": (torch.float32, []),
         "bfloat16": (torch.bfloat16, []),
         "int8": (torch.bfloat16, []),
+        "int8 in groups": (torch.bfloat16, []),
         "oneDNN int8, quantised before": (torch.uint8, []),
     }
     products = [products for _, products in ways.values()]
@@ -73,9 +75,11 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         dense = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
         values, scales = quantise_channels(weight)
         products[0].append(lambda x, weight=weight: F.linear(x, weight))
-        products[1].append(PackedLinear(dense) if prepacked else dense)
+        products[1].append(PackedLinear(dense.weight, None) if prepacked else dense)
         products[2].append(Int8Linear(pack(values, scales).moved(pages.put), native))
-        products[3].append(onednn_int8(values, scales))
+        grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
+        products[3].append(Int8Linear(pack(values, grouped).moved(pages.put), native))
+        products[4].append(onednn_int8(values, scales))
     return ways
 
 
