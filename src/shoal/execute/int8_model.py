@@ -16,11 +16,11 @@ from transformers.pytorch_utils import Conv1D
 from shoal.core import ModelUnavailable
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_weights import Int8Weights, pack, quantise_channels
-from shoal.models import derived_folder
+from shoal.execute.int8_weights import GROUP, Int8Weights, pack, quantise_channels
+from shoal.models import derived_folder, groups_file, opened_weights
 from shoal.native import load_native
 
-LAYOUT = 1
+LAYOUT = 2
 """Counts up when weights are quantised or laid out differently; part of the cache's key."""
 
 _FILE = "int8.safetensors"
@@ -30,18 +30,20 @@ _log = logging.getLogger(__name__)
 def use_int8(model: nn.Module, folder: Path) -> None:
     """Replace all linear layers of ``model``, which was loaded from ``folder``, and free their weights.
 
-    The int8 weights come from the cache, or are put there where it can be written. Weights that are no linear
+    Layers that a GGUF file had quantised keep its scales of groups, where its conversion stored them; others get
+    one for each output channel. The int8 weights come from the cache, or are put there where it can be written. Weights that are no linear
     layers (embeddings, norms, the experts of a mixture that are stored as one tensor) stay as they are.
-    Raises ModelUnavailable where the cached file is damaged.
+    Raises ModelUnavailable where the cached file or that of the conversion is damaged.
     """
     if load_native() is None:
         _log.warning("the native library is not in use: int8 layers are computed by torch, many times slower")
     places = list(_linear_places(model))
     memory = HugePages()
+    groups = groups_file(folder)
 
     def build(target: Path) -> None:
         for place in places:
-            place.put(_quantised(place.module), memory)
+            place.put(_quantised(place, groups), memory)
         save_file(dict(_tensors(places)), target / _FILE)
 
     layers = [
@@ -57,7 +59,7 @@ def use_int8(model: nn.Module, folder: Path) -> None:
         _read(cached, dense, memory)
     for place in dense:
         if cached is None:
-            place.put(_quantised(place.module), memory)
+            place.put(_quantised(place, groups), memory)
 
 
 def int8_bytes(model: nn.Module) -> int:
@@ -89,12 +91,27 @@ def _linear_places(model: nn.Module) -> Iterator[_Place]:
     for path, parent in model.named_modules():
         for name, child in parent.named_children():
             if type(child) in (nn.Linear, Conv1D):
-                yield _Place(f"{path}.{name}", parent, name)
+                yield _Place(f"{path}.{name}".removeprefix("."), parent, name)
 
 
-def _quantised(layer: Any) -> Int8Weights:
-    weight = layer.weight.detach()
-    return pack(*quantise_channels(weight if isinstance(layer, nn.Linear) else weight.T), layer.bias)
+def _quantised(place: _Place, groups: Path | None) -> Int8Weights:
+    """groups: the file with what a GGUF file had quantised, if there is one."""
+    layer = place.module
+    weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
+    stored = None if groups is None else _stored(groups, place.path, weight.shape)
+    return pack(*(stored or quantise_channels(weight)), layer.bias)
+
+
+def _stored(file: Path, path: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Values and scales of the layer at ``path``, if ``file`` has them."""
+    with opened_weights(file, "pt") as opened:
+        if f"{path}.values" not in opened.keys():  # noqa: SIM118 (no mapping)
+            return None
+        values, scales = (opened.get_tensor(f"{path}.{part}") for part in ("values", "scales"))
+    outputs, inputs = shape
+    if values.shape != shape or scales.shape != (outputs, inputs // GROUP):
+        raise ModelUnavailable(f"{file} has another shape for {path} than the model, so it is of another one")
+    return values, scales
 
 
 def _tensors(places: Sequence[_Place]) -> Iterator[tuple[str, torch.Tensor]]:

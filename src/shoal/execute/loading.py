@@ -21,8 +21,8 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import read_facts
-from shoal.native import native_status
+from shoal.models import is_quantised, read_facts
+from shoal.native import load_native, native_status
 
 DTYPES = {
     "float32": torch.float32,
@@ -31,6 +31,8 @@ DTYPES = {
     "int8": torch.int8,
 }
 """By name. int8 is that of linear layers' weights, in a model that is otherwise in bfloat16."""
+_FAST_INT8 = ("vnni", "vnni_bf16")
+"""Instruction sets with which "auto" means int8 for quantised models."""
 DEFAULT_CPU_KV_BYTES = 2 << 30
 CUDA_MEMORY_SHARE = 0.9
 GATHER_COPIES = 4
@@ -154,7 +156,7 @@ def load_models(
     models = {}
     for service in services:
         folder = folders[service.name].resolve()
-        dtype = resolve_dtype(service, folder)
+        dtype = resolve_dtype(service, folder, int8=target.type == "cpu" and _int8_is_fast())
         if dtype == torch.int8 and target.type != "cpu":
             raise ConfigError(
                 f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is {device}; "
@@ -186,9 +188,14 @@ def resolve_device(device: str) -> torch.device:
     return target
 
 
-def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
-    """The dtype that ``service`` names, or the one that its folder stores; raises ConfigError."""
+def resolve_dtype(service: Service, folder: Path, *, int8: bool = False) -> torch.dtype:
+    """The dtype that ``service`` names, or the one that its folder stores; raises ConfigError.
+
+    int8: take "auto" for int8 where the model comes from a quantised GGUF file.
+    """
     if service.dtype == "auto":
+        if int8 and is_quantised(folder):
+            return torch.int8
         config = read_model_config(service.model, folder).get_text_config()
         stored = getattr(config, "dtype", None)
         return next((dtype for dtype in DTYPES.values() if dtype == stored), torch.float32)
@@ -198,6 +205,12 @@ def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
             f"possible are auto, {', '.join(DTYPES)}"
         )
     return DTYPES[service.dtype]
+
+
+def _int8_is_fast() -> bool:
+    """Whether our kernel for int8 is in use, with instructions that make it faster than bfloat16."""
+    native = load_native()
+    return native is not None and native.variant in _FAST_INT8
 
 
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:

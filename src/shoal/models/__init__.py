@@ -15,7 +15,15 @@ from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress
 from shoal.models.resolve import check_model, pull_model, resolve_model
 from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
-from shoal.models.weights import derived_folder, read_weight_headers, refuse_incomplete, some_of
+from shoal.models.weights import (
+    derived_folder,
+    groups_file,
+    is_quantised,
+    opened_weights,
+    read_weight_headers,
+    refuse_incomplete,
+    some_of,
+)
 
 __all__ = [
     "NO_CHAT_TEMPLATE",
@@ -30,7 +38,10 @@ __all__ = [
     "check_weights",
     "check_model",
     "derived_folder",
+    "groups_file",
+    "is_quantised",
     "list_models",
+    "opened_weights",
     "pull_model",
     "read_facts",
     "read_sampling_defaults",

@@ -15,7 +15,7 @@ from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
-REVISION = 2
+REVISION = 3
 """Counts up when a conversion's result changes, or what it refuses; part of every cache key."""
 
 SOURCE_FILE = "shoal-source.json"
@@ -26,6 +26,8 @@ _NOT_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpa
 
 def convert_gguf(gguf_file: Path, folder: Path, progress: Progress) -> None:
     """Write a Hugging Face folder with the GGUF file's model, dense and in bfloat16, to ``folder``.
+
+    What the file has quantised lies beside the dense weights, in int8: see ``weights.GROUPS_FILE``.
 
     Raises ModelUnsupported where transformers cannot read this GGUF file.
     """

@@ -1,7 +1,7 @@
 """The subprocess of a conversion: ``python -m shoal.models.convert gguf|tokenizer SOURCE FOLDER``.
 
-The only module of this package that needs torch and transformers; no module imports it. It reports
-on standard output, one JSON object a line: ``{"what", "done", "total"}`` or ``{"error"}``.
+With ``gguf_int8`` the only module of this package that needs torch and transformers; no other imports them.
+It reports on standard output, one JSON object a line: ``{"what", "done", "total"}`` or ``{"error"}``.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shoal.models.weights import refuse_incomplete
+from shoal.models.weights import COMPLETE, GROUPS_FILE, refuse_incomplete
 
 _STEPS = 4
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
@@ -65,7 +65,19 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     refuse_incomplete(info, source.name)
     _step("saving the weights", 3)
     model.save_pretrained(folder)
+    _keep_int8_groups(source, model, folder)
     _step("converted", _STEPS)
+
+
+def _keep_int8_groups(source: Path, model: Any, folder: Path) -> None:
+    """Write what the file holds quantised to a file of its own, for ``dtype: int8``."""
+    from safetensors.numpy import save_file
+
+    from shoal.models.gguf_int8 import int8_groups
+
+    groups, complete = int8_groups(source, model)
+    if groups:
+        save_file(groups, folder / GROUPS_FILE, metadata={COMPLETE: str(complete)})
 
 
 def _dequantize() -> dict[str, Any]:

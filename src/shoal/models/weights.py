@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from shoal.models.folder_config import read_json
 from shoal.models.progress import silent
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+GROUPS_FILE = "int8_groups.safetensors"
+"""Linear layers as a GGUF file had them quantised, in a folder converted from it; see ``gguf_int8``."""
+COMPLETE = "complete"
+"""In that file's metadata: whether it has all linear layers of the model, "True" or "False"."""
 _NAMED = 4
 _DENSE = ("F64", "F32", "F16", "BF16")
 
@@ -50,8 +55,28 @@ def derived_folder(kind: str, folder: Path, revision: str, build: Callable[[Path
     kind: of what is made, a name for a part of the cache. revision: changes when the result does.
     """
     source = folder.resolve()
-    target = cache_dir() / kind / f"{source.name}-{fingerprint(revision, source, weight_files(source))}"
+    groups = groups_file(source)
+    files = (*weight_files(source), *([] if groups is None else [groups]))
+    target = cache_dir() / kind / f"{source.name}-{fingerprint(revision, source, files)}"
     return build_once(target, build, silent)
+
+
+def groups_file(folder: Path) -> Path | None:
+    """The file in ``folder`` with the linear layers that a GGUF file had quantised; None without one."""
+    file = folder / GROUPS_FILE
+    return file if file.is_file() else None
+
+
+def is_quantised(folder: Path) -> bool:
+    """Whether the model in ``folder`` comes from a GGUF file that had all its linear layers quantised.
+
+    Raises ModelUnavailable where the file with them is damaged.
+    """
+    file = groups_file(folder)
+    if file is None:
+        return False
+    with opened_weights(file) as opened:
+        return (opened.metadata() or {}).get(COMPLETE) == "True"
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
@@ -118,11 +143,18 @@ def _inside(folder: Path, name: Any, named_by: Path) -> Path:
 def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
     if not file.is_file():  # reading a pipe would take for ever
         raise ModelUnavailable(f"{file} is no file")
+    with opened_weights(file) as opened:
+        for name in opened.keys():  # noqa: SIM118 (no mapping)
+            tensor = opened.get_slice(name)
+            yield name, StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype())
+
+
+@contextmanager
+def opened_weights(file: Path, framework: str = "numpy") -> Iterator[Any]:
+    """The safetensors ``file``; raises ModelUnavailable where it is damaged."""
     try:
-        with safe_open(file, framework="numpy") as opened:
-            for name in opened.keys():  # noqa: SIM118 (no mapping)
-                tensor = opened.get_slice(name)
-                yield name, StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype())
+        with safe_open(file, framework=framework) as opened:
+            yield opened
     except (SafetensorError, OSError) as error:
         raise ModelUnavailable(
             f"{file} is damaged or was not copied whole ({error}); {_repair(file)}"

@@ -1,0 +1,125 @@
+"""The quantised matrices of a GGUF file in int8, with a scale for every 32 inputs of an output.
+
+Part of the conversion's subprocess, as ``convert`` is: it needs torch and transformers.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+GROUP = 32
+"""Inputs that share a scale."""
+
+_DENSE = frozenset(GGMLQuantizationType[name] for name in ("F16", "BF16", "F32", "F64"))
+_SYMMETRIC = frozenset(GGMLQuantizationType[name] for name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"))
+"""Types of blocks of 32 values that begin with a float16, by which the integers after it are multiplied."""
+_ROWS = 1024
+"""Rows that are held in float32 at a time."""
+
+
+def int8_groups(file: Path, model: nn.Module) -> tuple[dict[str, np.ndarray], bool]:
+    """What to keep of ``file``, which ``model`` was converted from, and whether it is all linear layers.
+
+    By the names of modules, ``NAME.values`` int8 [outputs, inputs] and ``NAME.scales`` float32
+    [outputs, inputs / 32]. A layer is left out where its matrix is dense in the file, or where the integers
+    do not give the matrix that transformers made, whose order of rows may be its own.
+    """
+    matrices = _matrices(file, model)
+    kept: dict[str, np.ndarray] = {}
+    layers = [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
+    for name, layer in layers:
+        matrix = matrices.get(id(layer.weight))
+        if matrix is None:
+            continue
+        weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
+        found = _as_in(weight, *quantise(matrix.data, matrix.tensor_type), _head_dim(model.config))
+        if found is not None:
+            kept[f"{name}.values"], kept[f"{name}.scales"] = found
+    return kept, 0 < 2 * len(layers) == len(kept)
+
+
+def quantise(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix, uint8 [outputs, bytes] as in the file, to values int8 and scales float32 as ``int8_groups`` has.
+
+    Exact where the type is a scale times integers in blocks of 32. Other types are dequantised and rounded
+    to 255 steps, from minus to plus the largest magnitude of a group.
+    """
+    parts = [_quantise_rows(data[at : at + _ROWS], kind) for at in range(0, len(data), _ROWS)]
+    return np.concatenate([values for values, _ in parts]), np.concatenate([scales for _, scales in parts])
+
+
+def _quantise_rows(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
+    weights = gguf.dequantize(data, kind).reshape(len(data), -1, GROUP)
+    if kind in _SYMMETRIC:
+        block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+        firsts = np.ascontiguousarray(data.reshape(len(data), -1, block_bytes)[..., :2])
+        scales = firsts.view(np.float16)[..., 0].astype(np.float32)
+    else:
+        scales = np.abs(weights).max(axis=2) / np.float32(127)
+    with np.errstate(invalid="ignore", divide="ignore"):  # what is not finite is found out when compared
+        values = np.where(scales[..., None] == 0, 0, weights / scales[..., None])
+        values = np.rint(values).clip(-128, 127).astype(np.int8)
+    return values.reshape(len(data), -1), scales
+
+
+def _matrices(file: Path, model: nn.Module) -> dict[int, Any]:
+    """The quantised matrices of ``file`` by the id of the model's parameter that each became."""
+    reader = gguf.GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    blocks = reader.fields.get(f"{architecture}.block_count")
+    if architecture not in numbers or blocks is None:
+        return {}
+    usable = {t.name: t for t in reader.tensors if t.tensor_type not in _DENSE and not t.shape[0] % GROUP}
+    names = gguf.get_tensor_name_map(numbers[architecture], blocks.contents())
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        stored = names.get_name(name, try_suffixes=(".weight",))
+        if stored in usable and parameter.ndim == 2:
+            found[id(parameter)] = usable[stored]
+    return found
+
+
+def _head_dim(config: Any) -> int:
+    stated = getattr(config, "head_dim", None)
+    return int(stated or config.hidden_size // config.num_attention_heads)
+
+
+def _as_in(
+    weight: torch.Tensor, values: np.ndarray, scales: np.ndarray, head_dim: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """values and scales with their rows in the order of ``weight``; None where no known order gives it."""
+    if values.shape != tuple(weight.shape):
+        return None
+    for order in _orders(len(values), head_dim):
+        if _same(weight, values, scales, order):
+            return values[order], scales[order]
+    return None
+
+
+def _orders(rows: int, head_dim: int) -> Iterator[np.ndarray]:
+    """Orders that the rows of a matrix may have in a file: that of transformers, or llama's of queries and keys,
+    where the first and second half of a head take turns."""
+    plain = np.arange(rows)
+    yield plain
+    if rows % head_dim == 0 and head_dim % 2 == 0:
+        yield plain.reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
+
+
+def _same(weight: torch.Tensor, values: np.ndarray, scales: np.ndarray, order: np.ndarray) -> bool:
+    """Whether values * scales is ``weight``, up to bfloat16's rounding and half a step."""
+    for at in range(0, len(order), _ROWS):
+        rows = order[at : at + _ROWS]
+        steps = np.abs(scales[rows, :, None])
+        ours = values[rows].reshape(*scales[rows].shape, GROUP) * scales[rows, :, None]
+        theirs = weight[at : at + _ROWS].float().numpy().reshape(ours.shape)
+        if not (np.abs(ours - theirs) <= np.abs(theirs) * 2.0**-8 + steps * 0.51).all():
+            return False
+    return True
