@@ -3,58 +3,20 @@
 import os
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-from models_builders import byte_level_alphabet
+from gguf import GGMLQuantizationType
 
 from at_hand import bundled_model
-from shoal.core import ModelUnsupported
-from shoal.models import Tokenizer, list_models, read_facts, resolve_model
+from gguf_files import write_tiny_llama
+from shoal.core import ModelUnavailable, ModelUnsupported
+from shoal.models import Tokenizer, conversion, is_quantised, list_models, read_facts, resolve_model
+from shoal.models.catalog import BUNDLED
+from shoal.models.progress import silent
+from shoal.models.pull import bundled_folder
+from shoal.models.weights import GROUPS_FILE
 
-HIDDEN, HEADS, INNER, LAYERS = 16, 4, 32, 2
-
-
-def write_tiny_llama(file: Path, without: str | None = None, layers: int = LAYERS) -> dict[str, np.ndarray]:
-    """A GGUF file with random float32 weights; returns those that are stored as Hugging Face has them.
-
-    without: a weight to leave out. layers: how many the file says it has.
-    """
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(layers)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(5000.0)
-    tokens = [*byte_level_alphabet(), "Ġa", "ĠĠ", "<|end|>"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (len(tokens) - 1) + [3])
-    writer.add_token_merges(["Ġ a", "Ġ Ġ"])
-    writer.add_eos_token_id(len(tokens) - 1)
-    writer.add_bos_token_id(len(tokens) - 1)
-    writer.add_chat_template("{{ messages[0].content }}")
-    writer.add_vocab_size(len(tokens))
-    random = np.random.default_rng(0)
-    plain = {"token_embd.weight": (len(tokens), HIDDEN), "output_norm.weight": (HIDDEN,)}
-    for i in range(LAYERS):
-        block = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "ffn_down": (HIDDEN, INNER)}
-        block |= dict.fromkeys(("ffn_gate", "ffn_up"), (INNER, HIDDEN))
-        block |= dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (HIDDEN, HIDDEN))
-        plain |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
-    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in plain.items()}
-    for name, weight in weights.items():
-        if name != without:
-            writer.add_tensor(name, weight)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return weights
+HIDDEN, HEADS = 16, 4
 
 
 @pytest.mark.slow
@@ -83,6 +45,7 @@ def test_a_users_gguf_file_becomes_a_folder_once(empty_cache: Path, tmp_path: Pa
     assert tokenizer.has_chat_template
     # digits are cut off first, so both blanks stay together before one
     assert tokenizer.encode("  1 a") == [257, *tokenizer.encode("1"), 256]
+    assert not is_quantised(folder)
     assert reports[0][1:] == (0, 4)
     assert reports[-1][1:] == (4, 4)
     assert list_models()[-1].name == str(file)
@@ -92,6 +55,33 @@ def test_a_users_gguf_file_becomes_a_folder_once(empty_cache: Path, tmp_path: Pa
     assert reports == []
     os.utime(file, (1, 1))
     assert resolve_model(str(file)) != folder
+
+
+@pytest.mark.slow
+def test_a_quantised_gguf_file_keeps_its_integers(empty_cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_tiny_llama(file, hidden=64, inner=96, kind=GGMLQuantizationType.Q8_0)
+    folder = resolve_model(str(file))
+    assert is_quantised(folder)
+    (folder / GROUPS_FILE).write_bytes(b"broken")
+    with pytest.raises(ModelUnavailable, match=r"damaged .* remove the folder"):
+        is_quantised(folder)
+
+
+def test_conversions_of_an_earlier_revision_are_made_anew(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(conversion, "convert_gguf", lambda file, folder, progress: made.append(file))
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(conversion, "REVISION", conversion.REVISION - 1)
+        before = conversion.converted_gguf(file, silent)
+    after = conversion.converted_gguf(file, silent)
+    assert before != after == conversion.converted_gguf(file, silent)
+    assert made == [file, file]
+    assert bundled_folder(BUNDLED["smollm2"]).name.endswith(f"-r{conversion.REVISION}")
 
 
 def test_a_file_that_is_no_gguf_is_explained(empty_cache: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Loading models: once for each (folder, dtype), shared by the services that name them, and probed."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,26 +18,25 @@ from shoal.execute.heap import keep_freed_memory
 from shoal.execute.int8_model import int8_bytes, use_int8
 from shoal.execute.interface import ATTENTION_NAME, Forward, TransformersForward
 from shoal.execute.memory import free_memory_bytes
+from shoal.execute.precision import prefers_int8, resolve_dtype
 from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import is_quantised, read_facts
-from shoal.native import load_native, native_status
+from shoal.models import read_facts
+from shoal.native import native_status
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,
-}
-"""By name. int8 is that of linear layers' weights, in a model that is otherwise in bfloat16."""
-_FAST_INT8 = ("vnni", "vnni_bf16")
-"""Instruction sets with which "auto" means int8 for quantised models."""
 DEFAULT_CPU_KV_BYTES = 2 << 30
 CUDA_MEMORY_SHARE = 0.9
 GATHER_COPIES = 4
 """A decode gathers one layer's keys and values of its rows: padded by at most 1 / 0.6, and held twice."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class Int8Unsupported(ModelUnsupported):
+    """A model would not be computed correctly in int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +152,43 @@ def load_models(
     transformers_logging.disable_progress_bar()
     if progress is not None and target.type == "cpu":
         progress(native_status())
-    loaded: dict[tuple[Path, torch.dtype], LoadedModel] = {}
-    models = {}
-    for service in services:
-        folder = folders[service.name].resolve()
-        dtype = resolve_dtype(service, folder, int8=target.type == "cpu" and _int8_is_fast())
-        if dtype == torch.int8 and target.type != "cpu":
-            raise ConfigError(
-                f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is {device}; "
-                "write dtype bfloat16 or auto"
-            )
-        if (folder, dtype) not in loaded:
-            if progress is not None:
-                progress(f"loading {service.model} ({str(dtype).removeprefix('torch.')}) on {target}")
-            loaded[folder, dtype] = _load(service.model, folder, dtype, target)
-        models[service.name] = loaded[folder, dtype]
+    loader = _Loader(target, progress)
+    models = {service.name: loader.load(service, folders[service.name].resolve()) for service in services}
     if target.type == "cpu":
         keep_freed_memory()  # only now: what loading freed goes back to the system
     return ModelSet(models, services, target, attention)
+
+
+class _Loader:
+    """Loads each model once in each dtype."""
+
+    def __init__(self, device: torch.device, progress: Callable[[str], None] | None) -> None:
+        self._device = device
+        self._progress = progress
+        self._loaded: dict[tuple[Path, torch.dtype], LoadedModel] = {}
+
+    def load(self, service: Service, folder: Path) -> LoadedModel:
+        """The service's model in its dtype."""
+        if prefers_int8(service, folder, self._device):
+            try:
+                return self._load_as(service, folder, torch.int8)
+            except Int8Unsupported as error:
+                _log.warning("%s; another dtype is taken", error)
+        dtype = resolve_dtype(service, folder)
+        if dtype == torch.int8 and self._device.type != "cpu":
+            raise ConfigError(
+                f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is {self._device};"
+                " write dtype bfloat16 or auto"
+            )
+        return self._load_as(service, folder, dtype)
+
+    def _load_as(self, service: Service, folder: Path, dtype: torch.dtype) -> LoadedModel:
+        if (folder, dtype) not in self._loaded:
+            if self._progress is not None:
+                name = str(dtype).removeprefix("torch.")
+                self._progress(f"loading {service.model} ({name}) on {self._device}")
+            self._loaded[folder, dtype] = _load(service.model, folder, dtype, self._device)
+        return self._loaded[folder, dtype]
 
 
 def resolve_device(device: str) -> torch.device:
@@ -186,31 +205,6 @@ def resolve_device(device: str) -> torch.device:
             possible = ", ".join(["cpu", *(f"cuda:{number}" for number in range(present))])
             raise ConfigError(f"device {device!r}: this torch sees no such CUDA device; possible: {possible}")
     return target
-
-
-def resolve_dtype(service: Service, folder: Path, *, int8: bool = False) -> torch.dtype:
-    """The dtype that ``service`` names, or the one that its folder stores; raises ConfigError.
-
-    int8: take "auto" for int8 where the model comes from a quantised GGUF file.
-    """
-    if service.dtype == "auto":
-        if int8 and is_quantised(folder):
-            return torch.int8
-        config = read_model_config(service.model, folder).get_text_config()
-        stored = getattr(config, "dtype", None)
-        return next((dtype for dtype in DTYPES.values() if dtype == stored), torch.float32)
-    if service.dtype not in DTYPES:
-        raise ConfigError(
-            f"service {service.name!r}: dtype {service.dtype!r} is not known; "
-            f"possible are auto, {', '.join(DTYPES)}"
-        )
-    return DTYPES[service.dtype]
-
-
-def _int8_is_fast() -> bool:
-    """Whether our kernel for int8 is in use, with instructions that make it faster than bfloat16."""
-    native = load_native()
-    return native is not None and native.variant in _FAST_INT8
 
 
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -252,8 +246,8 @@ def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
     answer = probed.answered_by(TransformersForward(module))
     if answer is None or not probed.difference(answer) <= INT8_TOLERANCE:
         how = "it cannot run" if answer is None else f"its logits differ by {probed.difference(answer):.1%}"
-        raise ModelUnsupported(
-            f"{name}: with int8 weights {how} ({type(module).__name__}); write dtype bfloat16 or auto"
+        raise Int8Unsupported(
+            f"{name}: with int8 weights {how} ({type(module).__name__}); in bfloat16 it may be served"
         )
     return replace(answer, tolerance=INT8_TOLERANCE)  # what is rounded otherwise before can change integers
 
