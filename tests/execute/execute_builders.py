@@ -1,7 +1,9 @@
 """Tiny random models, and plans made by hand for the executor."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +190,22 @@ class HandScheduler:
         for table in tables:
             self.pool.free(service, table)
         return outputs
+
+
+def logits_of(
+    scheduler: HandScheduler, kind: str, prompts: Sequence[Sequence[int]], count: int, chunk: int = 1000
+) -> set[bytes]:
+    """The bits of every row of logits that come up while the prompts are continued by ``count`` tokens."""
+    rows: set[bytes] = set()
+    models = scheduler.models.models
+    plain = models[kind]
+
+    def forward(*arguments: Any) -> torch.Tensor:
+        logits = plain.forward(*arguments)
+        rows.update(row.float().numpy().tobytes() for row in logits)
+        return logits
+
+    models[kind] = replace(plain, forward=forward)
+    scheduler.generate(kind, prompts, count, chunk=chunk)
+    models[kind] = plain
+    return rows

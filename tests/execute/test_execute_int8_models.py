@@ -1,13 +1,11 @@
 """Services with ``dtype: int8``: which layers, what they generate, and the cached weights."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from execute_builders import KINDS, HandScheduler, make_model, make_prompt, tiny_config
+from execute_builders import KINDS, HandScheduler, logits_of, make_model, make_prompt, tiny_config
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -64,23 +62,6 @@ def folders_in(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
-def logits_of(scheduler: HandScheduler, kind: str, prompts: list[list[int]], chunk: int = 1000) -> set[bytes]:
-    """The bits of every row of logits that come up while the prompts are continued."""
-    rows: set[bytes] = set()
-    models = scheduler.models.models
-    plain = models[kind]
-
-    def forward(*arguments: Any) -> torch.Tensor:
-        logits = plain.forward(*arguments)
-        rows.update(row.float().numpy().tobytes() for row in logits)
-        return logits
-
-    models[kind] = replace(plain, forward=forward)
-    scheduler.generate(kind, prompts, OUTPUT, chunk=chunk)
-    models[kind] = plain
-    return rows
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(
     kind: str, folders: dict[str, Path]
@@ -91,15 +72,15 @@ def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(
         {kind: folders[kind]}, attention="auto" if native else "reference", dtype="int8"
     )
     prompts = [make_prompt(n, seed=n) for n in LENGTHS]
-    together = logits_of(scheduler, kind, prompts)
+    together = logits_of(scheduler, kind, prompts, OUTPUT)
     assert len(together) == len(LENGTHS) * OUTPUT
-    assert set().union(*(logits_of(scheduler, kind, [prompt]) for prompt in prompts)) == together
+    assert set().union(*(logits_of(scheduler, kind, [prompt], OUTPUT) for prompt in prompts)) == together
     if native:
-        assert logits_of(scheduler, kind, prompts[::-1], chunk=7) >= together
+        assert logits_of(scheduler, kind, prompts[::-1], OUTPUT, chunk=7) >= together
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if threads > 1 else 2)
-        assert logits_of(scheduler, kind, prompts) == together
+        assert logits_of(scheduler, kind, prompts, OUTPUT) == together
     finally:
         torch.set_num_threads(threads)
 
