@@ -7,9 +7,9 @@
 Layers have the model's shapes and random weights, and are called one after the other. The output head is one
 of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
 in turn, round after round; printed are medians in milliseconds, and the fastest in brackets. int8 quantises
-its inputs in that time, which oneDNN's, the yardstick, are given; its weights have a scale for each output or,
-as those of GGUF files, for each 32 inputs of an output. With one thread its CPU time is taken,
-which other programs change less; with more, the time that passes.
+its inputs in that time, which oneDNN's, the yardstick, are given; its weights have a scale for each output,
+or, as those from GGUF files, for every 32 inputs of an output. With one thread its CPU time is taken, which
+other programs change less; with more, the time that passes.
 """
 
 import argparse

@@ -24,8 +24,8 @@ def write_tiny_llama(
 ) -> dict[str, np.ndarray]:
     """A llama with four heads and random weights; returns these, its matrices as ``kind`` stores them.
 
-    dense: a matrix to store in float32 whatever the kind. without: a weight to leave out. layers: how many the
-    file says it has.
+    dense: a matrix to store in float32 whatever the kind. without: a weight to leave out. layers: how many
+    the file says it has.
     """
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(layers)

@@ -1,4 +1,4 @@
-"""Quantised matrices of GGUF files in int8: by type, and in the order in which transformers has their rows."""
+"""Quantised matrices of GGUF files in int8: of every type, with their rows as transformers has them."""
 
 from pathlib import Path
 
@@ -45,9 +45,7 @@ def random_matrix(kind: str, rows: int, blocks: int, seed: int) -> np.ndarray:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.sampled_from(sorted(SCALES_AT)), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32))
-def test_groups_of_every_type_are_what_gguf_dequantises(
-    kind: str, rows: int, blocks: int, seed: int
-) -> None:
+def test_groups_of_every_type_are_what_gguf_dequantises(kind: str, rows: int, blocks: int, seed: int) -> None:
     data = random_matrix(kind, rows, blocks, seed)
     expected = gguf.dequantize(data, GGMLQuantizationType[kind]).reshape(rows, -1, 32)
     values, scales = quantise(data, GGMLQuantizationType[kind])
@@ -127,9 +125,7 @@ def test_all_layers_of_a_llama_are_kept_with_their_rows_in_order(tmp_path: Path)
 
 def test_what_has_another_order_or_other_values_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
-    write_tiny_llama(
-        file, hidden=64, inner=96, kind=GGMLQuantizationType.Q4_1, dense="blk.1.ffn_up.weight"
-    )
+    write_tiny_llama(file, hidden=64, inner=96, kind=GGMLQuantizationType.Q4_1, dense="blk.1.ffn_up.weight")
     model = load(file)
     with torch.no_grad():
         first, second = model.model.layers

@@ -177,8 +177,8 @@ class _Loader:
         dtype = resolve_dtype(service, folder)
         if dtype == torch.int8 and self._device.type != "cpu":
             raise ConfigError(
-                f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is {self._device};"
-                " write dtype bfloat16 or auto"
+                f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is "
+                f"{self._device}; write dtype bfloat16 or auto"
             )
         return self._load_as(service, folder, dtype)
 

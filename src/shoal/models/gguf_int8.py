@@ -46,7 +46,7 @@ def int8_groups(file: Path, model: nn.Module) -> tuple[dict[str, np.ndarray], bo
 
 
 def quantise(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix, uint8 [outputs, bytes] as in the file, to values int8 and scales float32 as ``int8_groups`` has.
+    """A matrix, uint8 [outputs, bytes] as in the file, to values and scales as of ``int8_groups``.
 
     Exact where the type is a scale times integers in blocks of 32. Other types are dequantised and rounded
     to 255 steps, from minus to plus the largest magnitude of a group.
@@ -105,8 +105,8 @@ def _as_in(
 
 
 def _orders(rows: int, head_dim: int) -> Iterator[np.ndarray]:
-    """Orders that the rows of a matrix may have in a file: that of transformers, or llama's of queries and keys,
-    where the first and second half of a head take turns."""
+    """Orders in which to take a file's rows: as they are, or, as llama's queries and keys need it, first those
+    with even and then those with odd numbers of each head."""
     plain = np.arange(rows)
     yield plain
     if rows % head_dim == 0 and head_dim % 2 == 0:
