@@ -12,6 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from shoal.core import Service
 from shoal.execute import fuse_layers
 from shoal.execute.fuse import FusedRMSNorm, fuse
+from shoal.execute.int8_linear import Int8GatedMLP
+from shoal.execute.int8_model import use_int8
 from shoal.execute.loading import load_models
 from shoal.execute.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
 
@@ -38,6 +40,23 @@ def test_a_packed_and_fused_model_gives_the_same_logits(kind: str, tmp_path: Pat
     ids = torch.tensor([make_prompt(20)])
     theirs, ours = plain(ids).logits.float(), packed(ids).logits.float()
     assert (theirs - ours).norm() / theirs.norm() < 0.05
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@torch.inference_mode()
+def test_gated_mlps_of_int8_layers_are_fused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    use_int8(model, folder)
+    ids = torch.tensor([make_prompt(20)])
+    before = model(ids).logits.float()
+    fuse(model)
+    assert parts(model, Int8GatedMLP) == len(model.model.layers)
+    after = model(ids).logits.float()
+    assert 0 < (after - before).norm() / before.norm() < 0.05
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

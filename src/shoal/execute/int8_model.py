@@ -31,8 +31,9 @@ def use_int8(model: nn.Module, folder: Path) -> None:
     """Replace all linear layers of ``model``, which was loaded from ``folder``, and free their weights.
 
     Layers that the conversion of a GGUF file kept in int8 have scales of groups, others one for each output
-    channel. The int8 weights come from the cache, or are put there where it can be written. Weights that are no
-    linear layers (embeddings, norms, the experts of a mixture that are stored as one tensor) stay as they are.
+    channel. The int8 weights come from the cache, or are put there where it can be written. Weights that are
+    no linear layers (embeddings, norms, the experts of a mixture that are stored as one tensor) stay as they
+    are.
     Raises ModelUnavailable where the cached file or that of the conversion is damaged.
     """
     if load_native() is None:

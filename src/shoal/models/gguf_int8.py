@@ -105,8 +105,8 @@ def _as_in(
 
 
 def _orders(rows: int, head_dim: int) -> Iterator[np.ndarray]:
-    """Orders in which to take a file's rows: as they are, or, as llama's queries and keys need it, first those
-    with even and then those with odd numbers of each head."""
+    """Orders in which to take a file's rows: as they are, or, as llama's queries and keys need it, of each
+    head first those with even and then those with odd numbers."""
     plain = np.arange(rows)
     yield plain
     if rows % head_dim == 0 and head_dim % 2 == 0:
