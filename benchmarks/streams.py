@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=100, help="tokens of each answer")
     parser.add_argument("--max-running", type=int, default=2, help="0: the scheduler's default")
     arguments = parser.parse_args()
-    service = Service(name=SERVICE, model=arguments.model)
+    service = Service(name=SERVICE, model=arguments.model, dtype="bfloat16")
     threads = default_threads()
     folders = {SERVICE: resolve_model(arguments.model)}
     models = load_models([service], folders, device=arguments.device, threads=threads)

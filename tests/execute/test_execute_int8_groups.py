@@ -119,7 +119,7 @@ def test_auto_is_int8_where_that_is_fast(
     native = None if variant is None else SimpleNamespace(variant=variant)
     monkeypatch.setattr(precision, "load_native", lambda: native)
     model, lines = load(converted)
-    dtype = "int8" if variant in FAST_INT8 else "bfloat16"
+    dtype = "bfloat16" if variant in (None, "scalar") else "int8"
     assert model.dtype == getattr(torch, dtype)
     assert lines[-1] == f"loading m ({dtype}) on cpu"
     assert model.weight_bytes == load(converted, dtype)[0].weight_bytes
