@@ -15,7 +15,7 @@ from shoal.execute.int8_linear import Int8Linear
 from shoal.execute.int8_product import Activation, Int8Product
 from shoal.execute.int8_reference import ACTIVATIONS, multiply_add
 from shoal.execute.int8_weights import pack, quantise_channels, unpack
-from shoal.native import NativeLibrary, native_variants
+from shoal.native import NativeLibrary, load_native, native_variants
 
 
 def ways() -> list[NativeLibrary | None]:
@@ -119,9 +119,8 @@ def test_a_large_layer_gives_the_bits_of_the_definition(grouped: bool) -> None:
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_sums_do_not_saturate(extreme: int, sign: int) -> None:
     inputs = 96
-    layer = Int8Linear.from_groups(
-        torch.full((40, inputs), extreme, dtype=torch.int8), torch.ones(40, inputs // 32)
-    )
+    values = torch.full((40, inputs), extreme, dtype=torch.int8)
+    layer = Int8Linear(pack(values, torch.ones(40, inputs // 32)), load_native())
     x = torch.full((9, inputs), 127.0 * sign)
     assert (layer(x) == inputs * 127.0 * sign * extreme).all()
 

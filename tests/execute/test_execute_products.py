@@ -10,6 +10,7 @@ from torch import nn
 
 from shoal.execute.int8_linear import Int8Linear
 from shoal.execute.int8_product import Activation
+from shoal.execute.int8_weights import pack
 from shoal.execute.layer_kernels import LayerKernels
 from shoal.execute.linear import SeparateLinears
 from shoal.execute.products import FastProducts
@@ -29,7 +30,8 @@ def make_int8(outputs: Sequence[int], grouped: bool) -> list[Int8Linear]:
     for linear in make_linears(outputs, torch.bfloat16):
         if grouped:
             values = torch.randint(-127, 128, linear.weight.shape).to(torch.int8)
-            made.append(Int8Linear.from_groups(values, torch.rand((len(values), 2)), linear.bias))
+            weights = pack(values, torch.rand((len(values), 2)), linear.bias)
+            made.append(Int8Linear(weights, load_native()))
         else:
             made.append(Int8Linear.from_weight(linear.weight, linear.bias))
     return made

@@ -108,6 +108,7 @@ def test_smollm2_speaks_and_its_files_agree() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = bundled_model("smollm2")
+    assert is_quantised(folder)
     facts = read_facts(folder)
     assert len(facts.layers) == 30
     assert (facts.layers[0].kv_heads, facts.layers[0].key_dim) == (3, 64)

@@ -33,13 +33,6 @@ class Int8Linear(nn.Module):
         """From a dense weight [out_features, in_features], quantised per output channel."""
         return cls(pack(*quantise_channels(weight), bias), load_native())
 
-    @classmethod
-    def from_groups(
-        cls, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> Self:
-        """From values int8 [out_features, in_features] with scales float32 [out_features, groups of 32]."""
-        return cls(pack(values, scales, bias), load_native())
-
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """residual + the layer's output; residual [..., out_features]. Without module hooks."""
         return self._product(x, residual)
