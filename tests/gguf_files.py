@@ -27,15 +27,37 @@ def write_tiny_llama(
     dense: a matrix to store in float32 whatever the kind. without: a weight to leave out. layers: how many
     the file says it has.
     """
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = _writer(file, "llama", layers, hidden, inner)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(5000.0)
+    return _write(writer, _shapes(hidden, inner, kv_heads), kind, dense, without)
+
+
+def write_tiny_gpt2(file: Path, kind: GGMLQuantizationType) -> dict[str, np.ndarray]:
+    """A GPT-2 with random weights, of which this returns the matrices as ``kind`` stores them."""
+    hidden, inner = 64, 256
+    writer = _writer(file, "gpt2", LAYERS, hidden, inner)
+    writer.add_layer_norm_eps(1e-5)
+    outputs = {"attn_qkv": 3 * hidden, "attn_output": hidden, "ffn_up": inner, "ffn_down": hidden}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(LAYERS):
+        for name, count in outputs.items():
+            shapes[f"blk.{i}.{name}.weight"] = (count, inner if name == "ffn_down" else hidden)
+            shapes[f"blk.{i}.{name}.bias"] = (count,)
+    norms = ["output_norm", *(f"blk.{i}.{name}" for i in range(LAYERS) for name in ("attn_norm", "ffn_norm"))]
+    shapes |= {f"{norm}.{part}": (hidden,) for norm in norms for part in ("weight", "bias")}
+    shapes |= {"token_embd.weight": (len(TOKENS), hidden), "position_embd.weight": (1024, hidden)}
+    return _write(writer, shapes, kind, "position_embd.weight")
+
+
+def _writer(file: Path, architecture: str, layers: int, hidden: int, inner: int) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(128)
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(inner)
     writer.add_head_count(4)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(5000.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
@@ -45,16 +67,26 @@ def write_tiny_llama(
     writer.add_bos_token_id(len(TOKENS) - 1)
     writer.add_chat_template("{{ messages[0].content }}")
     writer.add_vocab_size(len(TOKENS))
+    return writer
+
+
+def _write(
+    writer: gguf.GGUFWriter,
+    shapes: dict[str, tuple[int, ...]],
+    kind: GGMLQuantizationType,
+    dense: str | None,
+    without: str | None = None,
+) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     weights = {}
-    for name, shape in _shapes(hidden, inner, kv_heads).items():
+    for name, shape in shapes.items():
         weight = random.standard_normal(shape).astype(np.float32)
-        weights[name] = weight
         stored = kind if weight.ndim == 2 and name != dense else GGMLQuantizationType.F32
         if stored != GGMLQuantizationType.F32:
-            weights[name] = gguf.quantize(weight, stored)
+            weight = gguf.quantize(weight, stored)
+        weights[name] = weight
         if name != without:
-            writer.add_tensor(name, weights[name], raw_dtype=stored)
+            writer.add_tensor(name, weight, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from gguf_files import LAYERS, write_tiny_llama
+from gguf_files import LAYERS, write_tiny_gpt2, write_tiny_llama
 from hypothesis_profiles import examples
 from shoal.models.gguf_int8 import int8_groups, quantise
 
@@ -121,6 +121,16 @@ def test_all_layers_of_a_llama_are_kept_with_their_rows_in_order(tmp_path: Path)
         weight = model.get_submodule(name).weight.detach().float().numpy()
         ours = kept[f"{name}.values"] * np.repeat(kept[f"{name}.scales"], 32, axis=1)
         np.testing.assert_allclose(ours, weight, rtol=2**-8)
+
+
+def test_layers_of_gpt2_whose_weights_are_transposed_are_kept(tmp_path: Path) -> None:
+    stored = write_tiny_gpt2(tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
+    kept, complete = int8_groups(tmp_path / "m.gguf", load(tmp_path / "m.gguf"))
+    assert complete
+    for name, in_file in {"transformer.h.1.mlp.c_fc": "blk.1.ffn_up", "lm_head": "token_embd"}.items():
+        values, scales = by_hand(stored[f"{in_file}.weight"])
+        assert np.array_equal(kept[f"{name}.values"], values)
+        assert np.array_equal(kept[f"{name}.scales"], scales)
 
 
 def test_what_has_another_order_or_other_values_is_left_out(tmp_path: Path) -> None:

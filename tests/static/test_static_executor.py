@@ -1,14 +1,18 @@
 """A static batch says what each of its prompts says alone, whatever padding and slices do."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from execute_builders import make_model, make_prompt, tiny_config
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.models import is_quantised
+from shoal.models.weights import COMPLETE, GROUPS_FILE
 from shoal.static.serving import torch_executor
 from shoal.static.serving.torch_executor import StaticBatchExecutor, StaticModel, load_static_model
 
@@ -147,6 +151,13 @@ def test_a_model_that_padding_disturbs_is_refused(
     monkeypatch.setattr(torch_executor, "_pad_left", without_mask)
     with pytest.raises(ModelUnsupported, match="padding a prompt changes the logits of LlamaForCausalLM"):
         load(folders["llama"])
+
+
+def test_auto_is_never_int8(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folders["llama"], tmp_path / "m"))
+    save_file({"any": torch.zeros(1)}, folder / GROUPS_FILE, metadata={COMPLETE: "True"})
+    assert is_quantised(folder)
+    assert load(folder, "auto").module.dtype == torch.float32
 
 
 def test_what_is_not_possible_is_said(folders: dict[str, Path]) -> None:

@@ -32,6 +32,9 @@ def int8_groups(file: Path, model: nn.Module) -> tuple[dict[str, np.ndarray], bo
     do not give the matrix that transformers made, whose order of rows may be its own.
     """
     matrices = _matrices(file, model)
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kept: dict[str, np.ndarray] = {}
     layers = [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
     for name, layer in layers:
@@ -39,7 +42,7 @@ def int8_groups(file: Path, model: nn.Module) -> tuple[dict[str, np.ndarray], bo
         if matrix is None:
             continue
         weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
-        found = _as_in(weight, *quantise(matrix.data, matrix.tensor_type), _head_dim(model.config))
+        found = _as_in(weight, *quantise(matrix.data, matrix.tensor_type), head_dim)
         if found is not None:
             kept[f"{name}.values"], kept[f"{name}.scales"] = found
     return kept, 0 < 2 * len(layers) == len(kept)
@@ -85,11 +88,6 @@ def _matrices(file: Path, model: nn.Module) -> dict[int, Any]:
         if stored in usable and parameter.ndim == 2:
             found[id(parameter)] = usable[stored]
     return found
-
-
-def _head_dim(config: Any) -> int:
-    stated = getattr(config, "head_dim", None)
-    return int(stated or config.hidden_size // config.num_attention_heads)
 
 
 def _as_in(
