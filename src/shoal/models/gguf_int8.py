@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 GROUP = 32
@@ -24,7 +25,7 @@ _ROWS = 1024
 """Rows that are held in float32 at a time."""
 
 
-def int8_groups(file: Path, model: nn.Module) -> tuple[dict[str, np.ndarray], bool]:
+def int8_groups(file: Path, model: PreTrainedModel) -> tuple[dict[str, np.ndarray], bool]:
     """What to keep of ``file``, which ``model`` was converted from, and whether it is all linear layers.
 
     By the names of modules, ``NAME.values`` int8 [outputs, inputs] and ``NAME.scales`` float32
