@@ -99,7 +99,7 @@ def test_all_layers_of_a_llama_are_kept_with_their_rows_in_order(tmp_path: Path)
         tmp_path / "m.gguf", hidden=64, inner=96, kv_heads=2, kind=GGMLQuantizationType.Q8_0
     )
     model = load(tmp_path / "m.gguf")
-    kept, complete = int8_groups(tmp_path / "m.gguf", model)
+    kept, complete = int8_groups(gguf.GGUFReader(tmp_path / "m.gguf"), model)
     assert complete
     assert len(kept) == 2 * (7 * LAYERS + 1)
     parts = {
@@ -125,7 +125,7 @@ def test_all_layers_of_a_llama_are_kept_with_their_rows_in_order(tmp_path: Path)
 
 def test_layers_of_gpt2_whose_weights_are_transposed_are_kept(tmp_path: Path) -> None:
     stored = write_tiny_gpt2(tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
-    kept, complete = int8_groups(tmp_path / "m.gguf", load(tmp_path / "m.gguf"))
+    kept, complete = int8_groups(gguf.GGUFReader(tmp_path / "m.gguf"), load(tmp_path / "m.gguf"))
     assert complete
     for name, in_file in {"transformer.h.1.mlp.c_fc": "blk.1.ffn_up", "lm_head": "token_embd"}.items():
         values, scales = by_hand(stored[f"{in_file}.weight"])
@@ -142,7 +142,7 @@ def test_what_has_another_order_or_other_values_is_left_out(tmp_path: Path) -> N
         first.self_attn.v_proj.weight.copy_(first.self_attn.v_proj.weight.flip(0))
         second.mlp.down_proj.weight[63, 95] *= 1.1
         second.self_attn.o_proj.weight[0, 0] = torch.nan
-    kept, complete = int8_groups(file, model)
+    kept, complete = int8_groups(gguf.GGUFReader(file), model)
     assert not complete
     linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     left_out = linears - {name.rpartition(".")[0] for name in kept}
@@ -156,4 +156,4 @@ def test_what_has_another_order_or_other_values_is_left_out(tmp_path: Path) -> N
 
 def test_of_a_dense_file_nothing_is_kept(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "m.gguf", kind=GGMLQuantizationType.F16)
-    assert int8_groups(tmp_path / "m.gguf", load(tmp_path / "m.gguf")) == ({}, False)
+    assert int8_groups(gguf.GGUFReader(tmp_path / "m.gguf"), load(tmp_path / "m.gguf")) == ({}, False)

@@ -45,14 +45,16 @@ def _step(what: str, done: int) -> None:
 def _convert_gguf(source: Path, folder: Path) -> None:
     _step("starting the conversion", 0)
     import torch
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _step("converting the tokenizer", 1)
+    reader = GGUFReader(source)  # once: it takes seconds for a large vocabulary
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **_LOCAL)
     tokenizer.save_pretrained(folder)
-    _restore_pre_tokenizer(source, folder / "tokenizer.json")
+    _restore_pre_tokenizer(reader, folder / "tokenizer.json")
     _step("converting the weights", 2)
-    _refuse_too_many_layers(source)
+    _refuse_too_many_layers(reader)
     model, info = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
@@ -65,17 +67,17 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     refuse_incomplete(info, source.name)
     _step("saving the weights", 3)
     model.save_pretrained(folder)
-    _keep_int8_groups(source, model, folder)
+    _keep_int8_groups(reader, model, folder)
     _step("converted", _STEPS)
 
 
-def _keep_int8_groups(source: Path, model: Any, folder: Path) -> None:
+def _keep_int8_groups(reader: Any, model: Any, folder: Path) -> None:
     """Write what the file holds quantised to a file of its own, for ``dtype: int8``."""
     from safetensors.numpy import save_file
 
     from shoal.models.gguf_int8 import int8_groups
 
-    groups, complete = int8_groups(source, model)
+    groups, complete = int8_groups(reader, model)
     if groups:
         save_file(groups, folder / GROUPS_FILE, metadata={COMPLETE: str(complete)})
 
@@ -89,26 +91,22 @@ def _dequantize() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _refuse_too_many_layers(source: Path) -> None:
+def _refuse_too_many_layers(reader: Any) -> None:
     """Refuse a wrong layer count early: the model is built before its weights are read, and would not end."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(source)
     for name, field in reader.fields.items():
         if name.endswith(".block_count") and field.contents() > len(reader.tensors):
             raise ValueError(f"{name} is {field.contents()}, but the file has {len(reader.tensors)} tensors")
 
 
-def _restore_pre_tokenizer(source: Path, tokenizer_file: Path) -> None:
+def _restore_pre_tokenizer(reader: Any, tokenizer_file: Path) -> None:
     """Split text before BPE as the model was trained, where transformers' conversion does not.
 
     SmolLM's tokenizer takes every digit alone before it looks for words, so the blanks before a
     number stay together; the converted tokenizer would give one of them to the number.
     """
-    from gguf import GGUFReader
     from tokenizers import Tokenizer, pre_tokenizers
 
-    field = GGUFReader(source).fields.get("tokenizer.ggml.pre")
+    field = reader.fields.get("tokenizer.ggml.pre")
     if field is None or field.contents() != "smollm":
         return
     tokenizer = Tokenizer.from_file(str(tokenizer_file))

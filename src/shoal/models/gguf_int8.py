@@ -4,7 +4,6 @@ Part of the conversion's subprocess, as ``convert`` is: it needs torch and trans
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -25,7 +24,7 @@ _ROWS = 1024
 """Rows that are held in float32 at a time."""
 
 
-def int8_groups(file: Path, model: PreTrainedModel) -> tuple[dict[str, np.ndarray], bool]:
+def int8_groups(file: gguf.GGUFReader, model: PreTrainedModel) -> tuple[dict[str, np.ndarray], bool]:
     """What to keep of ``file``, which ``model`` was converted from, and whether it is all linear layers.
 
     By the names of modules, ``NAME.values`` int8 [outputs, inputs] and ``NAME.scales`` float32
@@ -73,15 +72,14 @@ def _quantise_rows(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.nda
     return values.reshape(len(data), -1), scales
 
 
-def _matrices(file: Path, model: nn.Module) -> dict[int, Any]:
+def _matrices(file: gguf.GGUFReader, model: nn.Module) -> dict[int, Any]:
     """The quantised matrices of ``file`` by the id of the model's parameter that each became."""
-    reader = gguf.GGUFReader(file)
-    architecture = reader.fields["general.architecture"].contents()
+    architecture = file.fields["general.architecture"].contents()
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    blocks = reader.fields.get(f"{architecture}.block_count")
+    blocks = file.fields.get(f"{architecture}.block_count")
     if architecture not in numbers or blocks is None:
         return {}
-    usable = {t.name: t for t in reader.tensors if t.tensor_type not in _DENSE and not t.shape[0] % GROUP}
+    usable = {t.name: t for t in file.tensors if t.tensor_type not in _DENSE and not t.shape[0] % GROUP}
     names = gguf.get_tensor_name_map(numbers[architecture], blocks.contents())
     found = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
