@@ -171,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=default_threads(in_process=True))
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=9, help="of decodes; of prefills a third as many")
     parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES])

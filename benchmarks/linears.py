@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from shoal.execute.bf16_linear import Bf16Packing
 from shoal.execute.checkpoint import read_model_config
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.int8_linear import Int8Linear
@@ -63,6 +64,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
     """By name, the dtype of inputs and a product for each layer."""
     ways: dict[str, tuple[torch.dtype, list[Product]]] = {
         "float32": (torch.float32, []),
+        "oneDNN bfloat16": (torch.bfloat16, []),
         "bfloat16": (torch.bfloat16, []),
         "int8": (torch.bfloat16, []),
         "int8 in groups": (torch.bfloat16, []),
@@ -70,16 +72,18 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
     }
     products = [products for _, products in ways.values()]
     pages, native, prepacked = HugePages(), load_native(), can_prepack(torch.bfloat16)
+    packing = Bf16Packing.here()
     for outputs, inputs in shapes:
         weight = torch.randn(outputs, inputs) * inputs**-0.5
         dense = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
         values, scales = quantise_channels(weight)
         products[0].append(lambda x, weight=weight: F.linear(x, weight))
         products[1].append(PackedLinear(dense.weight, None) if prepacked else dense)
-        products[2].append(Int8Linear(pack(values, scales).moved(pages.put), native))
+        products[2].append(dense if packing is None else packing.pack(dense))
+        products[3].append(Int8Linear(pack(values, scales).moved(pages.put), native))
         grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
-        products[3].append(Int8Linear(pack(values, grouped).moved(pages.put), native))
-        products[4].append(onednn_int8(values, scales))
+        products[4].append(Int8Linear(pack(values, grouped).moved(pages.put), native))
+        products[5].append(onednn_int8(values, scales))
     return ways
 
 

@@ -44,9 +44,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
 from shoal.execute.backends import ATTENTION_BACKENDS
-from shoal.execute.int8_product import Int8Product
 from shoal.execute.kv_store import MergedCache
 from shoal.execute.loading import ModelSet, load_models
+from shoal.execute.native_product import NativeProduct
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.models import resolve_model
@@ -179,7 +179,7 @@ def time_functions(clock: Clock, models: ModelSet) -> None:
 
     for kind in {type(part) for part in module.modules() if product(part)} | {type(head)}:
         clock.wrap(kind, "__call__", product)
-    clock.wrap(Int8Product, "__call__", lambda _: None if clock.part == "head" else "products")
+    clock.wrap(NativeProduct, "__call__", lambda _: None if clock.part == "head" else "products")
     for name in ("attend", "attend_packed"):
         clock.wrap(models.backends[SERVICE], name, "attention")
     for name in ("write", "gather"):
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every step here, too")
     args = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    threads = args.threads or default_threads(in_process=True)
+    threads = args.threads or default_threads()
     clock = Clock(time.thread_time if threads == 1 else time.perf_counter)
     time_kernels(clock)
     models = load_models(

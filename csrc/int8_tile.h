@@ -17,6 +17,8 @@ enum {
     STEPS = GROUP / 4,
     PANEL = 32, /* columns that are stored together */
     ROWS = 6,   /* of a tile: as many as leave registers for their sums */
+    BLOCK_TILES = 16,
+    GROUP_BYTES = GROUP * PANEL,
 };
 
 #if defined(__AVX512VNNI__)

@@ -52,7 +52,13 @@ static uint64_t enabled_states(void) {
     return (uint64_t)high << 32 | low;
 }
 
-/* Bits: 1 AVX2 with FMA and F16C, 2 AVX-512 (F, BW, DQ, VL), 4 its VNNI, 8 its BF16. */
+/* Intel's dot products of bfloat16 are no faster than those of float32 (but for AMX, which this library does not use). */
+static int bf16_is_fast(void) {
+    uint32_t a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
+
+/* Bits: 1 AVX2 with FMA and F16C, 2 AVX-512 (F, BW, DQ, VL), 4 its VNNI, 8 its BF16 where that is fast. */
 int64_t shoal_cpu_features(void) {
     uint32_t a, b, c, d, c1;
     if (!__get_cpuid(1, &a, &b, &c1, &d) || !(c1 & bit_OSXSAVE)) return 0;
@@ -65,6 +71,6 @@ int64_t shoal_cpu_features(void) {
     if (!features || (states & 0xe6) != 0xe6 || (b & wanted) != wanted) return features;
     features |= 2;
     if (c & bit_AVX512VNNI) features |= 4;
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16)) features |= 8;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16) && bf16_is_fast()) features |= 8;
     return features;
 }

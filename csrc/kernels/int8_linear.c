@@ -1,46 +1,6 @@
 /* Products with int8 weights: y = x W^T, x quantised on the fly in groups of 32. */
-#include "../activation.h"
 #include "../int8_tile.h"
-#include "../shoal.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-enum {
-    BLOCK_TILES = 16,        /* tiles of rows that are multiplied with a panel while it is in the cache */
-    TASKS_PER_THREAD = 4,    /* so that a slow thread delays little */
-    SERIAL_INPUTS = 1 << 15, /* fewer are quantised by one thread before another wakes up */
-    SERIAL_WORK = 3200,      /* less, counted in groups of panels times rows, is done before, too */
-};
-
-/* Weights as Python lays them out. */
-struct int8_linear {
-    const uint8_t *weights; /* [panels, groups, STEPS, PANEL, 4], weight + 128 */
-    const float *scales;    /* [panels, groups, PANEL], or [panels, 1, PANEL] for whole columns */
-    const float *bias;      /* [panels, PANEL] or NULL */
-    int64_t columns;
-    int64_t grouped; /* whether scales are of groups */
-};
-
-/* Layers with the same input, whose outputs stand side by side; or a gate and what it is to be multiplied with. */
-struct int8_product {
-    const struct int8_linear *parts;
-    int64_t num_parts, inputs;
-    int64_t activation; /* of the gate, which is the first of two parts; NO_ACTIVATION where there is no gate */
-};
-
-struct job {
-    const struct int8_product *product;
-    const void *x;        /* [rows, inputs] */
-    const void *residual; /* [rows, columns], or NULL */
-    void *y;              /* [rows, columns] */
-    int64_t rows, columns, bf16;
-    int64_t groups, panels, tiles;
-    int64_t task_panels, column_tasks;
-    struct group *quantised; /* [tiles, groups] */
-};
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+#include "../product.h"
 
 static float from_bits(uint32_t bits) {
     float value;
@@ -52,13 +12,6 @@ static uint32_t to_bits(float value) {
     uint32_t bits;
     __builtin_memcpy(&bits, &value, sizeof bits);
     return bits;
-}
-
-/* Rounded to the nearest bfloat16, ties to even. */
-static uint16_t to_bf16(float value) {
-    uint32_t bits = to_bits(value);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* Bits of the largest magnitude of 32 inputs; above those of infinity where one is NaN. */
@@ -89,29 +42,8 @@ INLINE void quantise_group(const float *x, uint32_t largest, struct group *group
     group->offsets[row] = -128 * sum;
 }
 
-/* values = x[at ...]. */
-INLINE void read_values(const void *x, int64_t bf16, int64_t at, float *restrict values, int64_t count) {
-    const float *x32 = (const float *)x + at;
-    const uint16_t *x16 = (const uint16_t *)x + at;
-    if (bf16)
-        for (int64_t i = 0; i < count; i++) values[i] = from_bits((uint32_t)x16[i] << 16);
-    else
-        for (int64_t i = 0; i < count; i++) values[i] = x32[i];
-}
-
-/* values = 32 inputs of a row from first on, 0 beyond its end. */
-INLINE void read_group(const struct job *job, int64_t row, int64_t first, float *restrict values) {
-    const int64_t inputs = job->product->inputs, at = row * inputs + first;
-    if (inputs - first >= GROUP) {
-        read_values(job->x, job->bf16, at, values, GROUP);
-        return;
-    }
-    memset(values, 0, GROUP * sizeof *values);
-    read_values(job->x, job->bf16, at, values, inputs - first);
-}
-
 /* First all magnitudes, then all values: no group then waits for the one before. */
-static void quantise_row(const struct job *job, int64_t row, struct group *groups) {
+static void prepare_row(const struct job *job, int64_t row, struct group *groups) {
     _Alignas(64) float values[GROUP];
     for (int64_t g = 0; g < job->groups; g++) {
         read_group(job, row, g * GROUP, values);
@@ -123,150 +55,7 @@ static void quantise_row(const struct job *job, int64_t row, struct group *group
     }
 }
 
-static void quantise_tile(void *context, int64_t tile) {
-    const struct job *job = context;
-    const int64_t end = smaller((tile + 1) * ROWS, job->rows);
-    for (int64_t row = tile * ROWS; row < end; row++)
-        quantise_row(job, row, job->quantised + tile * job->groups);
-}
-
-/* values += residual[at ...]. */
-INLINE void add_residual(const void *residual, int64_t bf16, int64_t at, float *values, int64_t count) {
-    const float *added = (const float *)residual + at;
-    const uint16_t *added16 = (const uint16_t *)residual + at;
-    if (bf16)
-        for (int64_t i = 0; i < count; i++) values[i] += from_bits((uint32_t)added16[i] << 16);
-    else
-        for (int64_t i = 0; i < count; i++) values[i] += added[i];
-}
-
-/* y[at ...] = values. */
-INLINE void write_values(void *y, int64_t bf16, int64_t at, const float *restrict values, int64_t count) {
-    float *restrict y32 = (float *)y + at;
-    uint16_t *restrict y16 = (uint16_t *)y + at;
-    if (bf16)
-        for (int64_t i = 0; i < count; i++) y16[i] = to_bf16(values[i]);
-    else
-        for (int64_t i = 0; i < count; i++) y32[i] = values[i];
-}
-
-/* Write a row's values of a panel, which are the outputs from at on. */
-INLINE void finish_row(const struct job *job, int64_t at, float *values, int64_t count) {
-    if (job->residual) add_residual(job->residual, job->bf16, at, values, count);
-    write_values(job->y, job->bf16, at, values, count);
-}
-
-/* Scale a row's values of a panel and add the bias. */
-static void scale_row(const struct int8_linear *linear, int64_t panel, float *restrict values) {
-    if (!linear->grouped) {
-        const float *restrict scales = linear->scales + panel * PANEL;
-        for (int i = 0; i < PANEL; i++) values[i] *= scales[i];
-    }
-    if (linear->bias) {
-        const float *restrict bias = linear->bias + panel * PANEL;
-        for (int i = 0; i < PANEL; i++) values[i] += bias[i];
-    }
-}
-
-/* values = activation(gates) * values. */
-static void apply_gates(int64_t activation, const float *restrict gates, float *restrict values) {
-    if (activation == SILU)
-        for (int i = 0; i < PANEL; i++) values[i] = silu(gates[i]) * values[i];
-    else if (activation == GELU_TANH)
-        for (int i = 0; i < PANEL; i++) values[i] = gelu_tanh(gates[i]) * values[i];
-    else
-        for (int i = 0; i < PANEL; i++) values[i] = gelu_erf(gates[i]) * values[i];
-}
-
-/* The weights of a panel, to be multiplied with several tiles: each fetches a part of the next panel. */
-static struct panel panel_at(const struct int8_linear *linear, int64_t index, int64_t groups, int64_t tiles) {
-    struct panel panel = {.weights = linear->weights + index * groups * GROUP * PANEL, .groups = groups};
-    if (linear->grouped) panel.scales = linear->scales + index * groups * PANEL;
-    panel.ahead = panel.weights + groups * GROUP * PANEL;
-    panel.ahead_groups = tiles > 1 ? (groups + tiles - 1) / tiles : 0; /* a single one reads at full speed */
-    return panel;
-}
-
-/* values[row] = scaled products of a tile and a panel. */
-static void multiply_panel(const struct job *job, const struct int8_linear *linear, struct panel *panel,
-                           int64_t index, int64_t tile, int rows, float (*values)[PANEL]) {
-    multiply_tile(job->quantised + tile * job->groups, panel, rows, values);
-    for (int row = 0; row < rows; row++) scale_row(linear, index, values[row]);
-    panel->ahead += panel->ahead_groups * GROUP * PANEL;
-}
-
-/* Tiles [first, last) times the panel of a part, and of the gate where there is one; start: its first output. */
-static void multiply_tiles(const struct job *job, int64_t first, int64_t last, const struct int8_linear *linear,
-                           int64_t index, int64_t start) {
-    const struct int8_linear *gate = job->product->activation != NO_ACTIVATION ? job->product->parts : NULL;
-    struct panel panel = panel_at(linear, index, job->groups, last - first), gate_panel;
-    if (gate) gate_panel = panel_at(gate, index, job->groups, last - first);
-    const int64_t count = smaller(linear->columns - index * PANEL, PANEL);
-    for (int64_t tile = first; tile < last; tile++) {
-        _Alignas(64) float values[ROWS][PANEL], gates[ROWS][PANEL];
-        const int rows = (int)smaller(job->rows - tile * ROWS, ROWS);
-        multiply_panel(job, linear, &panel, index, tile, rows, values);
-        if (gate) multiply_panel(job, gate, &gate_panel, index, tile, rows, gates);
-        for (int row = 0; row < rows; row++) {
-            const int64_t at = (tile * ROWS + row) * job->columns + start;
-            if (gate) apply_gates(job->product->activation, gates[row], values[row]);
-            if (count == PANEL)
-                finish_row(job, at, values[row], PANEL);
-            else
-                finish_row(job, at, values[row], count);
-        }
-    }
-}
-
-static int64_t panels_of(const struct int8_linear *linear) { return (linear->columns + PANEL - 1) / PANEL; }
-
-/* Some tiles times some panels, counted through all parts. */
-static void multiply_block(void *context, int64_t task) {
-    const struct job *job = context;
-    const int64_t first = task / job->column_tasks * BLOCK_TILES;
-    const int64_t last = smaller(first + BLOCK_TILES, job->tiles);
-    int64_t index = task % job->column_tasks * job->task_panels;
-    int64_t left = smaller(job->task_panels, job->panels - index);
-    const struct int8_linear *linear = job->product->parts + (job->product->activation != NO_ACTIVATION);
-    int64_t start = 0;
-    for (; index >= panels_of(linear); linear++) index -= panels_of(linear), start += linear->columns;
-    for (; left > 0; left--) {
-        multiply_tiles(job, first, last, linear, index, start + index * PANEL);
-        if (++index == panels_of(linear)) index = 0, start += linear->columns, linear++;
-    }
-}
-
-static struct job job_of(const struct int8_product *product, int64_t rows) {
-    struct job job = {.product = product, .rows = rows, .tiles = (rows + ROWS - 1) / ROWS};
-    job.groups = (product->inputs + GROUP - 1) / GROUP;
-    for (int64_t i = product->activation != NO_ACTIVATION; i < product->num_parts; i++) {
-        job.columns += product->parts[i].columns;
-        job.panels += panels_of(product->parts + i);
-    }
-    const int64_t row_tasks = (job.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
-    /* A panel's group takes memory the time of multiplying it with some eight rows. */
-    const int64_t work = job.panels * job.groups * (rows > 8 ? rows : 8);
-    const int64_t tasks = work < SERIAL_WORK ? 1 : TASKS_PER_THREAD * shoal_threads();
-    job.task_panels = smaller((job.panels * row_tasks + tasks - 1) / tasks, job.panels);
-    job.column_tasks = (job.panels + job.task_panels - 1) / job.task_panels;
-    return job;
-}
-
-/* y [rows, columns] = residual + x [rows, inputs] W^T + bias, all in float32 or all in bfloat16.
-
-   residual may be NULL. A row's result depends on nothing but the row. Returns 0 where memory did not suffice,
-   else 1. */
-int64_t KERNEL(shoal_int8_product)(const struct int8_product *product, const void *x, const void *residual, void *y,
+int64_t KERNEL(shoal_int8_product)(const struct product *product, const void *x, const void *residual, void *y,
                                    int64_t rows, int64_t bf16) {
-    struct job job = job_of(product, rows);
-    job.x = x, job.residual = residual, job.y = y, job.bf16 = bf16;
-    job.quantised = malloc((size_t)(job.tiles * job.groups) * sizeof(struct group));
-    if (!job.quantised) return 0;
-    if (rows * product->inputs < SERIAL_INPUTS)
-        for (int64_t tile = 0; tile < job.tiles; tile++) quantise_tile(&job, tile);
-    else
-        shoal_parallel(job.tiles, quantise_tile, &job);
-    shoal_parallel((job.tiles + BLOCK_TILES - 1) / BLOCK_TILES * job.column_tasks, multiply_block, &job);
-    free(job.quantised);
-    return 1;
+    return multiply(product, x, residual, y, rows, bf16);
 }

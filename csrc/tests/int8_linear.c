@@ -8,7 +8,7 @@ enum { PARTS = 2 };
 static float number(int64_t i, float period) { return sinf((float)i * period); }
 
 /* A part of columns with weights in {-128 ... 127} of no order, packed; dense [columns, inputs] gets their values. */
-static struct int8_linear part_of(int64_t inputs, int64_t columns, int grouped, float *dense) {
+static struct linear part_of(int64_t inputs, int64_t columns, int grouped, float *dense) {
     const int64_t groups = (inputs + GROUP - 1) / GROUP, panels = (columns + PANEL - 1) / PANEL;
     uint8_t *weights = guarded((size_t)(panels * groups * GROUP * PANEL));
     float *scales = guarded((size_t)(panels * (grouped ? groups : 1) * PANEL) * sizeof *scales);
@@ -26,15 +26,15 @@ static struct int8_linear part_of(int64_t inputs, int64_t columns, int grouped, 
             if (inside) dense[column * inputs + i] = (float)value * scale;
         }
     }
-    return (struct int8_linear){weights, scales, bias, columns, grouped};
+    return (struct linear){weights, scales, bias, columns, grouped};
 }
 
-static void multiply(int64_t rows, int64_t inputs, int64_t columns, int64_t activation) {
+static void check(int64_t rows, int64_t inputs, int64_t columns, int64_t activation) {
     const int64_t outputs = activation == NO_ACTIVATION ? PARTS * columns : columns;
-    struct int8_linear parts[PARTS];
+    struct linear parts[PARTS];
     float *dense = guarded_floats((size_t)(PARTS * columns * inputs), 1);
     for (int i = 0; i < PARTS; i++) parts[i] = part_of(inputs, columns, i, dense + i * columns * inputs);
-    const struct int8_product product = {parts, PARTS, inputs, activation};
+    const struct product product = {parts, PARTS, inputs, activation};
     const float *x = guarded_floats((size_t)(rows * inputs), 2);
     const float *residual = guarded_floats((size_t)(rows * outputs), 3);
     float *y = guarded((size_t)(rows * outputs) * sizeof *y);
@@ -50,7 +50,7 @@ static void multiply(int64_t rows, int64_t inputs, int64_t columns, int64_t acti
         }
     uint16_t *x16 = guarded((size_t)(rows * inputs) * sizeof *x16);
     uint16_t *y16 = guarded((size_t)(rows * outputs) * sizeof *y16);
-    for (int64_t i = 0; i < rows * inputs; i++) x16[i] = to_bf16(x[i]);
+    for (int64_t i = 0; i < rows * inputs; i++) x16[i] = float_to_bf16(x[i]);
     CHECK(KERNEL(shoal_int8_product)(&product, x16, NULL, y16, rows, 1));
     for (int64_t i = 0; i < rows * outputs; i++) CHECK((y16[i] & 0x7f80) != 0x7f80);
 }
@@ -61,6 +61,6 @@ int main(void) {
         for (int i = 0; i < 3; i++)
             for (int c = 0; c < 3; c++)
                 for (int64_t activation = NO_ACTIVATION; activation <= GELU_ERF; activation++)
-                    multiply(rows[r], inputs[i], columns[c], activation);
+                    check(rows[r], inputs[i], columns[c], activation);
     return 0;
 }

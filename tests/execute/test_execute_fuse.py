@@ -11,32 +11,43 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from shoal.core import Service
 from shoal.execute import fuse_layers
-from shoal.execute.fuse import FusedRMSNorm, fuse
-from shoal.execute.int8_linear import Int8GatedMLP
+from shoal.execute.bf16_linear import Bf16Linear, Bf16Packing
+from shoal.execute.fuse import FusedRMSNorm, NativeGatedMLP, fuse
 from shoal.execute.int8_model import use_int8
 from shoal.execute.loading import load_models
 from shoal.execute.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
 
-needs_packing = pytest.mark.skipif(
+needs_onednn = pytest.mark.skipif(
     not can_prepack(torch.bfloat16), reason="this CPU has no bf16 kernels for prepacked weights"
 )
+needs_ours = pytest.mark.skipif(Bf16Packing.here() is None, reason="our products of bfloat16 are not in use")
 
 
 def parts(model: nn.Module, kind: type) -> int:
     return sum(isinstance(module, kind) for module in model.modules())
 
 
-@needs_packing
+@pytest.mark.parametrize(
+    ("linear", "mlp"),
+    [
+        pytest.param(Bf16Linear, NativeGatedMLP, id="ours", marks=needs_ours),
+        pytest.param(PackedLinear, PackedGatedMLP, id="oneDNN", marks=needs_onednn),
+    ],
+)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 @torch.inference_mode()
-def test_a_packed_and_fused_model_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
+def test_a_packed_and_fused_model_gives_the_same_logits(
+    kind: str, linear: type, mlp: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if linear is PackedLinear:
+        monkeypatch.setattr(Bf16Packing, "here", lambda: None)
     folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    assert len(prepack(packed).done) == parts(packed, PackedLinear) > 0
+    assert len(prepack(packed).done) == parts(packed, linear) > 0
     fuse(packed)
     assert parts(packed, FusedRMSNorm) >= 2 * len(packed.model.layers) + 1
-    assert parts(packed, PackedGatedMLP) == len(packed.model.layers)
+    assert parts(packed, mlp) == len(packed.model.layers)
     ids = torch.tensor([make_prompt(20)])
     theirs, ours = plain(ids).logits.float(), packed(ids).logits.float()
     assert (theirs - ours).norm() / theirs.norm() < 0.05
@@ -54,7 +65,7 @@ def test_gated_mlps_of_int8_layers_are_fused(
     ids = torch.tensor([make_prompt(20)])
     before = model(ids).logits.float()
     fuse(model)
-    assert parts(model, Int8GatedMLP) == len(model.model.layers)
+    assert parts(model, NativeGatedMLP) == len(model.model.layers)
     after = model(ids).logits.float()
     assert 0 < (after - before).norm() / before.norm() < 0.05
 
@@ -99,7 +110,7 @@ def test_a_norm_that_scales_by_one_plus_weight_keeps_small_weights_in_bfloat16()
     assert torch.equal(model(x), original(x))
 
 
-@needs_packing
+@needs_onednn
 def test_a_model_that_reads_its_layers_weights_is_left_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,15 +62,14 @@ def folders_in(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(
-    kind: str, folders: dict[str, Path]
+    kind: str, dtype: str, folders: dict[str, Path]
 ) -> None:
     native = load_native() is not None
     # Without our own attention, only the reference computes every row by itself.
-    scheduler = HandScheduler(
-        {kind: folders[kind]}, attention="auto" if native else "reference", dtype="int8"
-    )
+    scheduler = HandScheduler({kind: folders[kind]}, attention="auto" if native else "reference", dtype=dtype)
     prompts = [make_prompt(n, seed=n) for n in LENGTHS]
     together = logits_of(scheduler, kind, prompts, OUTPUT)
     assert len(together) == len(LENGTHS) * OUTPUT

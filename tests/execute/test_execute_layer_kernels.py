@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_variants import each_variant
-from shoal.execute.int8_product import Activation
 from shoal.execute.layer_kernels import LayerKernels
+from shoal.execute.native_product import Activation
 from shoal.native import NativeLibrary, native_variants
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -9,10 +9,10 @@ from execute_builders import needs_native
 from torch import nn
 
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_product import Activation
 from shoal.execute.int8_weights import pack
 from shoal.execute.layer_kernels import LayerKernels
 from shoal.execute.linear import SeparateLinears
+from shoal.execute.native_product import Activation
 from shoal.execute.products import FastProducts
 from shoal.native import load_native
 

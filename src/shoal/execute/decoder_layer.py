@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.execute.int8_product import Activation
 from shoal.execute.interface import AttentionStep
 from shoal.execute.layer_kernels import LayerKernels
 from shoal.execute.linear import Linear, Products
+from shoal.execute.native_product import Activation
 from shoal.execute.recording import RecordedCall
 
 

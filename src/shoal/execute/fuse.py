@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.execute.int8_linear import Int8GatedMLP, Int8Linear
-from shoal.execute.int8_product import Activation
+from shoal.execute.bf16_linear import Bf16Linear
+from shoal.execute.int8_linear import Int8Linear
+from shoal.execute.int8_product import Int8Product
+from shoal.execute.native_product import Activation, NativeProduct
 from shoal.execute.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
 from shoal.execute.replacements import Replacements, children
 
@@ -43,6 +45,22 @@ class FusedRMSNorm(nn.Module):
         return F.rms_norm(x.to(self.scale.dtype), self.size, self.scale, self.eps).to(x.dtype)
 
 
+class NativeGatedMLP(nn.Module):
+    """down(gated(x)); gated: activation(gate(x)) * up(x) in one kernel."""
+
+    def __init__(self, gated: Callable[[torch.Tensor], torch.Tensor], down: nn.Module) -> None:
+        super().__init__()
+        self.gated, self.down = gated, down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden] -> [..., hidden]; without module hooks, which are not used here."""
+        result: torch.Tensor = self.down(self.gated(x))
+        return result
+
+
+ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
+
+
 @torch.inference_mode()
 def fuse(model: nn.Module) -> Replacements:
     """Replace norms, and gated MLPs of prepacked and int8 layers, in ``model``."""
@@ -67,19 +85,25 @@ def fused_norm(module: Any) -> FusedRMSNorm | None:
     return _nearest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
 
 
-def _fused_mlp(module: Any) -> PackedGatedMLP | Int8GatedMLP | None:
-    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    gate, up, down = parts
-    if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear) and isinstance(down, Int8Linear):
-        activations = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
-        quantised = [Int8GatedMLP(gate, up, down, activation) for activation in activations]
-        return _nearest(module, quantised, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
-    if not (
-        isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
-    ):
+def _fused_mlp(module: Any) -> PackedGatedMLP | NativeGatedMLP | None:
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    candidates: list[PackedGatedMLP | NativeGatedMLP] = []
+    if isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear):
+        candidates += [PackedGatedMLP(gate, up, down, activation) for activation in GATE_ACTIVATIONS]
+    elif isinstance(down, Int8Linear | Bf16Linear):
+        candidates += [NativeGatedMLP(gated, down) for gated in _gated_products(gate, up)]
+    if gate is None or not candidates:
         return None
-    candidates = [PackedGatedMLP(gate, up, down, activation) for activation in GATE_ACTIVATIONS]
     return _nearest(module, candidates, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
+
+
+def _gated_products(gate: Any, up: Any) -> list[Int8Product | NativeProduct]:
+    """activation(gate) * up for every activation, where both have a native kernel."""
+    if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear):
+        return [gate.gated(up, activation) for activation in ACTIVATIONS]
+    if isinstance(gate, Bf16Linear) and isinstance(up, Bf16Linear):
+        return [gate.gated(up, activation) for activation in ACTIVATIONS]
+    return []
 
 
 Candidate = TypeVar("Candidate", bound=nn.Module)

@@ -18,9 +18,9 @@ from shoal.execute.decoder_layer import DecoderLayer, LayerParts, LayerStyle
 from shoal.execute.forward import FusedForward, RotaryTable
 from shoal.execute.fuse import FusedRMSNorm, fused_norm
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_product import Activation
 from shoal.execute.interface import STEP_KEYWORD, TransformersForward
 from shoal.execute.layer_kernels import LAYER_DTYPES, LayerKernels
+from shoal.execute.native_product import Activation
 from shoal.execute.probe import Probed
 from shoal.execute.products import FastProducts, SeparateProducts
 from shoal.execute.recording import RecordedCall, RecordingStep, packed_logits

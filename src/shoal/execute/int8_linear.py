@@ -9,8 +9,9 @@ from typing import Self
 import torch
 from torch import nn
 
-from shoal.execute.int8_product import Activation, Int8Product
+from shoal.execute.int8_product import Int8Product
 from shoal.execute.int8_weights import Int8Weights, pack, quantise_channels
+from shoal.execute.native_product import Activation
 from shoal.native import NativeLibrary, load_native
 
 
@@ -37,15 +38,6 @@ class Int8Linear(nn.Module):
         """residual + the layer's output; residual [..., out_features]. Without module hooks."""
         return self._product(x, residual)
 
-
-class Int8GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)), with activation and product in the kernel of gate and up."""
-
-    def __init__(self, gate: Int8Linear, up: Int8Linear, down: Int8Linear, activation: Activation) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = gate, up, down
-        self._gated = Int8Product([gate.weights, up.weights], gate.native, activation)
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """residual + the output, [..., hidden]. Without module hooks."""
-        return self.down(self._gated(x), residual)
+    def gated(self, factor: Self, activation: Activation) -> Int8Product:
+        """activation(this layer) * factor."""
+        return Int8Product([self.weights, factor.weights], self.native, activation)

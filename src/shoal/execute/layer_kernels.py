@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from shoal.execute.int8_product import Activation
+from shoal.execute.native_product import Activation
 from shoal.native import NativeLibrary
 
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.execute.int8_product import Activation
 from shoal.execute.layer_kernels import LayerKernels
+from shoal.execute.native_product import Activation
 
 
 class Linear(Protocol):

@@ -1,8 +1,9 @@
-"""Linear layers whose weights are laid out for the CPU's bf16 matrix units."""
+"""Linear layers whose weights are laid out for the CPU's bf16 units, by us or by oneDNN."""
 
 import torch
 from torch import nn
 
+from shoal.execute.bf16_linear import Bf16Packing
 from shoal.execute.replacements import Replacements, children
 
 
@@ -45,7 +46,7 @@ class PackedGatedMLP(nn.Module):
 
 
 def can_prepack(dtype: torch.dtype) -> bool:
-    """Whether this machine has prepacked kernels for weights of ``dtype``."""
+    """Whether oneDNN has kernels on this machine for weights of ``dtype`` that it prepacked."""
     return (
         dtype == torch.bfloat16
         and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
@@ -54,9 +55,14 @@ def can_prepack(dtype: torch.dtype) -> bool:
 
 
 def prepack(model: nn.Module) -> Replacements:
-    """Replace every plain linear layer of ``model``."""
+    """Replace every plain bfloat16 linear layer of ``model``, if there is a faster one."""
+    packing = Bf16Packing.here()
     replacements = Replacements()
     for parent, name, child in children(model):
-        if type(child) is nn.Linear:
+        if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
+            continue
+        if packing is not None:
+            replacements.put(parent, name, child, packing.pack(child))
+        elif can_prepack(child.weight.dtype):
             replacements.put(parent, name, child, PackedLinear(child.weight.detach(), child.bias))
     return replacements

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from shoal.execute.bf16_linear import Bf16Linear, Bf16Packing, bf16_product
 from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_product import Activation, Int8Product
+from shoal.execute.int8_product import Int8Product
 from shoal.execute.layer_kernels import LayerKernels
 from shoal.execute.linear import DenseLinear, GatedLinear, Linear, SeparateLinears
+from shoal.execute.native_product import Activation
 from shoal.execute.prepack import PackedLinear, can_prepack
 
 
@@ -17,20 +19,38 @@ class FastProducts:
 
     def __init__(self, kernels: LayerKernels) -> None:
         self._kernels = kernels
+        self._packing = Bf16Packing.here()
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
         """See Products."""
+        linears = [self._packed(linear) for linear in linears]
         int8 = [linear for linear in linears if isinstance(linear, Int8Linear)]
+        bf16 = [linear for linear in linears if isinstance(linear, Bf16Linear)]
         dense = [linear for linear in linears if isinstance(linear, nn.Linear)]
         if len(int8) == len(linears):
             return Int8Product([linear.weights for linear in int8], int8[0].native)
+        if len(bf16) == len(linears):
+            return bf16_product([linear.weights for linear in bf16], bf16[0].native)
         return _merged_dense(dense) if len(dense) == len(linears) else SeparateLinears(linears)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
         """See Products."""
+        gate, up = self._packed(gate), self._packed(up)
         if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear):
-            return Int8Product([gate.weights, up.weights], gate.native, activation)
+            return gate.gated(up, activation)
+        if isinstance(gate, Bf16Linear) and isinstance(up, Bf16Linear):
+            return gate.gated(up, activation)
         return GatedLinear(self.merged((gate, up)), activation, self._kernels)
+
+    def _packed(self, linear: Linear) -> Linear:
+        """The same layer for our kernel, if that is the fastest for it."""
+        if (
+            self._packing is None
+            or not isinstance(linear, nn.Linear)
+            or linear.weight.dtype != torch.bfloat16
+        ):
+            return linear
+        return self._packing.pack(linear)
 
 
 class SeparateProducts:

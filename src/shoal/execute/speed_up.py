@@ -8,7 +8,7 @@ import torch
 from shoal.execute.fuse import fuse
 from shoal.execute.fuse_layers import RecognisedLayer, fuse_layers, fused_forward
 from shoal.execute.interface import Forward, TransformersForward
-from shoal.execute.prepack import can_prepack, prepack
+from shoal.execute.prepack import prepack
 from shoal.execute.probe import Probed
 from shoal.execute.replacements import Replacements
 
@@ -18,9 +18,7 @@ def speed_up(module: Any, probed: Probed, layers: Sequence[RecognisedLayer], dev
 
     layers: those of its layers that were recognised. Each kind of change that changes the logits is undone.
     """
-    ways: list[Callable[[Any], Replacements]] = [fuse]
-    if device.type == "cpu" and can_prepack(probed.dtype):
-        ways.insert(0, prepack)
+    ways: list[Callable[[Any], Replacements]] = [prepack, fuse] if device.type == "cpu" else [fuse]
     if layers:
         ways.insert(0, lambda _: fuse_layers(layers))
     for way in ways:
