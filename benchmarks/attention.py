@@ -27,8 +27,9 @@ from shoal.engine.build import default_threads
 from shoal.execute.backends import BACKENDS
 from shoal.execute.batch import StepBatch
 from shoal.execute.heap import keep_freed_memory
-from shoal.execute.kv_store import TORCH_DTYPES, KVStore, ServiceCache
+from shoal.execute.kv_store import KVStore
 from shoal.execute.paged import PagedStep
+from shoal.execute.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 16

@@ -14,7 +14,8 @@
 /* Elements of a key or value are at most so many. */
 #define LARGEST_HEAD 256
 
-enum { SHOAL_FLOAT32, SHOAL_BFLOAT16 };
+/* int8 is for keys and values in the pool alone: each has a scale, a bfloat16, by which its numbers are multiplied. */
+enum { SHOAL_FLOAT32, SHOAL_BFLOAT16, SHOAL_INT8 };
 
 /* All fields of what Python passes have 8 bytes; strides are in bytes, but for the table's. */
 
@@ -27,11 +28,14 @@ struct attention_step {
     int64_t table_row, table_block;
 };
 
-/* Where one layer's keys and values lie: those of head 0 at token 0 of entry 0, and the steps from there. */
+/* Where one layer's keys and values lie: those of head 0 at token 0 of entry 0, and the steps from there. Scales of
+   int8 are found likewise; those of a head's tokens lie side by side. */
 struct attention_layer {
-    int64_t dtype, kv_heads, key_dim, value_dim;
-    char *keys, *values;
-    int64_t entry, key_token, value_token, key_head, value_head;
+    int64_t dtype;  /* of queries, of new keys and values, and of what comes out */
+    int64_t stored; /* of keys and values in the pool: the same, or int8 */
+    int64_t kv_heads, key_dim, value_dim;
+    char *keys, *values, *key_scales, *value_scales;
+    int64_t entry, key_token, value_token, key_head, value_head, scale_head;
     int64_t table_first, table_head; /* head 0's entry in a block's part of the table, and the step to the next */
 };
 
@@ -77,6 +81,8 @@ struct attention_split {
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Bytes of one number. */
+static inline int64_t bytes_of(int64_t dtype) { return dtype == SHOAL_FLOAT32 ? 4 : dtype == SHOAL_BFLOAT16 ? 2 : 1; }
 
 void KERNEL(shoal_write_kv)(const struct attention *a, const struct attention_rotary *rotary);
 

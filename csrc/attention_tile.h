@@ -27,13 +27,15 @@ struct format {
     int64_t key_dim, value_dim;
     int64_t units;   /* 32-bit numbers of a query or key: floats, or pairs of bfloat16 */
     int64_t out_dim; /* value_dim in whole vectors */
-    int bfloat16;    /* what they are stored as */
-    int paired;      /* bfloat16 that are multiplied in pairs */
+    int bfloat16;    /* whether queries and results are bfloat16, not floats */
+    int stored;      /* the dtype of keys and values */
+    int paired;      /* queries and keys are multiplied as pairs of bfloat16, which int8 keys become */
 };
 
 static struct format format_of(const struct attention_layer *layer) {
     struct format f = {.key_dim = layer->key_dim, .value_dim = layer->value_dim};
     f.bfloat16 = layer->dtype == SHOAL_BFLOAT16;
+    f.stored = (int)layer->stored;
 #if defined(__AVX512BF16__)
     f.paired = f.bfloat16;
 #endif
@@ -57,12 +59,31 @@ static void pack_query(const struct format *f, const char *from, float *to) {
         vec_store_floats(to + i, vec_load_bf16((const uint16_t *)from + i, f->key_dim - i), f->key_dim - i);
 }
 
+/* Store unit `unit` of WIDTH keys, and those after it, from `column`: 4 bytes of each key. Returns the next unit. */
+INLINE int64_t store_column(const int stored, const int paired, ivec column, int64_t unit, int64_t units, float *to) {
+    vec parts[4] = {(vec)column};
+    int count = 1;
+    if (stored == SHOAL_BFLOAT16 && !paired) {
+        parts[0] = (vec)(column << 16), parts[1] = (vec)(column & (int32_t)0xffff0000);
+        count = 2;
+    } else if (stored == SHOAL_INT8) {
+        for (int i = 0; i < 4; i++) parts[i] = vec_of_ints(column << (24 - 8 * i) >> 24);
+        count = 4;
+        if (paired) { /* the lower halves of these floats are 0 */
+            for (int i = 0; i < 2; i++)
+                parts[i] = (vec)((ivec)((uvec)parts[2 * i] >> 16) | (ivec)parts[2 * i + 1]);
+            count = 2;
+        }
+    }
+    for (int i = 0; i < count && unit < units; i++, unit++) vec_store(to + unit * PANEL, parts[i]);
+    return unit;
+}
+
 /* Put keys [low, high), which lie at rows[low], ..., side by side into panels [units][PANEL] of key 0 and after;
    those around them, up to a whole vector, become 0. ahead: keys to ask the memory for meanwhile, or NULL. */
-INLINE void pack_keys(const struct format *f, const char *const *rows, const char *const *ahead, int64_t low,
-                      int64_t high, float *panels) {
-    const int widen = f->bfloat16 && !f->paired;
-    int64_t bytes = f->key_dim * (f->bfloat16 ? 2 : 4);
+INLINE void pack_keys_as(const struct format *f, const int stored, const int paired, const char *const *rows,
+                         const char *const *ahead, int64_t low, int64_t high, float *panels) {
+    int64_t bytes = f->key_dim * bytes_of(stored);
     for (int64_t group = low / WIDTH * WIDTH; group < high; group += WIDTH) {
         float *to = panels + group / PANEL * PANEL * f->units + group % PANEL;
         for (int64_t at = 0; at < bytes; at += 4 * WIDTH) {
@@ -71,22 +92,31 @@ INLINE void pack_keys(const struct format *f, const char *const *rows, const cha
                 columns[i] = key >= low && key < high ? vec_load_bytes(rows[key] + at, bytes - at) : vec_all(0);
             for (int64_t key = group; ahead && key < group + WIDTH; key++) vec_prefetch(ahead[key] + at);
             vec_transpose(columns);
-            int64_t unit = widen ? at / 2 : at / 4;
-            for (int i = 0; i < WIDTH && unit < f->units; i++, unit++) {
-                if (!widen) {
-                    vec_store(to + unit * PANEL, columns[i]);
-                    continue;
-                }
-                vec_store(to + unit * PANEL, (vec)((ivec)columns[i] << 16));
-                if (++unit < f->units) vec_store(to + unit * PANEL, (vec)((ivec)columns[i] & (int32_t)0xffff0000));
-            }
+            int64_t unit = at / bytes_of(stored) / (paired ? 2 : 1);
+            for (int i = 0; i < WIDTH && unit < f->units; i++)
+                unit = store_column(stored, paired, (ivec)columns[i], unit, f->units, to);
         }
     }
 }
 
-/* WIDTH elements of a value from dimension `dim`, of which `count` exist. */
-INLINE vec load_value(const int bfloat16, const char *value, int64_t dim, int64_t count) {
-    if (bfloat16) return vec_load_bf16((const uint16_t *)value + dim, count);
+static void pack_keys(const struct format *f, const char *const *rows, const char *const *ahead, int64_t low,
+                      int64_t high, float *panels) {
+#define PACK(STORED, PAIRED) \
+    if (f->stored == STORED && f->paired == PAIRED) pack_keys_as(f, STORED, PAIRED, rows, ahead, low, high, panels);
+    PACK(SHOAL_FLOAT32, 0)
+    PACK(SHOAL_BFLOAT16, 0)
+    PACK(SHOAL_INT8, 0)
+#if defined(__AVX512BF16__)
+    PACK(SHOAL_BFLOAT16, 1)
+    PACK(SHOAL_INT8, 1)
+#endif
+#undef PACK
+}
+
+/* WIDTH elements of a value from dimension `dim`, of which `count` exist; those of int8 are still to be scaled. */
+INLINE vec load_value(const int stored, const char *value, int64_t dim, int64_t count) {
+    if (stored == SHOAL_INT8) return vec_load_int8((const int8_t *)value + dim, count);
+    if (stored == SHOAL_BFLOAT16) return vec_load_bf16((const uint16_t *)value + dim, count);
     return vec_load_bytes(value + 4 * dim, 4 * count);
 }
 
@@ -100,7 +130,7 @@ static void pack_values(const struct format *f, const char *const *rows, int64_t
         float *panel = panels + dim * CHUNK;
         for (int64_t key = low; key < high; key++)
             for (int64_t d = dim; d < dim + step; d += WIDTH)
-                vec_store(panel + key * step + d - dim, load_value(f->bfloat16, rows[key], d, f->value_dim - d));
+                vec_store(panel + key * step + d - dim, load_value(f->stored, rows[key], d, f->value_dim - d));
     }
 }
 
@@ -189,7 +219,7 @@ static void weigh_rows(const struct format *f, int rows, const float *weights, c
 }
 
 /* As weigh, with values read where they lie: `vectors` vectors of them from dimension `dim`. */
-INLINE void weigh_here(const int rows, const int vectors, const int bfloat16, int64_t count, const float *weights,
+INLINE void weigh_here(const int rows, const int vectors, const int stored, int64_t count, const float *weights,
                        const char *const *values, const char *const *ahead, int64_t dim, int64_t keys,
                        float *sums, int64_t stride) {
     vec total[ROWS][VECTORS];
@@ -197,9 +227,9 @@ INLINE void weigh_here(const int rows, const int vectors, const int bfloat16, in
         for (int v = 0; v < vectors; v++) total[r][v] = vec_load(sums + r * stride + v * WIDTH);
     for (int64_t k = 0; k < keys; k++) {
         vec value[VECTORS];
-        for (int v = 0; v < vectors; v++) value[v] = load_value(bfloat16, values[k], dim + v * WIDTH, count);
-        for (int64_t at = 0; at < vectors * WIDTH * (bfloat16 ? 2 : 4); at += 64)
-            vec_prefetch(ahead[k] + dim * (bfloat16 ? 2 : 4) + at);
+        for (int v = 0; v < vectors; v++) value[v] = load_value(stored, values[k], dim + v * WIDTH, count);
+        for (int64_t at = 0; at < vectors * WIDTH * bytes_of(stored); at += 64)
+            vec_prefetch(ahead[k] + dim * bytes_of(stored) + at);
         for (int r = 0; r < rows; r++) {
             vec weight = vec_all(weights[r * CHUNK + k]);
             for (int v = 0; v < vectors; v++) total[r][v] = vec_madd(weight, value[v], total[r][v]);
@@ -209,14 +239,14 @@ INLINE void weigh_here(const int rows, const int vectors, const int bfloat16, in
         for (int v = 0; v < vectors; v++) vec_store(sums + r * stride + v * WIDTH, total[r][v]);
 }
 
-INLINE void weigh_scattered(const int rows, const int bfloat16, const struct format *f, const float *weights,
+INLINE void weigh_scattered(const int rows, const int stored, const struct format *f, const float *weights,
                             const char *const *values, const char *const *ahead, int64_t keys, float *sums,
                             int64_t stride) {
     int64_t dim = 0;
     for (; vectors_at(f, dim) == VECTORS; dim += PANEL)
-        weigh_here(rows, VECTORS, bfloat16, WIDTH, weights, values, ahead, dim, keys, sums + dim, stride);
+        weigh_here(rows, VECTORS, stored, WIDTH, weights, values, ahead, dim, keys, sums + dim, stride);
     for (; dim < f->out_dim; dim += WIDTH)
-        weigh_here(rows, 1, bfloat16, f->value_dim - dim, weights, values, ahead, dim, keys, sums + dim, stride);
+        weigh_here(rows, 1, stored, f->value_dim - dim, weights, values, ahead, dim, keys, sums + dim, stride);
 }
 
 /* Add to sums [rows][result_size] `keys` values, which lie at values[0], ..., by weights [rows][CHUNK]. The same
@@ -224,16 +254,20 @@ INLINE void weigh_scattered(const int rows, const int bfloat16, const struct for
    for meanwhile. */
 static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,
                            const char *const *ahead, int64_t keys, float *sums) {
-#define WEIGH(N)                                                                           \
-    if (rows == N) {                                                                       \
-        if (f->bfloat16) weigh_scattered(N, 1, f, weights, values, ahead, keys, sums, result_size(f)); \
-        else weigh_scattered(N, 0, f, weights, values, ahead, keys, sums, result_size(f));            \
-    }
+#define WEIGH_STORED(N, STORED) \
+    if (rows == N && f->stored == STORED) weigh_scattered(N, STORED, f, weights, values, ahead, keys, sums, result_size(f));
+#define WEIGH(N) WEIGH_STORED(N, SHOAL_FLOAT32) WEIGH_STORED(N, SHOAL_BFLOAT16) WEIGH_STORED(N, SHOAL_INT8)
     EACH_NUMBER_OF_ROWS(WEIGH)
 #undef WEIGH
+#undef WEIGH_STORED
 }
 
 /* ---- Softmax ---- */
+
+/* Multiply numbers [low, high), whole vectors, by scales. */
+static void apply_scales(float *numbers, const float *scales, int64_t low, int64_t high) {
+    for (int64_t i = low; i < high; i += WIDTH) vec_store(numbers + i, vec_load(numbers + i) * vec_load(scales + i));
+}
 
 /* Turn scores of keys [all_low, all_high), whole vectors, into weights: exp(score - largest), and 0 but for the
    visible ones, [low, high). result: the largest score, and the sum of weights. */

@@ -141,8 +141,8 @@ INLINE vec vec_load_bytes(const char *from, int64_t bytes) {
 #endif
 }
 
-/* WIDTH bfloat16 at `from`, of which only `count` exist; zeros after them. */
-INLINE vec vec_load_bf16(const uint16_t *from, int64_t count) {
+/* WIDTH bfloat16 at `from` (with any alignment), of which only `count` exist; zeros after them. */
+INLINE vec vec_load_bf16(const void *from, int64_t count) {
 #if WIDTH == 16
     __mmask16 mask = count >= WIDTH ? 0xffff : (__mmask16)((1u << count) - 1);
     return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16);
@@ -156,6 +156,43 @@ INLINE vec vec_load_bf16(const uint16_t *from, int64_t count) {
     for (int i = 0; i < WIDTH; i++) bits[i] = (int32_t)((uint32_t)half[i] << 16);
     return (vec)bits;
 #endif
+#endif
+}
+
+/* WIDTH int8 at `from`, of which only `count` exist; zeros after them. */
+INLINE vec vec_load_int8(const int8_t *from, int64_t count) {
+#if WIDTH == 16
+    __mmask16 mask = count >= WIDTH ? 0xffff : (__mmask16)((1u << count) - 1);
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, from)));
+#else
+    int8_t bytes[16] = {0};
+    memcpy(bytes, from, (size_t)(count < WIDTH ? count : WIDTH));
+#if WIDTH == 8
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+#else
+    vec v;
+    for (int i = 0; i < WIDTH; i++) v[i] = bytes[i];
+    return v;
+#endif
+#endif
+}
+
+/* The float of each lane's integer. */
+INLINE vec vec_of_ints(ivec v) { return __builtin_convertvector(v, vec); }
+
+/* The integer (of at most 22 bits) that is nearest to each lane; ties go to the even one. */
+INLINE ivec vec_round(vec v) {
+    const vec shift = vec_all(12582912.0f); /* a unit in the last place of the sum is 1 */
+    return (ivec)(v + shift) - (ivec)shift;
+}
+
+/* Store the first `count` lanes, which are int8. */
+INLINE void vec_store_int8(int8_t *to, ivec v, int64_t count) {
+#if WIDTH == 16
+    __mmask16 mask = count >= WIDTH ? 0xffff : (__mmask16)((1u << count) - 1);
+    _mm512_mask_cvtepi32_storeu_epi8(to, mask, (__m512i)v);
+#else
+    for (int64_t i = 0; i < (count < WIDTH ? count : WIDTH); i++) to[i] = (int8_t)v[i];
 #endif
 }
 

@@ -12,6 +12,7 @@ struct workspace {
     float *keys;    /* panels, of a chunk or a stretch */
     float *values;  /* panels of a chunk */
     float *scores;  /* [heads][ROWS][CHUNK] */
+    float *scales;  /* [heads][2][CHUNK]: of a chunk's keys and values, where they are int8 */
     float *sums;    /* results of a chunk: [ROWS], or of all heads */
     float *state;   /* [rows] results of the chunks so far */
 };
@@ -28,17 +29,18 @@ static int64_t make_workspace(const struct format *f, const struct attention_tas
                               struct workspace *w) {
     int few = is_few(task);
     int64_t rows = task->end - task->begin, scored = few ? task->head_end - task->head : 1;
-    float **parts[] = {&w->queries, &w->keys, &w->values, &w->scores, &w->sums, &w->state};
+    float **parts[] = {&w->queries, &w->keys, &w->values, &w->scores, &w->scales, &w->sums, &w->state};
     int64_t sizes[] = {
         scored * rows * f->units,
         (few ? STRETCH : CHUNK) * f->units,
         few ? 0 : CHUNK * f->out_dim,
         scored * ROWS * CHUNK,
+        f->stored == SHOAL_INT8 ? scored * 2 * CHUNK : 0,
         scored * ROWS * result_size(f),
         few ? 0 : rows * result_size(f),
     };
     int64_t used = 0;
-    for (int i = 0; i < 6; used = round_up(used + 4 * sizes[i], 64), i++)
+    for (int i = 0; i < 7; used = round_up(used + 4 * sizes[i], 64), i++)
         if (memory) *parts[i] = (float *)(memory + used);
     return used;
 }
@@ -73,6 +75,34 @@ static void find_rows(struct place p, int64_t low, int64_t high, const char **ro
     }
 }
 
+/* Put the scales of keys or values [low, high) of a chunk side by side as floats, and zeros around them up to a whole
+   vector. p: where the scales are. */
+static void find_scales(struct place p, int64_t chunk, int64_t low, int64_t high, float *scales) {
+    int64_t block = (chunk * CHUNK + low) / p.block_size, token = (chunk * CHUNK + low) % p.block_size;
+    for (int64_t i = low / WIDTH * WIDTH; i < low; i++) scales[i] = 0;
+    for (int64_t i = low; i < high; block++, token = 0) {
+        const char *from = p.base + p.table[block * p.table_block] * p.entry + token * p.token;
+        int64_t count = smaller(p.block_size - token, high - i);
+        for (int64_t t = 0; t < count; t += WIDTH)
+            vec_store_floats(scales + i + t, vec_load_bf16(from + t * p.token, count - t), count - t);
+        i += count;
+    }
+    for (int64_t i = high; i % WIDTH; i++) scales[i] = 0;
+}
+
+/* Find both scales of keys [span[0], span[1]) of a chunk and one KV head, where there are any. */
+static void find_both_scales(const struct attention *a, int64_t row, int64_t head, int64_t chunk,
+                             const int64_t span[2], float *scales) {
+    const struct attention_layer *l = a->layer;
+    if (l->stored != SHOAL_INT8) return;
+    struct place place = keys_of(a, row, head);
+    place.token = bytes_of(SHOAL_BFLOAT16);
+    place.base = l->key_scales + head * l->scale_head;
+    find_scales(place, chunk, span[0], span[1], scales);
+    place.base = l->value_scales + head * l->scale_head;
+    find_scales(place, chunk, span[0], span[1], scales + CHUNK);
+}
+
 /* Keys of a chunk that a token at `position` sees: [span[0], span[1]), relative to the chunk's first. */
 static void visible(const struct attention *a, int64_t position, int64_t chunk, int64_t span[2]) {
     span[0] = a->window ? larger(position - a->window + 1 - chunk * CHUNK, 0) : 0;
@@ -88,16 +118,23 @@ static void visible_to_all(const struct attention *a, const struct attention_tas
     span[1] = last[1];
 }
 
-/* Turn scores of query rows [begin, end) for keys [low, high) into weights. */
+/* Turn scores of query rows [begin, end) for keys [low, high) into weights. scales: of the chunk's keys and values,
+   where they are int8; weights are then those of unscaled values. */
 static void soften_rows(const struct attention *a, const struct attention_task *task, int64_t begin, int64_t end,
-                        int64_t chunk, const int64_t span[2], float *scores, float *results, int64_t dim) {
+                        int64_t chunk, const int64_t span[2], const float *scales, float *scores, float *results,
+                        int64_t dim) {
+    const int scaled = a->layer->stored == SHOAL_INT8;
     int64_t group = a->heads / a->layer->kv_heads, own[2];
     int64_t low = span[0] / WIDTH * WIDTH, high = round_up(span[1], WIDTH);
     for (int64_t row = begin; row < end; row++, scores += CHUNK, results += dim + 2) {
         visible(a, a->step->firsts[task->row] + row / group, chunk, own);
         memset(results, 0, 4 * (size_t)dim);
         if (own[0] < own[1]) {
+            if (scaled) apply_scales(scores, scales, low, high);
             soften(a, scores, own[0], own[1], low, high, results + dim);
+            if (scaled) apply_scales(scores, scales + CHUNK, low, high);
+            for (int64_t i = low; scaled && i < own[0]; i++) scores[i] = 0; /* also where the scale is NaN */
+            for (int64_t i = own[1]; scaled && i < high; i++) scores[i] = 0;
         } else {
             memset(scores + low, 0, 4 * (size_t)(high - low));
             results[dim] = -INFINITY, results[dim + 1] = 0;
@@ -142,6 +179,7 @@ static void attend_chunk(const struct attention *a, const struct attention_task 
     pack_keys(f, rows, NULL, all[0], all[1], w->keys);
     find_rows(values_of(a, task->row, head), first + all[0], first + all[1], rows + all[0]);
     pack_values(f, rows, all[0], all[1], w->values);
+    find_both_scales(a, task->row, head, chunk, all, w->scales);
     for (int64_t begin = task->begin; begin < task->end; begin += ROWS) {
         int64_t end = smaller(begin + ROWS, task->end), at = begin - task->begin, span[2];
         float *sums = results ? results + at * size : w->sums;
@@ -151,7 +189,7 @@ static void attend_chunk(const struct attention *a, const struct attention_task 
             continue;
         }
         score_rows(f, (int)(end - begin), w->queries + at * f->units, w->keys, span[0], span[1], w->scores);
-        soften_rows(a, task, begin, end, chunk, span, w->scores, sums, f->out_dim);
+        soften_rows(a, task, begin, end, chunk, span, w->scales, w->scores, sums, f->out_dim);
         weigh_rows(f, (int)(end - begin), w->scores, w->values, span[0], span[1], sums);
         for (int64_t r = 0; !results && r < end - begin; r++)
             merge(w->state + (at + r) * size, sums + r * size, f->out_dim);
@@ -233,10 +271,12 @@ static void attend_few(const struct attention *a, const struct attention_task *t
     visible_to_all(a, task, task->begin, task->end, task->chunk, span);
     for (int64_t h = 0; h < task->head_end - task->head; h++)
         pack_queries(a, task, task->head + h, f, w->queries + h * count * f->units);
+    for (int64_t h = 0; h < task->head_end - task->head; h++)
+        find_both_scales(a, task->row, task->head + h, task->chunk, span, w->scales + h * 2 * CHUNK);
     score_few(a, task, f, w, span);
     for (int64_t h = 0; h < task->head_end - task->head; h++)
-        soften_rows(a, task, task->begin, task->end, task->chunk, span, w->scores + h * ROWS * CHUNK,
-                    results + h * count * result_size(f), f->out_dim);
+        soften_rows(a, task, task->begin, task->end, task->chunk, span, w->scales + h * 2 * CHUNK,
+                    w->scores + h * ROWS * CHUNK, results + h * count * result_size(f), f->out_dim);
     weigh_few(a, task, f, w, span, next, results);
 }
 
@@ -295,7 +335,7 @@ void KERNEL(shoal_attend_rotated)(struct attention *a, const struct attention_ro
     KERNEL(shoal_write_kv)(a, rotary);
     struct attention rotated = *a;
     rotated.query = rotary->queries;
-    rotated.query_head = a->layer->key_dim * (a->layer->dtype == SHOAL_BFLOAT16 ? 2 : 4);
+    rotated.query_head = a->layer->key_dim * bytes_of(a->layer->dtype);
     rotated.query_token = a->heads * rotated.query_head;
     shoal_parallel(a->task_count, run_task, &rotated);
 }

@@ -2,7 +2,9 @@
    embedding, and the copy of keys and values into the pool. */
 #include "../attention.h"
 #include "../attention_vec.h"
+#include "../bf16.h"
 
+#include <float.h>
 #include <math.h>
 
 /* Tokens of one task. */
@@ -51,24 +53,88 @@ static void rotate(float *restrict x, const float *restrict cos, const float *re
     }
 }
 
-/* Norm (where scale is given) and rotate one head of `token` on its way from one place to another. */
-static void turn_head(const struct writing *w, int64_t token, const float *scale, const char *from, char *to) {
+/* The `size` numbers of a query, key or value of the model's dtype as floats, and zeros up to a whole vector. */
+static void load_head(const struct attention_layer *layer, const char *from, int64_t size, float *x) {
+    for (int64_t i = 0; i < size; i += WIDTH)
+        vec_store(x + i, layer->dtype == SHOAL_BFLOAT16 ? vec_load_bf16(from + 2 * i, size - i)
+                                                        : vec_load_bytes(from + 4 * i, 4 * (size - i)));
+}
+
+/* The way back. */
+static void store_head(const struct attention_layer *layer, const float *x, int64_t size, char *to) {
+    for (int64_t i = 0; i < size; i += WIDTH)
+        if (layer->dtype == SHOAL_BFLOAT16) vec_store_bf16((uint16_t *)to + i, vec_load(x + i), size - i);
+        else vec_store_floats((float *)to + i, vec_load(x + i), size - i);
+}
+
+/* Store a key or value [size] as int8 with a scale: the bfloat16 that is nearest to the largest number / 127, which
+   is near enough that no quotient is rounded beyond 127. A row too small for a normal scale becomes zeros with scale
+   0; one that has a number that is not finite, zeros with scale NaN, so that every result it has part in is NaN. */
+static void quantise(const float *x, int64_t size, char *to, char *scale_to) {
+    ivec most = {0}; /* as integers, floats without sign are in order, with infinity and NaN behind them all */
+    for (int64_t i = 0; i < size; i += WIDTH) {
+        ivec bits = (ivec)vec_load(x + i) & 0x7fffffff;
+        most = (ivec)vec_select(bits > most, (vec)bits, (vec)most);
+    }
+    int32_t largest = 0;
+    for (int i = 0; i < WIDTH; i++) largest = largest > most[i] ? largest : most[i];
+    float scale;
+    memcpy(&scale, &largest, sizeof scale);
+    scale = largest < 0x7f800000 ? bf16_to_float(float_to_bf16(scale / 127)) : NAN;
+    if (scale < FLT_MIN) scale = 0;
+    const int usable = scale > 0;
+    for (int64_t i = 0; i < size; i += WIDTH) {
+        vec quotient = usable ? vec_load(x + i) / vec_all(scale) : vec_all(0);
+        vec_store_int8((int8_t *)to + i, vec_round(quotient), size - i);
+    }
+    uint16_t stored = float_to_bf16(scale);
+    memcpy(scale_to, &stored, sizeof stored);
+}
+
+/* Norm (where scale is given) and rotate one head of `token`, x [key_dim]. */
+static void turn_head(const struct writing *w, int64_t token, const float *scale, float *x) {
     const struct attention_rotary *r = w->rotary;
-    const struct attention_layer *layer = w->call->layer;
-    int64_t size = layer->key_dim, bfloat16 = layer->dtype == SHOAL_BFLOAT16;
-    float x[LARGEST_HEAD];
-    if (bfloat16)
-        for (int64_t i = 0; i < size; i += WIDTH)
-            vec_store_floats(x + i, vec_load_bf16((const uint16_t *)from + i, size - i), size - i);
-    else
-        memcpy(x, from, 4 * (size_t)size);
-    if (scale) norm(x, scale, size, (float)r->eps);
+    if (scale) norm(x, scale, w->call->layer->key_dim, (float)r->eps);
     rotate(x, r->cos + token * r->dim, r->sin + token * r->dim, r->dim / 2, r->interleaved);
-    if (bfloat16)
-        for (int64_t i = 0; i < size; i += WIDTH)
-            vec_store_bf16((uint16_t *)to + i, vec_load_bytes((char *)(x + i), 4 * (size - i)), size - i);
-    else
-        memcpy(to, x, 4 * (size_t)size);
+}
+
+/* Store key and value of one KV head of `token` in a slot of the pool: in `entry`, which is as many bytes behind
+   entry 0, at token `slot` of it. */
+static void write_head(const struct writing *w, int64_t token, int64_t head, int64_t entry, int64_t slot) {
+    const struct attention *a = w->call;
+    const struct attention_layer *l = a->layer;
+    const char *key = a->key + token * a->new_key_token + head * a->new_key_head;
+    const char *value = a->value + token * a->new_value_token + head * a->new_value_head;
+    char *key_to = l->keys + entry + slot * l->key_token + head * l->key_head;
+    char *value_to = l->values + entry + slot * l->value_token + head * l->value_head;
+    const int int8 = l->stored == SHOAL_INT8;
+    float x[LARGEST_HEAD];
+    if (w->rotary || int8) {
+        load_head(l, key, l->key_dim, x);
+        if (w->rotary) turn_head(w, token, w->rotary->key_scale, x);
+    }
+    if (!int8) {
+        if (w->rotary) store_head(l, x, l->key_dim, key_to);
+        else memcpy(key_to, key, (size_t)(l->key_dim * bytes_of(l->dtype)));
+        memcpy(value_to, value, (size_t)(l->value_dim * bytes_of(l->dtype)));
+        return;
+    }
+    int64_t scale = entry + head * l->scale_head + slot * bytes_of(SHOAL_BFLOAT16);
+    quantise(x, l->key_dim, key_to, l->key_scales + scale);
+    load_head(l, value, l->value_dim, x);
+    quantise(x, l->value_dim, value_to, l->value_scales + scale);
+}
+
+/* Norm and rotate the queries of `token` on their way to rotary->queries. */
+static void turn_queries(const struct writing *w, int64_t token) {
+    const struct attention *a = w->call;
+    const struct attention_layer *l = a->layer;
+    float x[LARGEST_HEAD];
+    for (int64_t head = 0; head < a->heads; head++) {
+        load_head(l, a->query + token * a->query_token + head * a->query_head, l->key_dim, x);
+        turn_head(w, token, w->rotary->query_scale, x);
+        store_head(l, x, l->key_dim, w->rotary->queries + (token * a->heads + head) * l->key_dim * bytes_of(l->dtype));
+    }
 }
 
 static void write_tokens(void *context, int64_t index) {
@@ -76,26 +142,15 @@ static void write_tokens(void *context, int64_t index) {
     const struct attention *a = w->call;
     const struct attention_step *step = a->step;
     const struct attention_layer *layer = a->layer;
-    size_t itemsize = layer->dtype == SHOAL_BFLOAT16 ? 2 : 4;
-    size_t key_bytes = itemsize * (size_t)layer->key_dim, value_bytes = itemsize * (size_t)layer->value_dim;
     int64_t token = index * TOKENS, end = smaller(token + TOKENS, step->starts[step->rows]);
     for (int64_t row = row_of(step, token); token < end; token++) {
         while (token >= step->starts[row + 1]) row++;
         int64_t position = step->firsts[row] + token - step->starts[row];
         int64_t block = position / step->block_size, slot = position % step->block_size;
         const int64_t *entries = step->table + row * step->table_row + block * step->table_block + layer->table_first;
-        for (int64_t head = 0; head < layer->kv_heads; head++) {
-            int64_t offset = entries[head * layer->table_head] * layer->entry;
-            const char *key = a->key + token * a->new_key_token + head * a->new_key_head;
-            char *to = layer->keys + offset + slot * layer->key_token + head * layer->key_head;
-            if (w->rotary) turn_head(w, token, w->rotary->key_scale, key, to);
-            else memcpy(to, key, key_bytes);
-            memcpy(layer->values + offset + slot * layer->value_token + head * layer->value_head,
-                   a->value + token * a->new_value_token + head * a->new_value_head, value_bytes);
-        }
-        for (int64_t head = 0; w->rotary && head < a->heads; head++)
-            turn_head(w, token, w->rotary->query_scale, a->query + token * a->query_token + head * a->query_head,
-                      w->rotary->queries + (token * a->heads + head) * (int64_t)key_bytes);
+        for (int64_t head = 0; head < layer->kv_heads; head++)
+            write_head(w, token, head, entries[head * layer->table_head] * layer->entry, slot);
+        if (w->rotary) turn_queries(w, token);
     }
 }
 

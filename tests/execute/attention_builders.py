@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from shoal.execute.batch import StepBatch
-from shoal.execute.kv_store import TORCH_DTYPES, KVStore, ServiceCache
+from shoal.execute.kv_store import KVStore
 from shoal.execute.paged import GatheringStep, PagedStep
+from shoal.execute.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 
 
@@ -24,6 +25,7 @@ class Shape:
     softcap: float | None = None
     scaling: float | None = None
     dtype: str = "float32"
+    int8: bool = False
 
     @property
     def settings(self) -> dict[str, float | None]:
@@ -50,7 +52,7 @@ class Sequences:
     def __post_init__(self) -> None:
         shape, size = self.shape, self.block_size
         one = LayerShape(shape.kv_heads, shape.key_dim, shape.value_dim)
-        kv = KVShape(shape.dtype, (one,) * self.layers)
+        kv = KVShape(shape.dtype, (one,) * self.layers, int8=shape.int8)
         blocks = sum(-(-length // size) for length in self.lengths)
         # Padding to a multiple of 256 bytes: a unit or a block in the worst case.
         memory_bytes = (blocks + 1) * (kv.block_bytes(size) + 256 * shape.kv_heads * self.layers)

@@ -12,7 +12,8 @@ from hypothesis_profiles import examples
 from shoal.core import Joined, SamplingParams, StepPlan
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups
-from shoal.execute.kv_store import KVStore, ServiceCache
+from shoal.execute.kv_store import KVStore
+from shoal.execute.service_cache import ServiceCache
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 4

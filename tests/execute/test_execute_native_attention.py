@@ -15,9 +15,9 @@ from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.core import ConfigError
 from shoal.execute.backends import check_backend, choose_backend
-from shoal.execute.kv_store import TORCH_DTYPES
 from shoal.execute.native_attention import NativeStep
 from shoal.execute.paged import BatchedStep, ReferenceStep
+from shoal.execute.service_cache import TORCH_DTYPES
 from shoal.kvcache import KVShape, LayerShape
 from shoal.native import NativeLibrary, load_native
 

@@ -31,6 +31,7 @@ class Flag:
 ENGINE_FLAGS = (
     Flag("device", "devices", "DEVICE", "Device to run on: cpu or cuda:0."),
     Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of the KV pool shared by all services, e.g. 2GiB."),
+    Flag("kv-cache-dtype", "kv_cache.dtype", "NAME", "What KV is stored as: auto or int8."),
     Flag("block-size", "kv_cache.block_size", "TOKENS", "Tokens per KV block."),
     Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),
     Flag("prefix-caching", "kv_cache.prefix_caching", "", "Reuse the KV of shared prefixes.", switch=True),

@@ -95,6 +95,8 @@ class ScenarioPool:
     """Share of a device for weights and KV, where no size is given."""
     block_size: int = 16
     """Tokens in a block."""
+    dtype: Literal["auto", "int8"] = "auto"
+    """What KV is stored as; "auto": as the services say."""
     layout: Literal["merged", "split"] | None = None
     """How the pool is cut up; None: as the scheduler's preset says."""
     swap_bytes: int | None = None

@@ -3,7 +3,7 @@
 from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
 from shoal.config.nodes import Node, Table
 
-_SAME = ("block-size", "layout", "prefix-caching", "swap")
+_SAME = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap")
 
 SCENARIO_FLAGS = (
     Flag("model", "latency.roofline.model", "NAME", "Model on record, or its config.json."),

@@ -26,6 +26,8 @@ class Deployment:
     """One of the devices; None: not known."""
     tp: int
     """Devices that share the model."""
+    int8_kv: bool = False
+    """Whether KV is stored as int8, with scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
     pool = scenario.kv_cache
     kind = pool.layout or PRESETS[scenario.preset].layout
     shapes = {
-        name: kv_shape(deployment.model, deployment.tp)
+        name: kv_shape(deployment.model, deployment.tp, deployment.int8_kv)
         for name, deployment in deployments.items()
         if deployment.model is not None
     }
@@ -76,8 +78,14 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
     return Pools(layout=layout, host=_host(scenario, layout, unknown), sized=not unknown)
 
 
-def kv_shape(model: ModelSpec, tp: int) -> KVShape:
-    """The KV of ``model`` on each of ``tp`` devices; one-byte KV is laid out as half as many of two bytes."""
+def kv_shape(model: ModelSpec, tp: int, int8: bool) -> KVShape:
+    """The KV of ``model`` on each of ``tp`` devices; one-byte KV is laid out as half as many of two bytes.
+
+    int8: with the scales of our own int8 KV.
+    """
+    if int8:
+        layer = LayerShape(model.kv_heads_on(tp), model.head_dim, model.head_dim)
+        return KVShape("bfloat16", (layer,) * model.layers, int8=True)
     dtype = _DTYPES.get(model.kv_bytes_each)
     if dtype is None:
         raise ConfigError(f"model {model.name}: KV of {model.kv_bytes_each} bytes a number has no layout")

@@ -20,6 +20,7 @@ from shoal.forecast import StepRows, StepTimes, load_profile
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
+from shoal.kvcache import SCALE_BYTES
 from shoal.measure import RunRecord
 from shoal.simulate import (
     ClosedLoop,
@@ -75,7 +76,8 @@ def prepare(scenario: Scenario) -> PreparedRun:
     """Read traces and latency models, plan the pools; raises ConfigError for what does not go together."""
     latencies = {service.name: _latency(service, scenario) for service in scenario.services}
     deployments = {
-        service.name: _deployment(service, latencies[service.name]) for service in scenario.services
+        service.name: _deployment(service, latencies[service.name], scenario.kv_cache.dtype == "int8")
+        for service in scenario.services
     }
     degrees = sorted({deployment.tp for deployment in deployments.values()})
     if len(degrees) > 1:
@@ -183,7 +185,7 @@ def _latency(service: ScenarioService, scenario: Scenario) -> Latency:
     return latency
 
 
-def _deployment(service: ScenarioService, latency: Latency) -> Deployment:
+def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> Deployment:
     """The service's model and device; raises ConfigError where service and latency name different models."""
     place = latency.roofline if isinstance(latency, RooflineLatency) else latency
     timed, device = (None, None) if isinstance(place, FitLatency) else (place.model, place.device)
@@ -196,7 +198,9 @@ def _deployment(service: ScenarioService, latency: Latency) -> Deployment:
     if model is not None and service.dtype != "auto":
         size = _BYTES[service.dtype]
         model = replace(model, weight_bytes_each=size, kv_bytes_each=size)
-    return Deployment(model=model, device=device, tp=place.tp)
+    if model is not None and int8_kv:
+        model = replace(model, kv_bytes_each=1 + SCALE_BYTES / model.head_dim)
+    return Deployment(model=model, device=device, tp=place.tp, int8_kv=int8_kv)
 
 
 def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:

@@ -16,7 +16,7 @@ from shoal.config.units import LONGEST_S
 from shoal.core import ConfigError, Service
 from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS
-from shoal.kvcache import KVCacheOptions
+from shoal.kvcache import KV_DTYPES, KVCacheOptions
 from shoal.schedule import ADMISSIONS, ORDERS, PREEMPT_FOR_WAITING, VICTIMS, SchedulerOptions
 
 S = TypeVar("S")
@@ -151,6 +151,7 @@ def config_section(server: type[S], template_folder: Path = Path()) -> Section:
     """Every key there is; ``server`` is the HTTP server's option dataclass."""
     rules: dict[tuple[type, str], Any] = {
         (KVCacheOptions, "block_size"): integer(1, 4096),
+        (KVCacheOptions, "dtype"): Choice(KV_DTYPES),
         (KVCacheOptions, "layout"): Choice(("merged", "split")),
         (server, "port"): integer(0, 65_535),
         (Config, "threads"): Maybe(integer(1)),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,8 +130,9 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
         memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
     else:
         models.check_kv_bytes(memory_bytes)
+    int8 = options.kv_cache.dtype == "int8"
     return plan_layout(
-        models.kv_shapes,
+        {name: replace(shape, int8=int8) for name, shape in models.kv_shapes.items()},
         memory_bytes=memory_bytes,
         block_size=options.kv_cache.block_size,
         kind=options.kv_cache.layout,

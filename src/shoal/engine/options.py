@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from shoal.core import ConfigError, Service, slo_problem
 from shoal.core.slo import LONGEST_GOAL_S
-from shoal.kvcache.options import KVCacheOptions
+from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
 
 # More than any machine has; each takes memory.
@@ -39,10 +39,20 @@ class EngineOptions:
             raise ConfigError(f"service names must differ, but {', '.join(twice)} is used more than once")
         for service in self.services:
             _check_service(service)
+        self._check_kv_dtype()
         if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
             raise ConfigError(f"threads must be 1 to {_MOST_THREADS}, got {self.threads}")
         if self.max_queue < 1:
             raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
+
+    def _check_kv_dtype(self) -> None:
+        dtype = self.kv_cache.dtype
+        if dtype not in KV_DTYPES:
+            raise ConfigError(f"kv_cache dtype {dtype!r} is not known; possible are {', '.join(KV_DTYPES)}")
+        if dtype == "int8" and self.device != "cpu":
+            raise ConfigError(
+                f"kv_cache dtype int8 is for CPUs only, and device is {self.device}; write dtype auto"
+            )
 
 
 def _check_service(service: Service) -> None:

@@ -5,6 +5,8 @@ from ctypes import c_double, c_int64, c_void_p
 
 DTYPES = ("float32", "bfloat16")
 """Those that the kernels take, by their numbers."""
+STORED_INT8 = 2
+"""The number of int8, for keys and values in the pool."""
 
 
 class StepAddresses(ctypes.Structure):
@@ -26,21 +28,27 @@ class LayerAddresses(ctypes.Structure):
 
     An entry of the pool is a block, or in the split layout a unit. The key of token t of an entry e and KV
     head h is at ``keys + e * entry + t * key_token + h * key_head``; which entry that is says a block's part
-    of the table, at ``table_first + h * table_head``.
+    of the table, at ``table_first + h * table_head``. Its scale, if ``stored`` is int8, is at ``key_scales +
+    e * entry + h * scale_head`` plus t times its size. ``dtype`` is that of queries, new keys and values, and
+    results.
     """
 
     _fields_ = (
         ("dtype", c_int64),
+        ("stored", c_int64),
         ("kv_heads", c_int64),
         ("key_dim", c_int64),
         ("value_dim", c_int64),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("entry", c_int64),
         ("key_token", c_int64),
         ("value_token", c_int64),
         ("key_head", c_int64),
         ("value_head", c_int64),
+        ("scale_head", c_int64),
         ("table_first", c_int64),
         ("table_head", c_int64),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shoal.execute.group import RunningGroups, RunningSequence
-from shoal.execute.kv_store import ServiceCache
+from shoal.execute.service_cache import ServiceCache
 
 
 @dataclass(frozen=True, slots=True)

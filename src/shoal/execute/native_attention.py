@@ -17,8 +17,8 @@ from shoal.execute.attention_structs import (
     StepAddresses,
 )
 from shoal.execute.batch import StepBatch
-from shoal.execute.kv_store import ServiceCache
 from shoal.execute.paged import PagedStep
+from shoal.execute.service_cache import ServiceCache
 from shoal.kvcache import KVShape
 from shoal.native import NativeLibrary, load_native
 

@@ -13,8 +13,8 @@ import torch
 
 from shoal.execute.attention_math import additive_mask, decode_attention, prefill_attention, visible_keys
 from shoal.execute.batch import StepBatch
-from shoal.execute.kv_store import ServiceCache
 from shoal.execute.packed_qkv import PackedQKV
+from shoal.execute.service_cache import ServiceCache
 
 DECODE_GROUP_SPREAD = 0.6
 """Decoding rows share a padded gather if the shortest has at least this share of the longest's blocks."""
@@ -197,8 +197,8 @@ class BatchedStep(GatheringStep):
             keys.index_fill_(0, plan.blank, 0)
             values.index_fill_(0, plan.blank, 0)
         count = len(query)
-        keys = keys.view(count, -1, *keys.shape[1:])[:, : plan.keys]
-        values = values.view(count, -1, *values.shape[1:])[:, : plan.keys]
+        keys = keys.view(count, -1, *keys.shape[1:])[:, : plan.keys].to(query.dtype)
+        values = values.view(count, -1, *values.shape[1:])[:, : plan.keys].to(query.dtype)
         return decode_attention(query, keys, values, plan.mask, scaling, softcap)
 
     def _plan_decode(self, rows: slice, window: int | None) -> _Gather:
@@ -234,14 +234,15 @@ class BatchedStep(GatheringStep):
         softcap: float | None,
     ) -> torch.Tensor:
         first, stop = int(self.batch.firsts[row]), int(self.batch.ends[row])
-        if first == 0 and (window is None or stop <= window):
+        if first == 0 and (window is None or stop <= window) and not self.cache.int8:
             return prefill_attention(query, key, value, None, scaling, softcap)
         plan = self._prefill_plans.get((row, window))
         if plan is None:
             plan = self._prefill_plans[row, window] = self._plan_prefill(row, first, stop, window)
         index, kept, mask = plan
         keys, values = self.cache.gather(layer, index)
-        return prefill_attention(query, keys[:kept], values[:kept], mask, scaling, softcap)
+        keys, values = keys[:kept].to(query.dtype), values[:kept].to(query.dtype)
+        return prefill_attention(query, keys, values, mask, scaling, softcap)
 
     def _plan_prefill(
         self, row: int, first: int, stop: int, window: int | None

@@ -13,11 +13,12 @@ import torch
 from shoal.core import NO_TOKEN, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups, RunningSequence
-from shoal.execute.kv_store import KVStore, Transfer, UnitIds
+from shoal.execute.kv_store import KVStore, Transfer
 from shoal.execute.loading import ModelSet
 from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampler import sample
+from shoal.execute.service_cache import UnitIds
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 

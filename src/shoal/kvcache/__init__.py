@@ -7,14 +7,16 @@ do the requests' block tables.
 
 from shoal.kvcache.compaction import Move
 from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
-from shoal.kvcache.options import KVCacheOptions
+from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.kvcache.pool import BlockPool
 from shoal.kvcache.prefix import PrefixIndex, hash_blocks, hash_next, hash_synthetic
-from shoal.kvcache.shape import KVShape, LayerShape
+from shoal.kvcache.shape import SCALE_BYTES, KVShape, LayerShape
 from shoal.kvcache.store import IntegrityError
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 __all__ = [
+    "KV_DTYPES",
+    "SCALE_BYTES",
     "BlockPool",
     "IntegrityError",
     "KVCacheOptions",

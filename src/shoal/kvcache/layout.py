@@ -14,11 +14,12 @@ many units as its model has pairs of layer and KV head.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
 from shoal.core.errors import ConfigError
-from shoal.kvcache.shape import KVShape
+from shoal.kvcache.shape import KVShape, LayerShape
 
 ALIGNMENT = 256
 """Every stride is a multiple of this many bytes, so that any kernel can address a block."""
@@ -37,7 +38,8 @@ class LayerExtent:
 
     In the merged layout a sub-block has the layer's keys as ``[block_size, kv_heads, key_dim]`` and right
     behind them its values as ``[block_size, kv_heads, value_dim]``. In the split layout each unit has one
-    KV head's keys ``[block_size, key_dim]`` and values ``[block_size, value_dim]``.
+    KV head's keys ``[block_size, key_dim]`` and values ``[block_size, value_dim]``. Where they are int8, the
+    scales of keys and of values follow, each ``[kv_heads, block_size]`` or ``[block_size]``.
     """
 
     key_offset: int
@@ -50,6 +52,10 @@ class LayerExtent:
     """Elements of one key."""
     value_dim: int
     """Elements of one value."""
+    key_scale_offset: int = 0
+    """Byte where the scales of int8 keys begin."""
+    value_scale_offset: int = 0
+    """Byte where the scales of int8 values begin."""
     first_unit: int = 0
     """Split layout: column of head 0 among the units of a block; head h is in ``first_unit + h``."""
 
@@ -166,7 +172,7 @@ def _plan_merged(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: i
 def _plan_split(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: int) -> PoolLayout:
     unit_bytes = _aligned(
         max(
-            block_size * (layer.key_dim + layer.value_dim) * shape.itemsize
+            _extent(layer, shape, block_size, kv_heads=1)[1]
             for shape in shapes.values()
             for layer in shape.layers
         )
@@ -230,9 +236,9 @@ def _merged_extents(shape: KVShape, block_size: int) -> tuple[LayerExtent, ...]:
     extents = []
     offset = 0
     for layer in shape.layers:
-        value_offset = offset + block_size * layer.kv_heads * layer.key_dim * shape.itemsize
-        extents.append(LayerExtent(offset, value_offset, layer.kv_heads, layer.key_dim, layer.value_dim))
-        offset = value_offset + block_size * layer.kv_heads * layer.value_dim * shape.itemsize
+        extent, size = _extent(layer, shape, block_size, layer.kv_heads, offset)
+        extents.append(extent)
+        offset += size
     return tuple(extents)
 
 
@@ -240,12 +246,36 @@ def _split_extents(shape: KVShape, block_size: int) -> tuple[LayerExtent, ...]:
     extents = []
     first_unit = 0
     for layer in shape.layers:
-        value_offset = block_size * layer.key_dim * shape.itemsize
-        extents.append(
-            LayerExtent(0, value_offset, layer.kv_heads, layer.key_dim, layer.value_dim, first_unit)
-        )
+        extents.append(replace(_extent(layer, shape, block_size, 1)[0], first_unit=first_unit))
         first_unit += layer.kv_heads
     return tuple(extents)
+
+
+def _extent(
+    layer: LayerShape, shape: KVShape, block_size: int, kv_heads: int, offset: int = 0
+) -> tuple[LayerExtent, int]:
+    """Where ``kv_heads`` heads of a layer lie from ``offset`` on, and how many bytes they take."""
+    rows = block_size * kv_heads
+    ends = list(
+        accumulate(
+            (
+                rows * layer.key_dim * shape.itemsize,
+                rows * layer.value_dim * shape.itemsize,
+                rows * shape.scale_bytes,
+                rows * shape.scale_bytes,
+            ),
+            initial=offset,
+        )
+    )
+    return LayerExtent(
+        key_offset=ends[0],
+        value_offset=ends[1],
+        key_scale_offset=ends[2],
+        value_scale_offset=ends[3],
+        kv_heads=layer.kv_heads,
+        key_dim=layer.key_dim,
+        value_dim=layer.value_dim,
+    ), ends[4] - offset
 
 
 def _aligned(size: int) -> int:

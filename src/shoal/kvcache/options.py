@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+KV_DTYPES = ("auto", "int8")
+"""What keys and values may be stored as."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheOptions:
@@ -12,6 +15,9 @@ class KVCacheOptions:
     activations on CUDA)."""
     block_size: int = 16
     """Tokens per block."""
+    dtype: str = "auto"
+    """What keys and values are stored as: "auto" (the model's dtype) or "int8" (each with a scale, about half of
+    the memory that bfloat16 takes; on CPUs only)."""
     layout: str = "merged"
     """How blocks lie in memory: "merged" (one slab of equal merged blocks for all models) or "split" (one
     block per layer and KV head, the baseline)."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from shoal.core.errors import ConfigError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SCALE_BYTES = 2
+"""Bytes of the scale of a key or value that is stored as int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,11 @@ class KVShape:
     """KV of one model."""
 
     dtype: str
-    """Element type: "float32", "bfloat16" or "float16"."""
+    """Element type of the model's keys and values: "float32", "bfloat16" or "float16"."""
     layers: tuple[LayerShape, ...]
     """Its attention layers, in order."""
+    int8: bool = False
+    """They are stored as int8, each key and each value with a scale."""
 
     def __post_init__(self) -> None:
         """Refuse unknown element types and models without layers; raises ConfigError."""
@@ -47,12 +51,19 @@ class KVShape:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
-        return ITEM_BYTES[self.dtype]
+        """Bytes of one element as it is stored."""
+        return 1 if self.int8 else ITEM_BYTES[self.dtype]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes that are stored beside the elements of each key and each value."""
+        return SCALE_BYTES if self.int8 else 0
 
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values over all layers."""
-        return self.itemsize * sum(layer.elements for layer in self.layers)
+        return sum(
+            layer.elements * self.itemsize + 2 * layer.kv_heads * self.scale_bytes for layer in self.layers
+        )
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block of ``block_size`` tokens, without padding."""
