@@ -1,13 +1,13 @@
-"""Attention of one step over a paged KV pool: the native kernels beside torch's operations.
+"""Attention of one step over a paged KV pool: the native kernels beside torch's operations, and with int8 KV.
 
     python benchmarks/attention.py                       # bfloat16, all cores
     python benchmarks/attention.py --threads 1 --cpu-time --cases "decode 64 x 192" --dtype float32
 
 Every case is a step over random keys and values in scattered blocks of 16 tokens: the preparation of the
 step, and the attention of all layers (of the first few where a step is long; their time is multiplied).
-Backends take turns within each round, so that a machine that slows down does so for all. Printed are least
-and median milliseconds, the ratio of the medians, and by how much each backend's step made the process larger
-at its peak (Linux).
+What is compared takes turns within each round, so that a machine that slows down does so for all. Printed are
+least and median milliseconds, the medians of the others over that of the native kernels, and by how much each
+made the process larger at its peak (Linux).
 """
 
 import argparse
@@ -33,7 +33,8 @@ from shoal.execute.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 16
-COMPARED = ("batched", "native")
+COMPARED = {"batched": ("batched", False), "native": ("native", False), "int8 KV": ("native", True)}
+"""Backend, and whether KV is int8."""
 LONG_LAYERS = 3
 """Layers that are computed of a long step."""
 
@@ -72,6 +73,7 @@ CASES = (
     Case("decode 16 x 192", 16, 191, 1),
     Case("decode 64 x 192", 64, 191, 1),
     Case("decode 64 x 1000", 64, 999, 1),
+    Case("decode 1 x 8000", 1, 7_999, 1),
     Case("decode 1 x 30000", 1, 29_999, 1),
     Case("prefill 16 x 128", 16, 0, 128),
     Case("prefill 2048", 1, 0, 2048),
@@ -85,14 +87,14 @@ class Workload:
     def __init__(self, model: Model, case: Case, dtype: str) -> None:
         self.model, self.case = model, case
         self.layers = min(model.layers, LONG_LAYERS) if case.is_long else model.layers
-        self.cache = make_cache(model, case, dtype, self.layers)
+        self.caches = {int8: make_cache(model, case, dtype, self.layers, int8) for int8 in (False, True)}
         self.batch = make_batch(case)
         shape = (case.rows * case.tokens, model.heads + 2 * model.kv_heads, model.dim)
         self.packed = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
 
-    def run(self, backend: type[PagedStep]) -> None:
+    def run(self, backend: type[PagedStep], int8: bool) -> None:
         """One step."""
-        step = backend(self.batch, self.cache)
+        step = backend(self.batch, self.caches[int8])
         model = self.model
         query, rest = self.packed[:, : model.heads], self.packed[:, model.heads :]
         key, value = rest[:, : model.kv_heads], rest[:, model.kv_heads :]
@@ -100,13 +102,15 @@ class Workload:
             step.attend(layer, query, key, value, scaling=None, window=model.window, softcap=None, extra={})
 
 
-def make_cache(model: Model, case: Case, dtype: str, layers: int) -> ServiceCache:
-    shape = KVShape(dtype, (LayerShape(model.kv_heads, model.dim, model.dim),) * layers)
+def make_cache(model: Model, case: Case, dtype: str, layers: int, int8: bool) -> ServiceCache:
+    shape = KVShape(dtype, (LayerShape(model.kv_heads, model.dim, model.dim),) * layers, int8)
     blocks = case.rows * blocks_of(case)
     layout = plan_layout({"a": shape}, memory_bytes=(blocks + 1) * shape.block_bytes(BLOCK), block_size=BLOCK)
     store = KVStore(layout, torch.device("cpu"))
     random = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
-    content = store.buffer.view(TORCH_DTYPES[dtype])
+    if int8:  # any number, and a scale of about 1
+        random = torch.full((1 << 15,), 0x3F7F, dtype=torch.int16).view(torch.bfloat16)
+    content = store.buffer.view(random.dtype)
     for start in range(0, len(content), len(random)):
         part = content[start : start + len(random)]
         part.copy_(random[: len(part)])
@@ -155,14 +159,14 @@ def peak_mib(work: Callable[[], None]) -> float:
 def measure(
     workload: Workload, rounds: int, clock: Callable[[], float]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Milliseconds of each round, and MiB at the peak, by backend."""
-    backends = {name: BACKENDS[name] for name in COMPARED}
-    peaks = {name: peak_mib(lambda b=backend: workload.run(b)) for name, backend in backends.items()}
-    times: dict[str, list[float]] = {name: [] for name in backends}
+    """Milliseconds of each round, and MiB at the peak, of each that is compared."""
+    compared = {name: (BACKENDS[backend], int8) for name, (backend, int8) in COMPARED.items()}
+    peaks = {name: peak_mib(lambda c=chosen: workload.run(*c)) for name, chosen in compared.items()}
+    times: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(rounds):
-        for name, backend in backends.items():
+        for name, chosen in compared.items():
             before = clock()
-            workload.run(backend)
+            workload.run(*chosen)
             passed = (clock() - before) * 1e3
             times[name].append(passed * workload.model.layers / workload.layers)
     return times, peaks
@@ -182,17 +186,18 @@ def main() -> None:
     keep_freed_memory()
     clock = time.process_time if options.cpu_time else time.perf_counter
     table = Table(title=f"Attention of a step, {options.dtype}, {options.threads} threads")
-    for column in ("model", "case", *COMPARED, "ratio", "peak MiB"):
+    for column in ("model", "case", *COMPARED, "ratios", "peak MiB"):
         table.add_column(column, justify="left" if column in ("model", "case") else "right")
     for model in (SMOLLM2, GEMMA3):
         for case in (case for case in CASES if case.name in options.cases):
             rounds = max(3, options.rounds // 3) if case.is_long else options.rounds
             with torch.inference_mode():
                 times, peaks = measure(Workload(model, case, options.dtype), rounds, clock)
-            slow, fast = (median(times[name]) for name in COMPARED)
+            batched, native, int8 = (median(times[name]) for name in COMPARED)
             shown = [f"{min(times[name]):.1f} / {median(times[name]):.1f}" for name in COMPARED]
             sizes = " / ".join(f"{peaks[name]:.0f}" for name in COMPARED)
-            table.add_row(model.name, case.name, *shown, f"{slow / fast:.2f}", sizes)
+            ratios = f"{batched / native:.2f} / {int8 / native:.2f}"
+            table.add_row(model.name, case.name, *shown, ratios, sizes)
     Console(width=120).print(table)
 
 
