@@ -2,16 +2,18 @@
 
     python benchmarks/perplexity.py                            # smollm2 in float32, bfloat16 and int8
     python benchmarks/perplexity.py --model gemma3-270m --text book.txt --tokens 40000
+    python benchmarks/perplexity.py --dtypes bfloat16 --kv-cache-dtypes auto int8
 
 The text (by default Python's own language reference, as `help()` shows it) is cut into windows, each of
 which is served as a prompt. What the model gives for each prompt token is read from the forward passes that
-the engine makes, chunked and packed as it does with any prompt. The first dtype named is what the others are
-compared with.
+the engine makes, chunked and packed as it does with any prompt. Each dtype of weights is run with each of KV;
+the first pair is what the others are compared with.
 """
 
 import argparse
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -58,7 +60,7 @@ def default_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def perplexity(folder: Path, dtype: str, windows: list[list[int]]) -> float:
+def perplexity(folder: Path, dtype: str, kv_dtype: str, windows: list[list[int]]) -> float:
     services = (Service(name=SERVICE, model=str(folder), dtype=dtype),)
     loaded = load_models(services, {SERVICE: folder})
     model = loaded.models[SERVICE]
@@ -66,7 +68,7 @@ def perplexity(folder: Path, dtype: str, windows: list[list[int]]) -> float:
     models = ModelSet({SERVICE: replace(model, forward=scored)}, services, loaded.device, "auto")
     options = EngineOptions(
         services=services,
-        kv_cache=KVCacheOptions(memory_bytes=1 << 30, prefix_caching=False),
+        kv_cache=KVCacheOptions(memory_bytes=1 << 30, dtype=kv_dtype, prefix_caching=False),
     )
     engine = assemble_engine(options, models, threads=torch.get_num_threads())[0]
     for number, window in enumerate(windows):
@@ -90,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32", "int8"])
+    parser.add_argument("--kv-cache-dtypes", nargs="+", default=["auto"])
     parser.add_argument("--text", type=Path, help="a file; Python's language reference if left out")
     parser.add_argument("--tokens", type=int, default=20_480)
     parser.add_argument("--window", type=int, default=512, help="tokens of a prompt")
@@ -101,12 +104,12 @@ def main() -> None:
     tokens = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
     starts = range(0, len(tokens) - args.window + 1, args.window)
     windows = [begin + tokens[at : at + args.window] for at in starts]
-    table = Table("dtype", "perplexity", f"against {args.dtypes[0]}")
+    table = Table("dtype", "KV", "perplexity", f"against {args.dtypes[0]}, {args.kv_cache_dtypes[0]}")
     first = None
-    for dtype in args.dtypes:
-        found = perplexity(folder, dtype, windows)
+    for dtype, kv_dtype in product(args.dtypes, args.kv_cache_dtypes):
+        found = perplexity(folder, dtype, kv_dtype, windows)
         first = first or found
-        table.add_row(dtype, f"{found:.4f}", f"{found / first - 1:+.2%}")
+        table.add_row(dtype, kv_dtype, f"{found:.4f}", f"{found / first - 1:+.2%}")
     Console().print(f"{args.model}, {len(windows) * args.window:,} tokens in windows of {args.window}")
     Console().print(table)
 

@@ -14,6 +14,7 @@ VALUES = {
     "device": ["cpu", "cuda:0"],
     "kv-memory": ["2GiB", "512MB", "4096", "1.5MiB"],
     "block-size": ["16", "1", "128"],
+    "kv-cache-dtype": ["auto", "int8"],
     "layout": ["merged", "split"],
     "swap": ["4096", "1GiB"],
     "preset": ["shoal", "muxserve", "fastserve", "seallm-join"],

@@ -287,6 +287,20 @@ def test_a_dtype_changes_how_many_tokens_fit(tmp_path, dtype, bytes_each):
     assert capacity(prepare(read).engine.layout, "chat") == 2**30 // (16 * per_token) * 16
 
 
+@pytest.mark.parametrize("layout", ["merged", "split"])
+def test_int8_kv_nearly_doubles_the_tokens_and_is_read_faster(tmp_path, layout):
+    services = "services: [{name: chat, model: llama-3.1-8b}]\n"
+    pool = f"kv_cache: {{memory: 1GiB, layout: {layout}, dtype: DTYPE}}\n"
+    text = f"latency: {{roofline: {{device: h100}}}}\n{services}{WORK}{pool}"
+    auto, int8 = (prepare(scenario(tmp_path, text.replace("DTYPE", dtype))) for dtype in ("auto", "int8"))
+    per_token = 2 * 32 * 8 * (128 + 2)
+    assert capacity(int8.engine.layout, "chat") == pytest.approx(2**30 / per_token, rel=0.02)
+    assert capacity(int8.engine.layout, "chat") > 1.9 * capacity(auto.engine.layout, "chat")
+    decodes = StepRows(64, 64 * 2000, (), 64)
+    times = [run.engine.services["chat"].times.step_time(decodes) for run in (auto, int8)]
+    assert times[1] < times[0]
+
+
 def test_tp_splits_the_kv(tmp_path):
     one, two = (
         prepare(

@@ -77,6 +77,7 @@ def run_engine(
     prefix_caching: bool = True,
     attention: str = "auto",
     dtype: str | Mapping[str, str] = "float32",
+    kv_dtype: str = "auto",
     execution_s: Mapping[str, float] | None = None,
     step_s: float = 0.01,
     every: int = 0,
@@ -106,6 +107,7 @@ def run_engine(
         kv_cache=KVCacheOptions(
             memory_bytes=memory_bytes,
             block_size=block_size,
+            dtype=kv_dtype,
             layout=chosen.layout if layout is None else layout,
             prefix_caching=prefix_caching,
             swap_bytes=swap_bytes,

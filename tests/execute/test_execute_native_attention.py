@@ -128,10 +128,12 @@ def normed(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("key_dim", "rotary_dim"), [(64, 64), (80, 32), (20, 20)])
 @pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("int8", [False, True])
 def test_packed_projections_are_normed_rotated_stored_and_attended(
-    native: NativeLibrary, dtype: str, interleaved: bool, key_dim: int, rotary_dim: int, with_norm: bool
-) -> None:
-    shape = Shape(heads=6, kv_heads=2, key_dim=key_dim, value_dim=24, window=9, dtype=dtype)
+    native: NativeLibrary, dtype: str, interleaved: bool, key_dim: int, rotary_dim: int, with_norm: bool,
+    int8: bool,
+) -> None:  # fmt: skip
+    shape = Shape(heads=6, kv_heads=2, key_dim=key_dim, value_dim=24, window=9, dtype=dtype, int8=int8)
     ours = Sequences(shape, [11, 4, 1], layers=2)
     rows = [(0, 0, 11), (1, 0, 4), (2, 0, 1)]
     batch = ours.step(rows)
@@ -162,7 +164,8 @@ def test_packed_projections_are_normed_rotated_stored_and_attended(
         1, query.to(as_stored), key.to(as_stored), value, **shape.settings, extra={}
     ).flatten(1)  # fmt: skip
     assert out.shape == expected.shape
-    assert difference(out, expected) < TOLERANCE[dtype]
+    # A key that is rounded elsewhere may become another integer now and then.
+    assert difference(out, expected) < (1e-2 if int8 else TOLERANCE[dtype])
 
 
 def angle_rows(cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
