@@ -44,9 +44,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
 from shoal.execute.backends import ATTENTION_BACKENDS
-from shoal.execute.kv_store import MergedCache
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.native_product import NativeProduct
+from shoal.execute.service_cache import MergedCache
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.models import resolve_model

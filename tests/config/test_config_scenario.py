@@ -287,10 +287,9 @@ def test_a_dtype_changes_how_many_tokens_fit(tmp_path, dtype, bytes_each):
     assert capacity(prepare(read).engine.layout, "chat") == 2**30 // (16 * per_token) * 16
 
 
-@pytest.mark.parametrize("layout", ["merged", "split"])
-def test_int8_kv_nearly_doubles_the_tokens_and_is_read_faster(tmp_path, layout):
+def test_int8_kv_nearly_doubles_the_tokens_and_is_read_faster(tmp_path):
     services = "services: [{name: chat, model: llama-3.1-8b}]\n"
-    pool = f"kv_cache: {{memory: 1GiB, layout: {layout}, dtype: DTYPE}}\n"
+    pool = "kv_cache: {memory: 1GiB, dtype: DTYPE}\n"
     text = f"latency: {{roofline: {{device: h100}}}}\n{services}{WORK}{pool}"
     auto, int8 = (prepare(scenario(tmp_path, text.replace("DTYPE", dtype))) for dtype in ("auto", "int8"))
     per_token = 2 * 32 * 8 * (128 + 2)

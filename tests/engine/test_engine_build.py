@@ -86,6 +86,30 @@ def test_memory_too_small_for_a_block_is_refused(tiny_llama):
         build_engine(small, {"a": folder, "b": folder})
 
 
+def test_int8_kv_leaves_room_for_more_tokens(tiny_llama):
+    folder, _ = tiny_llama
+    tokens, bytes_ = [], []
+    for dtype in ("auto", "int8"):
+        kv_cache = KVCacheOptions(memory_bytes=MEMORY, block_size=16, dtype=dtype)
+        engine, info = build_engine(options(kv_cache=kv_cache), {"a": folder, "b": folder})
+        engine.close()
+        tokens.append(info.services["a"].kv_tokens)
+        bytes_.append(info.kv_bytes)
+    # 2 layers of 2 heads: keys and values of 4 float32 each, or 4 bytes and a scale of 2.
+    assert tokens[0] * 2 * 2 * 2 * 4 * 4 <= bytes_[0] <= MEMORY
+    assert tokens[1] * 2 * 2 * 2 * (4 + 2) <= bytes_[1] <= MEMORY
+    assert tokens[1] > 2 * tokens[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "message"),
+    [("fp8", "cpu", "'fp8' is not known; possible are auto, int8"), ("int8", "cuda:0", "for CPUs only.*auto")],
+)
+def test_kv_dtypes_that_do_not_exist_here_are_refused(dtype, device, message):
+    with pytest.raises(ConfigError, match=message):
+        options(kv_cache=KVCacheOptions(dtype=dtype), device=device)
+
+
 @pytest.mark.parametrize("field", ["memory", "swap"])
 def test_memory_beyond_what_is_free_is_refused(tiny_llama, field):
     folder, _ = tiny_llama

@@ -71,7 +71,7 @@ def test_a_row_is_rounded_as_specified(row: list[float]) -> None:
     integers, scale = quantise(x)
     wanted, wanted_scale = rounded(x.numpy())
     assert integers.tolist() == wanted.tolist()
-    assert scale.item() == wanted_scale or math.isnan(scale.item()) and math.isnan(wanted_scale)
+    assert scale.item() == wanted_scale or (math.isnan(scale.item()) and math.isnan(wanted_scale))
     back = dequantise(integers, scale.unsqueeze(-1).view(torch.int8))
     if x.isfinite().all():
         assert ((back.double() - x.double()).abs() <= max(scale.item() / 2 * 1.0001, 127 * 2.0**-126)).all()

@@ -1,6 +1,6 @@
 """The KV pool's buffers, and the copies of whole blocks between them and inside them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
