@@ -14,7 +14,10 @@
 /* Elements of a key or value are at most so many. */
 #define LARGEST_HEAD 256
 
-/* int8 is for keys and values in the pool alone: each has a scale, a bfloat16, by which its numbers are multiplied. */
+/* Numbers of an int8 key or value that share a scale; a multiple of every PANEL. */
+#define SCALED 64
+
+/* int8 is for keys and values in the pool alone, whose numbers are multiplied by scales, which are bfloat16. */
 enum { SHOAL_FLOAT32, SHOAL_BFLOAT16, SHOAL_INT8 };
 
 /* All fields of what Python passes have 8 bytes; strides are in bytes, but for the table's. */
@@ -29,13 +32,13 @@ struct attention_step {
 };
 
 /* Where one layer's keys and values lie: those of head 0 at token 0 of entry 0, and the steps from there. Scales of
-   int8 are found likewise; those of a head's tokens lie side by side. */
+   int8 are found likewise: [groups of a head][tokens]. */
 struct attention_layer {
     int64_t dtype;  /* of queries, of new keys and values, and of what comes out */
     int64_t stored; /* of keys and values in the pool: the same, or int8 */
     int64_t kv_heads, key_dim, value_dim;
     char *keys, *values, *key_scales, *value_scales;
-    int64_t entry, key_token, value_token, key_head, value_head, scale_head;
+    int64_t entry, key_token, value_token, key_head, value_head, key_scale_head, value_scale_head;
     int64_t table_first, table_head; /* head 0's entry in a block's part of the table, and the step to the next */
 };
 
@@ -80,6 +83,9 @@ struct attention_split {
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Scales of a key or value of that many numbers. */
+static inline int64_t scales_of(int64_t dim) { return (dim + SCALED - 1) / SCALED; }
 
 /* Bytes of one number. */
 static inline int64_t bytes_of(int64_t dtype) { return dtype == SHOAL_FLOAT32 ? 4 : dtype == SHOAL_BFLOAT16 ? 2 : 1; }

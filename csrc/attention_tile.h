@@ -27,6 +27,7 @@ struct format {
     int64_t key_dim, value_dim;
     int64_t units;   /* 32-bit numbers of a query or key: floats, or pairs of bfloat16 */
     int64_t out_dim; /* value_dim in whole vectors */
+    int64_t key_scales, value_scales; /* scales of a key and of a value: of int8, else 0 */
     int bfloat16;    /* whether queries and results are bfloat16, not floats */
     int stored;      /* the dtype of keys and values */
     int paired;      /* queries and keys are multiplied as pairs of bfloat16, which int8 keys become */
@@ -41,6 +42,7 @@ static struct format format_of(const struct attention_layer *layer) {
 #endif
     f.units = f.paired ? (f.key_dim + 1) / 2 : f.key_dim;
     f.out_dim = (f.value_dim + WIDTH - 1) / WIDTH * WIDTH;
+    if (f.stored == SHOAL_INT8) f.key_scales = scales_of(f.key_dim), f.value_scales = scales_of(f.value_dim);
     return f;
 }
 
@@ -136,9 +138,9 @@ static void pack_values(const struct format *f, const char *const *rows, int64_t
 
 /* ---- Products ---- */
 
-/* scores [rows][CHUNK] of `rows` queries [units] and `vectors` vectors of keys. */
-INLINE void score(const int rows, const int vectors, const int paired, const float *queries, int64_t units,
-                  const float *keys, float *scores) {
+/* scores [rows][CHUNK] of `units` units of `rows` queries, which are `stride` apart, and `vectors` vectors of keys. */
+INLINE void score(const int rows, const int vectors, const int paired, const float *queries, int64_t stride,
+                  int64_t units, const float *keys, float *scores) {
     vec sums[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sums[r][v] = vec_all(0);
@@ -146,7 +148,7 @@ INLINE void score(const int rows, const int vectors, const int paired, const flo
         vec key[VECTORS];
         for (int v = 0; v < vectors; v++) key[v] = vec_load(keys + u * PANEL + v * WIDTH);
         for (int r = 0; r < rows; r++) {
-            vec query = vec_all(queries[r * units + u]);
+            vec query = vec_all(queries[r * stride + u]);
             for (int v = 0; v < vectors; v++) sums[r][v] = vec_dot(paired, query, key[v], sums[r][v]);
         }
     }
@@ -154,30 +156,50 @@ INLINE void score(const int rows, const int vectors, const int paired, const flo
         for (int v = 0; v < vectors; v++) vec_store(scores + r * CHUNK + v * WIDTH, sums[r][v]);
 }
 
-INLINE void score_keys(const int rows, const int paired, const float *queries, int64_t units, const float *panels,
-                       int64_t low, int64_t high, float *scores) {
+/* Scores by `units` units of queries and keys from `first` on. */
+INLINE void score_keys(const int rows, const int paired, const struct format *f, const float *queries,
+                       const float *panels, int64_t first, int64_t units, int64_t low, int64_t high, float *scores) {
     for (int64_t key = low / WIDTH * WIDTH; key < high;) {
-        const float *keys = panels + key / PANEL * PANEL * units + key % PANEL;
+        const float *keys = panels + key / PANEL * PANEL * f->units + first * PANEL + key % PANEL;
         if (key % PANEL == 0 && high - key > PANEL - WIDTH) {
-            score(rows, VECTORS, paired, queries, units, keys, scores + key);
+            score(rows, VECTORS, paired, queries + first, f->units, units, keys, scores + key);
             key += PANEL;
         } else {
-            score(rows, 1, paired, queries, units, keys, scores + key);
+            score(rows, 1, paired, queries + first, f->units, units, keys, scores + key);
             key += WIDTH;
         }
     }
 }
 
-/* scores [rows][CHUNK] of `rows` (at most ROWS) queries for keys [low, high), in whole vectors. */
-static void score_rows(const struct format *f, int rows, const float *queries, const float *panels, int64_t low,
-                       int64_t high, float *scores) {
-#define SCORE(N)                                                                   \
-    if (rows == N) {                                                               \
-        if (f->paired) score_keys(N, 1, queries, f->units, panels, low, high, scores); \
-        else score_keys(N, 0, queries, f->units, panels, low, high, scores);          \
+/* Add the scores [rows][CHUNK] of one group of int8 keys, times its scales, to those of the groups before; before the
+   first there are none. */
+static void add_scaled(int rows, const float *part, const float *scales, int is_first, int64_t low, int64_t high,
+                       float *scores) {
+    for (int r = 0; r < rows; r++, part += CHUNK, scores += CHUNK)
+        for (int64_t i = low / WIDTH * WIDTH; i < high; i += WIDTH) {
+            vec scaled = vec_load(part + i) * vec_load(scales + i);
+            vec_store(scores + i, is_first ? scaled : vec_load(scores + i) + scaled);
+        }
+}
+
+/* scores [rows][CHUNK] of `rows` (at most ROWS) queries for keys [low, high), in whole vectors. scales: of int8 keys,
+   [groups][CHUNK]. */
+static void score_rows(const struct format *f, int rows, const float *queries, const float *panels,
+                       const float *scales, int64_t low, int64_t high, float *scores) {
+    const int int8 = f->stored == SHOAL_INT8;
+    const int64_t step = !int8 ? f->units : f->paired ? SCALED / 2 : SCALED;
+    float part[ROWS * CHUNK], *to = int8 ? part : scores;
+    for (int64_t first = 0; first < f->units; first += step, scales += CHUNK) {
+        int64_t units = smaller(step, f->units - first);
+#define SCORE(N)                                                                              \
+    if (rows == N) {                                                                          \
+        if (f->paired) score_keys(N, 1, f, queries, panels, first, units, low, high, to);     \
+        else score_keys(N, 0, f, queries, panels, first, units, low, high, to);               \
     }
-    EACH_NUMBER_OF_ROWS(SCORE)
+        EACH_NUMBER_OF_ROWS(SCORE)
 #undef SCORE
+        if (int8) add_scaled(rows, part, scales, first == 0, low, high, scores);
+    }
 }
 
 /* Add to sums [rows][stride] the sum of packed values [keys][vectors * WIDTH] by weights [rows][CHUNK]. */
@@ -199,8 +221,8 @@ INLINE void weigh(const int rows, const int vectors, const float *weights, const
 }
 
 INLINE void weigh_packed(const int rows, const struct format *f, const float *weights, const float *panels,
-                         int64_t low, int64_t high, float *sums, int64_t stride) {
-    for (int64_t dim = 0; dim < f->out_dim;) {
+                         int64_t low, int64_t high, int64_t dim, int64_t end, float *sums, int64_t stride) {
+    while (dim < end) {
         int vectors = vectors_at(f, dim);
         const float *values = panels + dim * CHUNK + low * vectors * WIDTH;
         if (vectors == VECTORS) weigh(rows, VECTORS, weights + low, values, high - low, sums + dim, stride);
@@ -209,13 +231,31 @@ INLINE void weigh_packed(const int rows, const struct format *f, const float *we
     }
 }
 
-/* Add to sums [rows][result_size] values [low, high) of `panels` by weights [rows][CHUNK]. */
-static void weigh_rows(const struct format *f, int rows, const float *weights, const float *panels, int64_t low,
-                       int64_t high, float *sums) {
+/* Weights [rows][CHUNK] of keys [low, high), times the scales of one group of their values. */
+static const float *scale_weights(int rows, const float *weights, const float *scales, int64_t low, int64_t high,
+                                  float *scaled) {
+    for (int r = 0; r < rows; r++)
+        for (int64_t i = low; i < high; i += WIDTH)
+            vec_store_floats(scaled + r * CHUNK + i, vec_load_floats(weights + r * CHUNK + i, high - i) *
+                                                         vec_load_floats(scales + i, high - i), high - i);
+    return scaled;
+}
+
+/* Add to sums [rows][result_size] values [low, high) of `panels` by weights [rows][CHUNK]. scales: of int8 values,
+   [groups][CHUNK]. */
+static void weigh_rows(const struct format *f, int rows, const float *weights, const float *panels,
+                       const float *scales, int64_t low, int64_t high, float *sums) {
+    const int int8 = f->stored == SHOAL_INT8;
+    const int64_t step = int8 ? SCALED : f->out_dim;
+    float scaled[ROWS * CHUNK];
+    for (int64_t dim = 0; dim < f->out_dim; dim += step, scales += CHUNK) {
+        const float *by = int8 ? scale_weights(rows, weights, scales, low, high, scaled) : weights;
+        int64_t end = smaller(dim + step, f->out_dim);
 #define WEIGH(N) \
-    if (rows == N) weigh_packed(N, f, weights, panels, low, high, sums, result_size(f));
-    EACH_NUMBER_OF_ROWS(WEIGH)
+    if (rows == N) weigh_packed(N, f, by, panels, low, high, dim, end, sums, result_size(f));
+        EACH_NUMBER_OF_ROWS(WEIGH)
 #undef WEIGH
+    }
 }
 
 /* As weigh, with values read where they lie: `vectors` vectors of them from dimension `dim`. */
@@ -240,34 +280,35 @@ INLINE void weigh_here(const int rows, const int vectors, const int stored, int6
 }
 
 INLINE void weigh_scattered(const int rows, const int stored, const struct format *f, const float *weights,
-                            const char *const *values, const char *const *ahead, int64_t keys, float *sums,
-                            int64_t stride) {
-    int64_t dim = 0;
-    for (; vectors_at(f, dim) == VECTORS; dim += PANEL)
+                            const char *const *values, const char *const *ahead, int64_t keys, int64_t dim,
+                            int64_t end, float *sums, int64_t stride) {
+    for (; dim < end && vectors_at(f, dim) == VECTORS; dim += PANEL)
         weigh_here(rows, VECTORS, stored, WIDTH, weights, values, ahead, dim, keys, sums + dim, stride);
-    for (; dim < f->out_dim; dim += WIDTH)
+    for (; dim < end; dim += WIDTH)
         weigh_here(rows, 1, stored, f->value_dim - dim, weights, values, ahead, dim, keys, sums + dim, stride);
 }
 
 /* Add to sums [rows][result_size] `keys` values, which lie at values[0], ..., by weights [rows][CHUNK]. The same
-   bits as weigh_rows; the better one where few rows share the values. ahead: as many places to ask the memory
-   for meanwhile. */
+   bits as weigh_rows; the better one where few rows share the values. scales: as there, of values[0] and after.
+   ahead: as many places to ask the memory for meanwhile. */
 static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,
-                           const char *const *ahead, int64_t keys, float *sums) {
-#define WEIGH_STORED(N, STORED) \
-    if (rows == N && f->stored == STORED) weigh_scattered(N, STORED, f, weights, values, ahead, keys, sums, result_size(f));
+                           const float *scales, const char *const *ahead, int64_t keys, float *sums) {
+    const int64_t step = f->stored == SHOAL_INT8 ? SCALED : f->out_dim;
+    float scaled[ROWS * CHUNK];
+    for (int64_t dim = 0; dim < f->out_dim; dim += step, scales += CHUNK) {
+        const float *by = f->stored == SHOAL_INT8 ? scale_weights(rows, weights, scales, 0, keys, scaled) : weights;
+        int64_t end = smaller(dim + step, f->out_dim);
+#define WEIGH_STORED(N, STORED)             \
+    if (rows == N && f->stored == STORED)   \
+        weigh_scattered(N, STORED, f, by, values, ahead, keys, dim, end, sums, result_size(f));
 #define WEIGH(N) WEIGH_STORED(N, SHOAL_FLOAT32) WEIGH_STORED(N, SHOAL_BFLOAT16) WEIGH_STORED(N, SHOAL_INT8)
-    EACH_NUMBER_OF_ROWS(WEIGH)
+        EACH_NUMBER_OF_ROWS(WEIGH)
 #undef WEIGH
 #undef WEIGH_STORED
+    }
 }
 
 /* ---- Softmax ---- */
-
-/* Multiply numbers [low, high), whole vectors, by scales. */
-static void apply_scales(float *numbers, const float *scales, int64_t low, int64_t high) {
-    for (int64_t i = low; i < high; i += WIDTH) vec_store(numbers + i, vec_load(numbers + i) * vec_load(scales + i));
-}
 
 /* Turn scores of keys [all_low, all_high), whole vectors, into weights: exp(score - largest), and 0 but for the
    visible ones, [low, high). result: the largest score, and the sum of weights. */

@@ -141,6 +141,9 @@ INLINE vec vec_load_bytes(const char *from, int64_t bytes) {
 #endif
 }
 
+/* The first `count` floats at `from`, then zeros. */
+INLINE vec vec_load_floats(const float *from, int64_t count) { return vec_load_bytes((const char *)from, 4 * count); }
+
 /* WIDTH bfloat16 at `from` (with any alignment), of which only `count` exist; zeros after them. */
 INLINE vec vec_load_bf16(const void *from, int64_t count) {
 #if WIDTH == 16

@@ -12,7 +12,7 @@ struct workspace {
     float *keys;    /* panels, of a chunk or a stretch */
     float *values;  /* panels of a chunk */
     float *scores;  /* [heads][ROWS][CHUNK] */
-    float *scales;  /* [heads][2][CHUNK]: of a chunk's keys and values, where they are int8 */
+    float *scales;  /* [heads][groups of keys, groups of values][CHUNK], where they are int8 */
     float *sums;    /* results of a chunk: [ROWS], or of all heads */
     float *state;   /* [rows] results of the chunks so far */
 };
@@ -23,6 +23,9 @@ static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; 
 static int is_few(const struct attention_task *task) {
     return task->end - task->begin <= ROWS && task->chunk_end - task->chunk == 1;
 }
+
+/* Floats of a chunk's scales, of keys and values. */
+static int64_t scales_size(const struct format *f) { return (f->key_scales + f->value_scales) * CHUNK; }
 
 /* Cut `memory` (NULL: only measure) into a workspace; returns its bytes. */
 static int64_t make_workspace(const struct format *f, const struct attention_task *task, char *memory,
@@ -35,7 +38,7 @@ static int64_t make_workspace(const struct format *f, const struct attention_tas
         (few ? STRETCH : CHUNK) * f->units,
         few ? 0 : CHUNK * f->out_dim,
         scored * ROWS * CHUNK,
-        f->stored == SHOAL_INT8 ? scored * 2 * CHUNK : 0,
+        scored * scales_size(f),
         scored * ROWS * result_size(f),
         few ? 0 : rows * result_size(f),
     };
@@ -75,8 +78,8 @@ static void find_rows(struct place p, int64_t low, int64_t high, const char **ro
     }
 }
 
-/* Put the scales of keys or values [low, high) of a chunk side by side as floats, and zeros around them up to a whole
-   vector. p: where the scales are. */
+/* Put scales of one group of keys or values [low, high) of a chunk side by side as floats, and zeros around them up to
+   a whole vector. p: where they are. */
 static void find_scales(struct place p, int64_t chunk, int64_t low, int64_t high, float *scales) {
     int64_t block = (chunk * CHUNK + low) / p.block_size, token = (chunk * CHUNK + low) % p.block_size;
     for (int64_t i = low / WIDTH * WIDTH; i < low; i++) scales[i] = 0;
@@ -90,17 +93,18 @@ static void find_scales(struct place p, int64_t chunk, int64_t low, int64_t high
     for (int64_t i = high; i % WIDTH; i++) scales[i] = 0;
 }
 
-/* Find both scales of keys [span[0], span[1]) of a chunk and one KV head, where there are any. */
-static void find_both_scales(const struct attention *a, int64_t row, int64_t head, int64_t chunk,
-                             const int64_t span[2], float *scales) {
+/* Find all scales of keys and values [span[0], span[1]) of a chunk and one KV head: none where they are not int8. */
+static void find_all_scales(const struct attention *a, int64_t row, int64_t head, int64_t chunk,
+                            const struct format *f, const int64_t span[2], float *scales) {
     const struct attention_layer *l = a->layer;
-    if (l->stored != SHOAL_INT8) return;
     struct place place = keys_of(a, row, head);
     place.token = bytes_of(SHOAL_BFLOAT16);
-    place.base = l->key_scales + head * l->scale_head;
-    find_scales(place, chunk, span[0], span[1], scales);
-    place.base = l->value_scales + head * l->scale_head;
-    find_scales(place, chunk, span[0], span[1], scales + CHUNK);
+    place.base = l->key_scales + head * l->key_scale_head;
+    for (int64_t group = 0; group < f->key_scales + f->value_scales; group++, scales += CHUNK) {
+        if (group == f->key_scales) place.base = l->value_scales + head * l->value_scale_head;
+        find_scales(place, chunk, span[0], span[1], scales);
+        place.base += place.block_size * place.token;
+    }
 }
 
 /* Keys of a chunk that a token at `position` sees: [span[0], span[1]), relative to the chunk's first. */
@@ -118,23 +122,16 @@ static void visible_to_all(const struct attention *a, const struct attention_tas
     span[1] = last[1];
 }
 
-/* Turn scores of query rows [begin, end) for keys [low, high) into weights. scales: of the chunk's keys and values,
-   where they are int8; weights are then those of unscaled values. */
+/* Turn scores of query rows [begin, end) for keys [low, high) into weights. */
 static void soften_rows(const struct attention *a, const struct attention_task *task, int64_t begin, int64_t end,
-                        int64_t chunk, const int64_t span[2], const float *scales, float *scores, float *results,
-                        int64_t dim) {
-    const int scaled = a->layer->stored == SHOAL_INT8;
+                        int64_t chunk, const int64_t span[2], float *scores, float *results, int64_t dim) {
     int64_t group = a->heads / a->layer->kv_heads, own[2];
     int64_t low = span[0] / WIDTH * WIDTH, high = round_up(span[1], WIDTH);
     for (int64_t row = begin; row < end; row++, scores += CHUNK, results += dim + 2) {
         visible(a, a->step->firsts[task->row] + row / group, chunk, own);
         memset(results, 0, 4 * (size_t)dim);
         if (own[0] < own[1]) {
-            if (scaled) apply_scales(scores, scales, low, high);
             soften(a, scores, own[0], own[1], low, high, results + dim);
-            if (scaled) apply_scales(scores, scales + CHUNK, low, high);
-            for (int64_t i = low; scaled && i < own[0]; i++) scores[i] = 0; /* also where the scale is NaN */
-            for (int64_t i = own[1]; scaled && i < high; i++) scores[i] = 0;
         } else {
             memset(scores + low, 0, 4 * (size_t)(high - low));
             results[dim] = -INFINITY, results[dim + 1] = 0;
@@ -179,7 +176,8 @@ static void attend_chunk(const struct attention *a, const struct attention_task 
     pack_keys(f, rows, NULL, all[0], all[1], w->keys);
     find_rows(values_of(a, task->row, head), first + all[0], first + all[1], rows + all[0]);
     pack_values(f, rows, all[0], all[1], w->values);
-    find_both_scales(a, task->row, head, chunk, all, w->scales);
+    find_all_scales(a, task->row, head, chunk, f, all, w->scales);
+    const float *value_scales = w->scales + f->key_scales * CHUNK;
     for (int64_t begin = task->begin; begin < task->end; begin += ROWS) {
         int64_t end = smaller(begin + ROWS, task->end), at = begin - task->begin, span[2];
         float *sums = results ? results + at * size : w->sums;
@@ -188,9 +186,9 @@ static void attend_chunk(const struct attention *a, const struct attention_task 
             for (int64_t r = 0; r < end - begin; r++) sums[r * size + f->out_dim + 1] = 0;
             continue;
         }
-        score_rows(f, (int)(end - begin), w->queries + at * f->units, w->keys, span[0], span[1], w->scores);
-        soften_rows(a, task, begin, end, chunk, span, w->scales, w->scores, sums, f->out_dim);
-        weigh_rows(f, (int)(end - begin), w->scores, w->values, span[0], span[1], sums);
+        score_rows(f, (int)(end - begin), w->queries + at * f->units, w->keys, w->scales, span[0], span[1], w->scores);
+        soften_rows(a, task, begin, end, chunk, span, w->scores, sums, f->out_dim);
+        weigh_rows(f, (int)(end - begin), w->scores, w->values, value_scales, span[0], span[1], sums);
         for (int64_t r = 0; !results && r < end - begin; r++)
             merge(w->state + (at + r) * size, sums + r * size, f->out_dim);
     }
@@ -234,7 +232,8 @@ static void score_few(const struct attention *a, const struct attention_task *ta
             if (high < span[1]) find_ahead(keys, task->chunk, high, span, ahead);
             else find_ahead(values_of(a, task->row, task->head + h), task->chunk, span[0], span, ahead);
             pack_keys(f, rows, ahead, from, to, w->keys);
-            score_rows(f, (int)count, w->queries + h * count * f->units, w->keys, from, to,
+            score_rows(f, (int)count, w->queries + h * count * f->units, w->keys,
+                       w->scales + h * scales_size(f) + low - from, from, to,
                        w->scores + h * ROWS * CHUNK + low - from);
         }
     }
@@ -257,7 +256,8 @@ static void weigh_few(const struct attention *a, const struct attention_task *ta
             if (high < span[1]) find_ahead(values, task->chunk, high, span, ahead);
             else if (next && next->head + h < next->head_end)
                 find_ahead(keys_of(a, next->row, next->head + h), next->chunk, coming[0], coming, ahead);
-            weigh_in_place(f, (int)count, w->scores + h * ROWS * CHUNK + low, rows, ahead, high - low,
+            const float *scales = w->scales + h * scales_size(f) + f->key_scales * CHUNK + low;
+            weigh_in_place(f, (int)count, w->scores + h * ROWS * CHUNK + low, rows, scales, ahead, high - low,
                            results + h * count * result_size(f));
         }
     }
@@ -272,11 +272,11 @@ static void attend_few(const struct attention *a, const struct attention_task *t
     for (int64_t h = 0; h < task->head_end - task->head; h++)
         pack_queries(a, task, task->head + h, f, w->queries + h * count * f->units);
     for (int64_t h = 0; h < task->head_end - task->head; h++)
-        find_both_scales(a, task->row, task->head + h, task->chunk, span, w->scales + h * 2 * CHUNK);
+        find_all_scales(a, task->row, task->head + h, task->chunk, f, span, w->scales + h * scales_size(f));
     score_few(a, task, f, w, span);
     for (int64_t h = 0; h < task->head_end - task->head; h++)
-        soften_rows(a, task, task->begin, task->end, task->chunk, span, w->scales + h * 2 * CHUNK,
-                    w->scores + h * ROWS * CHUNK, results + h * count * result_size(f), f->out_dim);
+        soften_rows(a, task, task->begin, task->end, task->chunk, span, w->scores + h * ROWS * CHUNK,
+                    results + h * count * result_size(f), f->out_dim);
     weigh_few(a, task, f, w, span, next, results);
 }
 

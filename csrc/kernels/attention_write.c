@@ -67,10 +67,10 @@ static void store_head(const struct attention_layer *layer, const float *x, int6
         else vec_store_floats((float *)to + i, vec_load(x + i), size - i);
 }
 
-/* Store a key or value [size] as int8 with a scale: the bfloat16 that is nearest to the largest number / 127, which
-   is near enough that no quotient is rounded beyond 127. A row too small for a normal scale becomes zeros with scale
-   0; one that has a number that is not finite, zeros with scale NaN, so that every result it has part in is NaN. */
-static void quantise(const float *x, int64_t size, char *to, char *scale_to) {
+/* Store a group of numbers [size] as int8 with a scale: the bfloat16 that is nearest to the largest / 127, which is
+   near enough that no quotient is rounded beyond 127. Numbers too small for a normal scale become zeros with scale 0;
+   a group that is not finite, zeros with scale NaN, so that every result it has part in is NaN. */
+static void quantise_group(const float *x, int64_t size, char *to, char *scale_to) {
     ivec most = {0}; /* as integers, floats without sign are in order, with infinity and NaN behind them all */
     for (int64_t i = 0; i < size; i += WIDTH) {
         ivec bits = (ivec)vec_load(x + i) & 0x7fffffff;
@@ -89,6 +89,12 @@ static void quantise(const float *x, int64_t size, char *to, char *scale_to) {
     }
     uint16_t stored = float_to_bf16(scale);
     memcpy(scale_to, &stored, sizeof stored);
+}
+
+/* Store a key or value [size] as int8; the scales of its groups lie `step` bytes apart. */
+static void quantise(const float *x, int64_t size, char *to, char *scales, int64_t step) {
+    for (int64_t i = 0; i < size; i += SCALED, scales += step)
+        quantise_group(x + i, smaller(size - i, SCALED), to + i, scales);
 }
 
 /* Norm (where scale is given) and rotate one head of `token`, x [key_dim]. */
@@ -119,10 +125,12 @@ static void write_head(const struct writing *w, int64_t token, int64_t head, int
         memcpy(value_to, value, (size_t)(l->value_dim * bytes_of(l->dtype)));
         return;
     }
-    int64_t scale = entry + head * l->scale_head + slot * bytes_of(SHOAL_BFLOAT16);
-    quantise(x, l->key_dim, key_to, l->key_scales + scale);
+    const int64_t size = bytes_of(SHOAL_BFLOAT16), step = a->step->block_size * size;
+    char *key_scales = l->key_scales + entry + head * l->key_scale_head + slot * size;
+    char *value_scales = l->value_scales + entry + head * l->value_scale_head + slot * size;
+    quantise(x, l->key_dim, key_to, key_scales, step);
     load_head(l, value, l->value_dim, x);
-    quantise(x, l->value_dim, value_to, l->value_scales + scale);
+    quantise(x, l->value_dim, value_to, value_scales, step);
 }
 
 /* Norm and rotate the queries of `token` on their way to rotary->queries. */

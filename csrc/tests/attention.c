@@ -31,11 +31,13 @@ static struct pool make_pool(const struct shape *s) {
     l->key_dim = s->key_dim, l->value_dim = s->value_dim, l->entry = entry + entry % 4;
     l->keys = guarded((size_t)((count - 1) * l->entry + rows * key));
     l->values = guarded((size_t)((count - 1) * l->entry + rows * value));
-    l->key_scales = guarded((size_t)((count - 1) * l->entry + rows * 2));
-    l->value_scales = guarded((size_t)((count - 1) * l->entry + rows * 2));
+    l->key_scales = guarded((size_t)((count - 1) * l->entry + rows * 2 * scales_of(s->key_dim)));
+    l->value_scales = guarded((size_t)((count - 1) * l->entry + rows * 2 * scales_of(s->value_dim)));
     l->key_token = heads * key, l->value_token = heads * value;
     if (s->split) l->table_head = 1;
-    else l->key_head = key, l->value_head = value, l->scale_head = s->block_size * 2;
+    else l->key_head = key, l->value_head = value;
+    if (!s->split) l->key_scale_head = s->block_size * 2 * scales_of(s->key_dim);
+    if (!s->split) l->value_scale_head = s->block_size * 2 * scales_of(s->value_dim);
     p.table = guarded((size_t)count * sizeof *p.table);
     /* The last entry is one of the longest sequence's first block, all of whose rows are read. */
     const int64_t full = (SEQUENCES - 1) * p.blocks * p.entries + p.entries - 1;
@@ -69,8 +71,10 @@ static double stored(const struct shape *s, const struct pool *p, int kind, int6
                                 : l->values + at + slot * l->value_token + head * l->value_head;
     double x = get(s->stored, row, i), error = 0;
     if (s->stored == SHOAL_INT8) {
-        const char *scale = (kind == 1 ? l->key_scales : l->value_scales) + at + head * l->scale_head + slot * 2;
-        x *= get(SHOAL_BFLOAT16, scale, 0), error = get(SHOAL_BFLOAT16, scale, 0) * 0.5001;
+        const char *scales = kind == 1 ? l->key_scales + head * l->key_scale_head
+                                       : l->value_scales + head * l->value_scale_head;
+        const double scale = get(SHOAL_BFLOAT16, scales + at, i / SCALED * s->block_size + slot);
+        x *= scale, error = scale * 0.5001;
     }
     CHECK(fabs(x - number(s, kind, sequence, token, head, i)) <= error);
     return x;

@@ -292,7 +292,7 @@ def test_int8_kv_nearly_doubles_the_tokens_and_is_read_faster(tmp_path):
     pool = "kv_cache: {memory: 1GiB, dtype: DTYPE}\n"
     text = f"latency: {{roofline: {{device: h100}}}}\n{services}{WORK}{pool}"
     auto, int8 = (prepare(scenario(tmp_path, text.replace("DTYPE", dtype))) for dtype in ("auto", "int8"))
-    per_token = 2 * 32 * 8 * (128 + 2)
+    per_token = 2 * 32 * 8 * (128 + 2 * 2)
     assert capacity(int8.engine.layout, "chat") == pytest.approx(2**30 / per_token, rel=0.02)
     assert capacity(int8.engine.layout, "chat") > 1.9 * capacity(auto.engine.layout, "chat")
     decodes = StepRows(64, 64 * 2000, (), 64)

@@ -20,7 +20,7 @@ from shoal.forecast import StepRows, StepTimes, load_profile
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
-from shoal.kvcache import SCALE_BYTES
+from shoal.kvcache import SCALE_BYTES, scales_of
 from shoal.measure import RunRecord
 from shoal.simulate import (
     ClosedLoop,
@@ -199,7 +199,7 @@ def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> De
         size = _BYTES[service.dtype]
         model = replace(model, weight_bytes_each=size, kv_bytes_each=size)
     if model is not None and int8_kv:
-        model = replace(model, kv_bytes_each=1 + SCALE_BYTES / model.head_dim)
+        model = replace(model, kv_bytes_each=1 + scales_of(model.head_dim) * SCALE_BYTES / model.head_dim)
     return Deployment(model=model, device=device, tp=place.tp, int8_kv=int8_kv)
 
 

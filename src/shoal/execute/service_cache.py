@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from shoal.execute.attention_structs import DTYPES, STORED_INT8, LayerAddresses
-from shoal.execute.int8_kv import dequantise, quantise
-from shoal.kvcache import LayerExtent, PoolLayout, ServiceLayout
+from shoal.execute.int8_kv import as_bytes, dequantise, quantise
+from shoal.kvcache import SCALE_BYTES, LayerExtent, PoolLayout, ServiceLayout, scales_of
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,7 +38,6 @@ class ServiceCache(ABC):
         """Of the model's keys and values."""
         self.int8 = view.shape.int8
         """Whether they are stored as int8: what is read then differs from what was written."""
-        self._scale_bytes = view.shape.scale_bytes
         self.device = buffer.device
         """Where the buffer lies."""
         self._elements = buffer.view(torch.int8 if self.int8 else self.dtype)
@@ -51,8 +50,9 @@ class ServiceCache(ABC):
         """The same of each layer in numbers, for native kernels."""
         self._keys = [self._numbers(e.key_offset, e, e.key_dim) for e in view.layers]
         self._values = [self._numbers(e.value_offset, e, e.value_dim) for e in view.layers]
-        self._key_scales = [self._scales(e.key_scale_offset, e) for e in view.layers]
-        self._value_scales = [self._scales(e.value_scale_offset, e) for e in view.layers]
+        if self.int8:
+            self._key_scales = [self._scales(e.key_scale_offset, e, e.key_dim) for e in view.layers]
+            self._value_scales = [self._scales(e.value_scale_offset, e, e.value_dim) for e in view.layers]
 
     def _layer_addresses(self, name: str, extent: LayerExtent) -> LayerAddresses:
         base = self._elements.data_ptr()
@@ -90,8 +90,9 @@ class ServiceCache(ABC):
         """The keys or values of one layer: [blocks, block_size, kv_heads, dim], or without kv_heads."""
 
     @abstractmethod
-    def _scales(self, offset_bytes: int, extent: LayerExtent) -> torch.Tensor:
-        """The bytes of their scales, in the same shape: as such they need no alignment."""
+    def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+        """Their scales as bytes, which need no alignment: [blocks, block_size, kv_heads, scales, bytes of one],
+        or without kv_heads."""
 
     @abstractmethod
     def index(self, blocks: np.ndarray) -> torch.Tensor:
@@ -113,7 +114,7 @@ class ServiceCache(ABC):
         ):
             rounded, scale = quantise(x)
             numbers.index_put_(slots, rounded)
-            scales.index_put_(slots, scale.unsqueeze(-1).view(torch.int8))
+            scales.index_put_(slots, as_bytes(scale))
 
     @abstractmethod
     def _slots(
@@ -136,7 +137,7 @@ class ServiceCache(ABC):
 
     @abstractmethod
     def _gathered(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
-        """A copy of ``view``, one of ``layer``: [blocks * block_size, kv_heads, dim], contiguous in dim."""
+        """A copy of ``view``, one of ``layer``: [blocks * block_size, kv_heads, ...]."""
 
     @abstractmethod
     def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int | torch.Tensor]:
@@ -152,7 +153,9 @@ class MergedCache(ServiceCache):
     def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
         addresses.key_token, addresses.value_token = extent.kv_heads * key, extent.kv_heads * value
         addresses.key_head, addresses.value_head = key, value
-        addresses.scale_head = self.block_size * self._scale_bytes
+        size = self.block_size * SCALE_BYTES
+        addresses.key_scale_head = scales_of(extent.key_dim) * size
+        addresses.value_scale_head = scales_of(extent.value_dim) * size
 
     def entries(self, tables: np.ndarray) -> np.ndarray:
         """See ServiceCache."""
@@ -162,11 +165,10 @@ class MergedCache(ServiceCache):
         heads = extent.kv_heads
         return self._view(offset_bytes, (self.block_size, heads, dim), (heads * dim, dim, 1))
 
-    def _scales(self, offset_bytes: int, extent: LayerExtent) -> torch.Tensor:
-        size = self._scale_bytes
-        return self._view(
-            offset_bytes, (self.block_size, extent.kv_heads, size), (size, self.block_size * size, 1)
-        )
+    def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+        count, size = scales_of(dim), self.block_size * SCALE_BYTES
+        shape = (self.block_size, extent.kv_heads, count, SCALE_BYTES)
+        return self._view(offset_bytes, shape, (SCALE_BYTES, count * size, size, 1))
 
     def index(self, blocks: np.ndarray) -> torch.Tensor:
         """See ServiceCache."""
@@ -206,8 +208,9 @@ class SplitCache(ServiceCache):
     def _numbers(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         return self._view(offset_bytes, (self.block_size, dim), (dim, 1))
 
-    def _scales(self, offset_bytes: int, extent: LayerExtent) -> torch.Tensor:
-        return self._view(offset_bytes, (self.block_size, self._scale_bytes), (self._scale_bytes, 1))
+    def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+        shape = (self.block_size, scales_of(dim), SCALE_BYTES)
+        return self._view(offset_bytes, shape, (SCALE_BYTES, self.block_size * SCALE_BYTES, 1))
 
     def index(self, blocks: np.ndarray) -> torch.Tensor:
         """See ServiceCache."""

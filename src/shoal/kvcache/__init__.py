@@ -10,12 +10,13 @@ from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_la
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.kvcache.pool import BlockPool
 from shoal.kvcache.prefix import PrefixIndex, hash_blocks, hash_next, hash_synthetic
-from shoal.kvcache.shape import SCALE_BYTES, KVShape, LayerShape
+from shoal.kvcache.shape import SCALE_BYTES, SCALED, KVShape, LayerShape, scales_of
 from shoal.kvcache.store import IntegrityError
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 __all__ = [
     "KV_DTYPES",
+    "SCALED",
     "SCALE_BYTES",
     "BlockPool",
     "IntegrityError",
@@ -33,4 +34,5 @@ __all__ = [
     "hash_next",
     "hash_synthetic",
     "plan_layout",
+    "scales_of",
 ]

@@ -39,7 +39,7 @@ class LayerExtent:
     In the merged layout a sub-block has the layer's keys as ``[block_size, kv_heads, key_dim]`` and right
     behind them its values as ``[block_size, kv_heads, value_dim]``. In the split layout each unit has one
     KV head's keys ``[block_size, key_dim]`` and values ``[block_size, value_dim]``. Where they are int8, the
-    scales of keys and of values follow, each ``[kv_heads, block_size]`` or ``[block_size]``.
+    scales of keys and of values follow, each ``[kv_heads, scales of one, block_size]``.
     """
 
     key_offset: int
@@ -261,8 +261,8 @@ def _extent(
             (
                 rows * layer.key_dim * shape.itemsize,
                 rows * layer.value_dim * shape.itemsize,
-                rows * shape.scale_bytes,
-                rows * shape.scale_bytes,
+                rows * shape.scale_bytes(layer.key_dim),
+                rows * shape.scale_bytes(layer.value_dim),
             ),
             initial=offset,
         )

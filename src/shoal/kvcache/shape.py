@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from shoal.core.errors import ConfigError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SCALED = 64
+"""Numbers of a key or value that share a scale where they are stored as int8."""
 SCALE_BYTES = 2
-"""Bytes of the scale of a key or value that is stored as int8."""
+"""Bytes of a scale."""
+
+
+def scales_of(dim: int) -> int:
+    """Scales of an int8 key or value of ``dim`` elements."""
+    return -(-dim // SCALED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class KVShape:
     layers: tuple[LayerShape, ...]
     """Its attention layers, in order."""
     int8: bool = False
-    """They are stored as int8, each key and each value with a scale."""
+    """They are stored as int8, with a scale for every ``SCALED`` numbers of a key or value."""
 
     def __post_init__(self) -> None:
         """Refuse unknown element types and models without layers; raises ConfigError."""
@@ -54,15 +61,16 @@ class KVShape:
         """Bytes of one element as it is stored."""
         return 1 if self.int8 else ITEM_BYTES[self.dtype]
 
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes that are stored beside the elements of each key and each value."""
-        return SCALE_BYTES if self.int8 else 0
+    def scale_bytes(self, dim: int) -> int:
+        """Bytes of the scales that are stored beside a key or value of ``dim`` elements."""
+        return scales_of(dim) * SCALE_BYTES if self.int8 else 0
 
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values over all layers."""
         return sum(
-            layer.elements * self.itemsize + 2 * layer.kv_heads * self.scale_bytes for layer in self.layers
+            layer.elements * self.itemsize
+            + layer.kv_heads * (self.scale_bytes(layer.key_dim) + self.scale_bytes(layer.value_dim))
+            for layer in self.layers
         )
 
     def block_bytes(self, block_size: int) -> int:
