@@ -1,4 +1,4 @@
-"""Engines with int8 KV: what a request gets does not depend on how its KV came about, and is near the model's.
+"""Engines with int8 KV: what a request gets does not depend on how its KV came about.
 
 Weights are int8, too, because then everything else gives the same bits in any batch.
 """
@@ -20,7 +20,13 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "depth 2": {"depth": 2},
     "recomputed": {**SMALL, "preemption_mode": "recompute"},
     "swapped": {**SMALL, "preemption_mode": "swap", "swap_bytes": 1 << 20},
-    "swapped, split": {**SMALL, "preemption_mode": "swap", "swap_bytes": 1 << 20, "layout": "split", "memory_bytes": 72 << 10},
+    "swapped, split": {
+        **SMALL,
+        "preemption_mode": "swap",
+        "swap_bytes": 1 << 20,
+        "layout": "split",
+        "memory_bytes": 72 << 10,
+    },
     "recomputed, no prefix caching, chunks": {**SMALL, "prefix_caching": False, "max_batched_tokens": 28},
 }
 

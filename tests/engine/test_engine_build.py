@@ -103,7 +103,10 @@ def test_int8_kv_leaves_room_for_more_tokens(tiny_llama):
 
 @pytest.mark.parametrize(
     ("dtype", "device", "message"),
-    [("fp8", "cpu", "'fp8' is not known; possible are auto, int8"), ("int8", "cuda:0", "for CPUs only.*auto")],
+    [
+        ("fp8", "cpu", "'fp8' is not known; possible are auto, int8"),
+        ("int8", "cuda:0", "for CPUs only.*auto"),
+    ],
 )
 def test_kv_dtypes_that_do_not_exist_here_are_refused(dtype, device, message):
     with pytest.raises(ConfigError, match=message):

@@ -115,7 +115,12 @@ layouts = st.sampled_from(["merged", "split"])
 
 
 def check(
-    step: type[PagedStep], shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int, *more: object
+    step: type[PagedStep],
+    shape: Shape,
+    rows: list[tuple[int, int]],
+    layout: str,
+    block_size: int,
+    *more: object,
 ) -> None:
     """Tokens of a pool full of NaN are attended as expected; rows of one token come first, as in any step."""
     rows = sorted(rows, key=lambda row: row[1] > 1)

@@ -40,7 +40,9 @@ def tokens_in_a_gib(shape: KVShape, kind: str) -> int:
 )
 def test_a_pool_holds_about_twice_the_tokens_of_bfloat16(shape: KVShape, int8: KVShape, gain: float) -> None:
     assert tokens_in_a_gib(int8, "merged") * int8.token_bytes() == pytest.approx(1 << 30, rel=0.005)
-    assert tokens_in_a_gib(int8, "merged") / tokens_in_a_gib(shape, "merged") == pytest.approx(gain, rel=0.005)
+    assert tokens_in_a_gib(int8, "merged") / tokens_in_a_gib(shape, "merged") == pytest.approx(
+        gain, rel=0.005
+    )
 
 
 def test_split_units_are_filled_up_to_256_bytes() -> None:

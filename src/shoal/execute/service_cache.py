@@ -69,7 +69,9 @@ class ServiceCache(ABC):
             value_scales=base + extent.value_scale_offset,
             entry=self._stride * self._itemsize,
         )
-        self._place_heads(addresses, extent, extent.key_dim * self._itemsize, extent.value_dim * self._itemsize)
+        self._place_heads(
+            addresses, extent, extent.key_dim * self._itemsize, extent.value_dim * self._itemsize
+        )
         return addresses
 
     @abstractmethod

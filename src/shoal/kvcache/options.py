@@ -16,7 +16,7 @@ class KVCacheOptions:
     block_size: int = 16
     """Tokens per block."""
     dtype: str = "auto"
-    """What keys and values are stored as: "auto" (the model's dtype) or "int8" (each with a scale, about half of
+    """What keys and values are stored as: "auto" (the model's dtype) or "int8" (with scales, in about half of
     the memory that bfloat16 takes; on CPUs only)."""
     layout: str = "merged"
     """How blocks lie in memory: "merged" (one slab of equal merged blocks for all models) or "split" (one
