@@ -1,8 +1,8 @@
 """Keys and values as int8, a scale for every 64 numbers; native kernels store the same.
 
-Scales belong to a token and KV head, not to a block: a block's tokens come one at a time, and scales of its own
-say all of one when it is written. So nothing is rounded a second time when a later token is larger, and blocks
-stay what is copied, shared and read by whoever comes next.
+Scales belong to a token and KV head, not to a block: a block's tokens come one at a time, and a token's own
+scales say all of it when it is written. So nothing is rounded a second time when a later token is larger, and
+blocks stay what is copied, shared and read by whoever comes next.
 """
 
 import torch
@@ -46,5 +46,6 @@ def as_bytes(scales: torch.Tensor) -> torch.Tensor:
 
 def _grouped(x: torch.Tensor) -> torch.Tensor:
     """x [..., dim] as [..., scales, SCALED], with zeros at the end."""
-    missing = scales_of(x.shape[-1]) * SCALED - x.shape[-1]
-    return F.pad(x, (0, missing)).unflatten(-1, (-1, SCALED))
+    *leading, dim = x.shape
+    count = scales_of(dim)
+    return F.pad(x, (0, count * SCALED - dim)).view(*leading, count, SCALED)

@@ -93,8 +93,8 @@ class ServiceCache(ABC):
 
     @abstractmethod
     def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
-        """Their scales as bytes, which need no alignment: [blocks, block_size, kv_heads, scales, bytes of one],
-        or without kv_heads."""
+        """Their scales as bytes, which need no alignment: [blocks, block_size, kv_heads, scales, 2], or
+        without kv_heads."""
 
     @abstractmethod
     def index(self, blocks: np.ndarray) -> torch.Tensor:
