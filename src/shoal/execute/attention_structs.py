@@ -28,7 +28,7 @@ class LayerAddresses(ctypes.Structure):
 
     An entry of the pool is a block, or in the split layout a unit. The key of token t of an entry e and KV
     head h is at ``keys + e * entry + t * key_token + h * key_head``; which entry that is says a block's part
-    of the table, at ``table_first + h * table_head``. Where ``stored`` is int8, scales [groups, tokens] begin at
+    of the table, at ``table_first + h * table_head``. If ``stored`` is int8, scales [groups, tokens] begin at
     ``key_scales + e * entry + h * key_scale_head``. ``dtype`` is that of queries, new keys and values, and
     results.
     """
