@@ -172,13 +172,13 @@ INLINE void score_keys(const int rows, const int paired, const struct format *f,
 }
 
 /* Add the scores [rows][CHUNK] of one group of int8 keys, times its scales, to those of the groups before; before the
-   first there are none. */
+   first there are none. Around keys [low, high), up to whole vectors, anything may come out. */
 static void add_scaled(int rows, const float *part, const float *scales, int is_first, int64_t low, int64_t high,
                        float *scores) {
     for (int r = 0; r < rows; r++, part += CHUNK, scores += CHUNK)
         for (int64_t i = low / WIDTH * WIDTH; i < high; i += WIDTH) {
-            vec scaled = vec_load(part + i) * vec_load(scales + i);
-            vec_store(scores + i, is_first ? scaled : vec_load(scores + i) + scaled);
+            vec number = vec_load(part + i), scale = vec_load(scales + i);
+            vec_store(scores + i, is_first ? number * scale : vec_madd(number, scale, vec_load(scores + i)));
         }
 }
 

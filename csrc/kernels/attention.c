@@ -78,11 +78,9 @@ static void find_rows(struct place p, int64_t low, int64_t high, const char **ro
     }
 }
 
-/* Put scales of one group of keys or values [low, high) of a chunk side by side as floats, and zeros around them up to
-   a whole vector. p: where they are. */
+/* Put scales of one group of keys or values [low, high) of a chunk side by side as floats. p: where they are. */
 static void find_scales(struct place p, int64_t chunk, int64_t low, int64_t high, float *scales) {
     int64_t block = (chunk * CHUNK + low) / p.block_size, token = (chunk * CHUNK + low) % p.block_size;
-    for (int64_t i = low / WIDTH * WIDTH; i < low; i++) scales[i] = 0;
     for (int64_t i = low; i < high; block++, token = 0) {
         const char *from = p.base + p.table[block * p.table_block] * p.entry + token * p.token;
         int64_t count = smaller(p.block_size - token, high - i);
@@ -90,7 +88,6 @@ static void find_scales(struct place p, int64_t chunk, int64_t low, int64_t high
             vec_store_floats(scales + i + t, vec_load_bf16(from + t * p.token, count - t), count - t);
         i += count;
     }
-    for (int64_t i = high; i % WIDTH; i++) scales[i] = 0;
 }
 
 /* Find all scales of keys and values [span[0], span[1]) of a chunk and one KV head: none where they are not int8. */

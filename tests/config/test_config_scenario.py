@@ -298,6 +298,7 @@ def test_int8_kv_nearly_doubles_the_tokens_and_is_read_faster(tmp_path):
     decodes = StepRows(64, 64 * 2000, (), 64)
     times = [run.engine.services["chat"].times.step_time(decodes) for run in (auto, int8)]
     assert times[1] < times[0]
+    assert ["int8" in run.facts["KV pool"] for run in (auto, int8)] == [False, True]
 
 
 def test_tp_splits_the_kv(tmp_path):

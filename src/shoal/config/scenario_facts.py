@@ -91,8 +91,9 @@ def _pool(engine: EngineSpec, pools: Pools) -> str:
         for name in engine.services
     )
     size = f"{layout.total_bytes / 2**30:.1f} GiB for " if pools.sized else ""
+    int8 = ", int8" if any(view.shape.int8 for view in layout.services.values()) else ""
     caching = "" if engine.prefix_caching else ", no prefix caching"
-    return f"{size}{room}, blocks of {layout.block_size}, {layout.kind}{caching}"
+    return f"{size}{room}, blocks of {layout.block_size}, {layout.kind}{int8}{caching}"
 
 
 def _swap(pools: Pools) -> str:
