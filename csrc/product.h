@@ -41,7 +41,6 @@ struct product {
 struct job {
     const struct product *product;
     const void *x;        /* [rows, inputs] */
-    const void *residual; /* [rows, columns], or NULL */
     void *y;              /* [rows, columns] */
     int64_t rows, columns, bf16;
     int64_t groups, panels, tiles;
@@ -81,16 +80,6 @@ static void prepare_tile(void *context, int64_t tile) {
         prepare_row(job, row, job->prepared + tile * job->groups);
 }
 
-/* values += residual[at ...]. */
-INLINE void add_residual(const void *residual, int64_t bf16, int64_t at, float *values, int64_t count) {
-    const float *added = (const float *)residual + at;
-    const uint16_t *added16 = (const uint16_t *)residual + at;
-    if (bf16)
-        for (int64_t i = 0; i < count; i++) values[i] += bf16_to_float(added16[i]);
-    else
-        for (int64_t i = 0; i < count; i++) values[i] += added[i];
-}
-
 /* y[at ...] = values. */
 INLINE void write_values(void *y, int64_t bf16, int64_t at, const float *restrict values, int64_t count) {
     float *restrict y32 = (float *)y + at;
@@ -99,12 +88,6 @@ INLINE void write_values(void *y, int64_t bf16, int64_t at, const float *restric
         for (int64_t i = 0; i < count; i++) y16[i] = float_to_bf16(values[i]);
     else
         for (int64_t i = 0; i < count; i++) y32[i] = values[i];
-}
-
-/* Write a row's values of a panel, which are the outputs from at on. */
-INLINE void finish_row(const struct job *job, int64_t at, float *values, int64_t count) {
-    if (job->residual) add_residual(job->residual, job->bf16, at, values, count);
-    write_values(job->y, job->bf16, at, values, count);
 }
 
 /* Scale a row's values of a panel and add the bias. */
@@ -162,9 +145,9 @@ static void multiply_tiles(const struct job *job, int64_t first, int64_t last, c
             const int64_t at = (tile * ROWS + row) * job->columns + start;
             if (gate) apply_gates(job->product->activation, gates[row], values[row]);
             if (count == PANEL)
-                finish_row(job, at, values[row], PANEL);
+                write_values(job->y, job->bf16, at, values[row], PANEL);
             else
-                finish_row(job, at, values[row], count);
+                write_values(job->y, job->bf16, at, values[row], count);
         }
     }
 }
@@ -203,14 +186,12 @@ static struct job job_of(const struct product *product, int64_t rows) {
     return job;
 }
 
-/* y [rows, columns] = residual + x [rows, inputs] W^T + bias, all in float32 or all in bfloat16.
+/* y [rows, columns] = x [rows, inputs] W^T + bias, both in float32 or both in bfloat16.
 
-   residual may be NULL. A row's result depends on nothing but the row. Returns 0 where memory did not suffice,
-   else 1. */
-static int64_t multiply(const struct product *product, const void *x, const void *residual, void *y, int64_t rows,
-                        int64_t bf16) {
+   A row's result depends on nothing but the row. Returns 0 where memory did not suffice, else 1. */
+static int64_t multiply(const struct product *product, const void *x, void *y, int64_t rows, int64_t bf16) {
     struct job job = job_of(product, rows);
-    job.x = x, job.residual = residual, job.y = y, job.bf16 = bf16;
+    job.x = x, job.y = y, job.bf16 = bf16;
     job.prepared = malloc((size_t)(job.tiles * job.groups) * sizeof(struct group));
     if (!job.prepared) return 0;
     if (rows * product->inputs < SERIAL_INPUTS)

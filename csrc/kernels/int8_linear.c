@@ -55,7 +55,6 @@ static void prepare_row(const struct job *job, int64_t row, struct group *groups
     }
 }
 
-int64_t KERNEL(shoal_int8_product)(const struct product *product, const void *x, const void *residual, void *y,
-                                   int64_t rows, int64_t bf16) {
-    return multiply(product, x, residual, y, rows, bf16);
+int64_t KERNEL(shoal_int8_product)(const struct product *product, const void *x, void *y, int64_t rows, int64_t bf16) {
+    return multiply(product, x, y, rows, bf16);
 }

@@ -55,9 +55,9 @@ class Bf16Linear(nn.Module):
         self.in_features, self.out_features = weights.in_features, weights.out_features
         self._product = bf16_product([weights], native)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """residual + the layer's output; residual [..., out_features]. Without module hooks."""
-        return self._product(x, residual)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output. Without module hooks, which are not used here."""
+        return self._product(x)
 
     def gated(self, factor: Self, activation: Activation) -> NativeProduct:
         """activation(this layer) * factor."""

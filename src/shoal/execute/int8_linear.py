@@ -34,9 +34,9 @@ class Int8Linear(nn.Module):
         """From a dense weight [out_features, in_features], quantised per output channel."""
         return cls(pack(*quantise_channels(weight), bias), load_native())
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """residual + the layer's output; residual [..., out_features]. Without module hooks."""
-        return self._product(x, residual)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output. Without module hooks, which are not used here."""
+        return self._product(x)
 
     def gated(self, factor: Self, activation: Activation) -> Int8Product:
         """activation(this layer) * factor."""

@@ -32,11 +32,10 @@ class Int8Product:
             None if native is None else NativeProduct(native, "shoal_int8_product", parts, activation)
         )
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See NativeProduct."""
         if self._native is not None:
-            return self._native(x, residual)
+            return self._native(x)
         rows = x.reshape(-1, self.in_features)
-        residual = None if residual is None else residual.reshape(-1, self.out_features)
-        y = reference_product(self.parts, rows, residual, self.activation.name)
+        y = reference_product(self.parts, rows, self.activation.name)
         return y.view(*x.shape[:-1], self.out_features)

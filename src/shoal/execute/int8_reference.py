@@ -11,9 +11,7 @@ SMALLEST = 2.0**-100
 """Groups whose largest magnitude is below this become 0."""
 
 
-def reference_product(
-    parts: Sequence[Int8Weights], x: torch.Tensor, residual: torch.Tensor | None, activation: str
-) -> torch.Tensor:
+def reference_product(parts: Sequence[Int8Weights], x: torch.Tensor, activation: str) -> torch.Tensor:
     """What ``Int8Product`` computes; activation: a name of ``Activation``."""
     inputs, scales = quantise_rows(x)
     outputs = [_multiply(part, inputs, scales) for part in parts]
@@ -21,8 +19,6 @@ def reference_product(
         gate, factor = outputs
         outputs = [ACTIVATIONS[activation](gate) * factor]
     total = torch.cat(outputs, dim=1)
-    if residual is not None:
-        total = total + residual.float()
     return total.to(x.dtype)
 
 

@@ -80,25 +80,18 @@ class NativeProduct:
         )
         self._address = ctypes.addressof(self._product)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """residual + x W^T + bias [..., out_features], in the dtype of x, which is float32 or bfloat16.
-
-        residual: [..., out_features] in the same dtype.
-        """
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x W^T + bias [..., out_features], in the dtype of x, which is float32 or bfloat16."""
         x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], self.out_features))
-        added = None
-        if residual is not None:
-            residual = residual.contiguous()
-            added = residual.data_ptr()
         rows = x.numel() // self.in_features
-        if not self._kernel(self._address, x.data_ptr(), added, y.data_ptr(), rows, _IS_BF16[x.dtype]):
+        if not self._kernel(self._address, x.data_ptr(), y.data_ptr(), rows, _IS_BF16[x.dtype]):
             raise MemoryError("no memory for the inputs of a linear layer")
         return y
 
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)
+_ARGUMENTS = (_POINTER, _POINTER, _POINTER, _INT, _INT)
 
 
 class _Linear(ctypes.Structure):
