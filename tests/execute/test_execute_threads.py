@@ -6,14 +6,25 @@ import subprocess
 import sys
 
 
-def test_threads_do_not_spin_while_they_wait():
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+def waiting(**settings: str) -> list[str]:
+    """How long threads spin, as the OpenMP library says: turns of libgomp, or milliseconds of libomp."""
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-c", "import shoal.execute.loading"]
     told = subprocess.run(
         command,
-        env=environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        env=environment | {"OMP_DISPLAY_ENV": "VERBOSE"} | settings,
         stderr=subprocess.PIPE,
         text=True,
         check=True,
     ).stderr
-    assert re.findall(r"(?:GOMP_SPINCOUNT|KMP_BLOCKTIME) ?= ?'(\d+)", told) == ["0"]
+    return re.findall(r"(?:GOMP_SPINCOUNT|KMP_BLOCKTIME) ?= ?'(\d+)", told)
+
+
+def test_threads_spin_for_a_moment_before_they_sleep() -> None:
+    assert waiting() in (["1500"], ["0"])
+
+
+def test_what_the_environment_says_of_waiting_holds() -> None:
+    assert waiting(OMP_WAIT_POLICY="PASSIVE") == ["0"]
+    assert waiting(GOMP_SPINCOUNT="7") in (["7"], ["0"])
