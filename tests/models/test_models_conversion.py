@@ -29,6 +29,7 @@ def test_a_users_gguf_file_becomes_a_folder_once(empty_cache: Path, tmp_path: Pa
 
     folder = resolve_model(str(file), lambda *report: reports.append(report))
 
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]  # for other programs
     stored = load_file(folder / "model.safetensors")
     assert {str(tensor.dtype) for tensor in stored.values()} == {"torch.bfloat16"}
     embedding = stored["model.embed_tokens.weight"].float().numpy()

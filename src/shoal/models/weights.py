@@ -15,8 +15,9 @@ from shoal.models.folder_config import read_json
 from shoal.models.progress import silent
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-GROUPS_FILE = "int8_groups.safetensors"
-"""Linear layers as a GGUF file had them quantised, in a folder converted from it; see ``gguf_int8``."""
+GROUPS_FILE = "int8_groups.st"
+"""Linear layers as a GGUF file had them quantised, in a folder converted from it; see ``gguf_int8``. A file
+of safetensors, but not called so: other programs take all files of that name for weights of the model."""
 COMPLETE = "complete"
 """In that file's metadata: whether it has all linear layers of the model, "True" or "False"."""
 _NAMED = 4
