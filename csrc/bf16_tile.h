@@ -1,7 +1,7 @@
 /* A tile of rows times a panel of 32 bfloat16 columns, for each instruction set.
 
-   Where the CPU has dot products of bfloat16 that are faster than float32, they are used; elsewhere weights become
-   float32 in registers, which doubles no memory. A row's sums have the same order in any tile. */
+   Where the CPU has dot products of bfloat16 that are faster than float32, they are used, and inputs in float32 are
+   rounded; elsewhere weights become float32 in registers. A row's sums have the same order in any tile. */
 #ifndef SHOAL_BF16_TILE_H
 #define SHOAL_BF16_TILE_H
 

@@ -1,7 +1,6 @@
 """KV as int8: how it is rounded, and that attention computes with what was rounded, in any batch."""
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -170,32 +169,6 @@ def test_kernels_and_torch_store_the_same_bytes(native: NativeLibrary, layout: s
             sequences.store(lengths)
         stored.append(sequences.cache.rows.clone())
     assert torch.equal(*stored)
-
-
-@each_variant
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [None, 200])
-def test_a_token_gets_the_same_bits_in_any_batch_and_chunk(
-    native: NativeLibrary, dtype: str, window: int | None
-) -> None:
-    shape = Shape(heads=6, kv_heads=2, window=window, dtype=dtype, int8=True)
-    lengths = (3, 300, 610)
-    sequences = Sequences(shape, lengths, block_size=16)
-    whole = []
-    for number, length in enumerate(lengths):
-        row = [(number, 0, length)]
-        whole.append(sequences.attend(NativeStep(sequences.step(row), sequences.cache, native), row))
-    chance = random.Random(0)
-    for _ in range(3):
-        done = [0] * len(lengths)
-        while left := [number for number, length in enumerate(lengths) if done[number] < length]:
-            rows = []
-            for number in chance.sample(left, chance.randint(1, len(left))):
-                count = min(chance.choice([1, 2, 33, 150]), lengths[number] - done[number])
-                rows.append((number, done[number], done[number] + count))
-                done[number] += count
-            out = sequences.attend(NativeStep(sequences.step(rows), sequences.cache, native), rows)
-            assert torch.equal(out, sequences.of_step(whole, rows))
 
 
 @each_variant

@@ -76,10 +76,11 @@ def test_every_instruction_set_computes_what_the_reference_does(
 @each_variant
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("int8", [False, True])
 def test_a_token_gets_the_same_bits_in_any_batch_chunk_and_number_of_threads(
-    native: NativeLibrary, dtype: str, window: int | None, threads: int
+    native: NativeLibrary, dtype: str, window: int | None, int8: bool, threads: int
 ) -> None:
-    shape = Shape(heads=6, kv_heads=2, window=window, dtype=dtype)
+    shape = Shape(heads=6, kv_heads=2, window=window, dtype=dtype, int8=int8)
     lengths = (3, 300, 610)
     sequences = Sequences(shape, lengths, block_size=16)
     whole = []

@@ -31,9 +31,9 @@ class Service:
     model: str
     """An alias, a Hugging Face folder, a hub id or a GGUF file."""
     dtype: str = "auto"
-    """"auto", "float32", "bfloat16", "float16", or "int8": linear layers in int8 and everything else, KV
-    included, in bfloat16; on CPUs only. "auto" is the dtype in which the weights are stored; for a quantised
-    GGUF file int8 where the kernel for that is fast, else bfloat16."""
+    """"auto", "float32", "bfloat16", "float16", or "int8": linear layers in int8 and everything else in
+    bfloat16 (KV as ``kv_cache.dtype`` says); on CPUs only. "auto" is the dtype in which the weights are
+    stored; for a quantised GGUF file int8 where the kernel for that is fast, else bfloat16."""
     max_model_len: int | None = None
     """Context limit in tokens; None takes the model's own."""
     chat_template: str | None = None
