@@ -16,6 +16,7 @@ from shoal.core.errors import (
     QueueFull,
     ShoalError,
 )
+from shoal.core.grammar import Grammar, GrammarKind
 from shoal.core.lengths import LengthPredictor
 from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
@@ -54,6 +55,8 @@ __all__ = [
     "EngineDied",
     "FinishReason",
     "GoalsOutOfReach",
+    "Grammar",
+    "GrammarKind",
     "Idle",
     "InvalidRequest",
     "Joined",

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from shoal.core.errors import InvalidRequest
+from shoal.core.grammar import Grammar
 
 MAX_CHOICES = 128
 """Largest ``n``."""
@@ -55,6 +56,8 @@ class SamplingParams:
     """Makes sampling repeatable; None draws one."""
     n: int = 1
     """How many independent outputs of the same prompt."""
+    grammar: Grammar | None = None
+    """What the output must look like; None: anything."""
 
     def __post_init__(self) -> None:
         """Reject values that have no meaning; raises an InvalidRequest that names the parameter."""

@@ -75,11 +75,20 @@ class Goals(StrictModel):
         return SLO(ttft_s=self.ttft, tpot_s=self.tpot, e2e_s=self.e2e, e2e_scale=self.e2e_scale)
 
 
-class GenerationBody(StrictModel):
-    """The fields of both generation endpoints."""
+class ServiceBody(StrictModel):
+    """What every body has."""
 
     model: str
     """Name of a service; GET /v1/models lists them."""
+
+    def token_prompts(self) -> list[list[int]]:
+        """The prompts that were sent as token ids."""
+        return []
+
+
+class GenerationBody(ServiceBody):
+    """The fields of both generation endpoints."""
+
     max_tokens: Count | None = None
     """Most output tokens."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -112,10 +121,6 @@ class GenerationBody(StrictModel):
     slo: Goals | None = None
     """Latency goals of each output, for the scheduler and for /metrics. Default: those of the service."""
 
-    def token_prompts(self) -> list[list[int]]:
-        """The prompts that were sent as token ids."""
-        return []
-
     def output_limit(self) -> int | None:
         """Most output tokens; None: as many as fit."""
         return self.max_tokens
@@ -134,7 +139,7 @@ class GenerationBody(StrictModel):
         parameters = {
             name: value
             for name in SamplingParams.__dataclass_fields__
-            if (value := getattr(self, name)) is not None
+            if (value := getattr(self, name, None)) is not None
         }
         limit = self.output_limit()
         parameters["max_tokens"] = default_max_tokens if limit is None else limit

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from shoal.core import InvalidRequest
 from shoal.engine.info import EngineInfo
 from shoal.engine.validation import check_prompt_length
-from shoal.serve.bodies import FORMS, GenerationBody
+from shoal.serve.bodies import FORMS, ServiceBody
 from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
 from shoal.serve.neutral import TOO_MANY_FIELDS, UNSUPPORTED
 from shoal.serve.workers import Workers
@@ -30,7 +30,7 @@ _LARGE_BYTES = 256 * 2**10
 # Enough for every content type of JSON.
 _MAX_CONTENT_TYPE_CHARACTERS = 256
 
-Body = TypeVar("Body", bound=GenerationBody)
+Body = TypeVar("Body", bound=ServiceBody)
 
 
 async def parse_body(

@@ -1,0 +1,115 @@
+"""What the endpoints share: the services, their tokenizers, reading bodies, and running generations."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from shoal.core import InvalidRequest, Service
+from shoal.engine.info import EngineInfo
+from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.errors import MODEL_NOT_FOUND
+from shoal.serve.lifecycle import Lifecycle
+from shoal.serve.metrics import ServerMetrics
+from shoal.serve.options import ServerOptions
+from shoal.serve.parse import Body, parse_body
+from shoal.serve.prompts import encode_prompt
+from shoal.serve.responses import ModelCard, encode
+from shoal.serve.workers import Workers
+
+# Prompts with more characters than this are tokenised in a thread, so that streams go on meanwhile.
+_LONG_TEXT_CHARACTERS = 1024
+_MAX_TOKENISER_THREADS = 2
+# A token is about 4 bytes of text, and JSON may escape a character with 6 or 12.
+_BODY_BYTES_PER_TOKEN = 64
+_MIN_BODY_BYTES = 2**20
+
+
+class Api:
+    """What the endpoints share. ``tokenizers`` are by service name."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizers: Mapping[str, TextCodec],
+        services: Sequence[Service],
+        options: ServerOptions,
+        lifecycle: Lifecycle,
+        workers: Workers,
+    ) -> None:
+        self.backend = backend
+        """The engine."""
+        self.tokenizers = tokenizers
+        """By service name."""
+        self.lifecycle = lifecycle
+        """Whether the server drains."""
+        self.workers = workers
+        """Run long work on client input outside the event loop."""
+        self.metrics = ServerMetrics(services)
+        """What the server measures itself."""
+        self.max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
+        """The largest body that is read."""
+        self._parse_lock = asyncio.Lock()
+        self._tokeniser_threads = CapacityLimiter(_MAX_TOKENISER_THREADS)
+        created = int(time.time())
+        self.cards = {
+            service.name: ModelCard(
+                service.name,
+                created,
+                backend.info.services[service.name].max_total_tokens,
+                service.sampling.over({}),
+            )
+            for service in services
+        }
+        """The services by name, in the order of the configuration."""
+
+    def card(self, model: str, param: str | None) -> ModelCard:
+        """The service called ``model``; raises an InvalidRequest (404) about ``param``."""
+        card = self.cards.get(model)
+        if card is None:
+            raise InvalidRequest(
+                f"model {model!r} is not served here; available: {', '.join(self.cards)}",
+                param=param,
+                code=MODEL_NOT_FOUND,
+            )
+        return card
+
+    async def body(self, request: Request, body_type: type[Body]) -> Body:
+        """The body of ``request``; raises the errors of ``parse_body``."""
+        return await parse_body(
+            request, body_type, self.max_body_bytes, self.backend.info, self.workers, self._parse_lock
+        )
+
+    async def encode(
+        self, service: str, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of all prompts; those that were sent as ids stay as they are."""
+        tokenizer = self.tokenizers[service]
+        limits = self.backend.info.services[service]
+
+        def encode_all() -> list[list[int]]:
+            return [
+                encode_prompt(tokenizer, limits, service, prompt, add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT_CHARACTERS:
+            return encode_all()
+        return await to_thread.run_sync(encode_all, limiter=self._tokeniser_threads)
+
+
+def json_response(value: Struct) -> Response:
+    """``value`` as the body of a 200."""
+    return Response(encode(value), media_type="application/json")
+
+
+def _body_bytes(info: EngineInfo) -> int:
+    """The largest body to read; it follows from the longest context of all services."""
+    longest = max(limits.max_total_tokens for limits in info.services.values())
+    return max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * longest)

@@ -1,0 +1,112 @@
+"""The endpoints that generate: /v1/completions and /v1/chat/completions."""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from shoal.core import InvalidRequest, SamplingParams
+from shoal.core.sampling import MAX_CHOICES
+from shoal.core.service import NO_GOALS
+from shoal.serve.api import Api
+from shoal.serve.bodies import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    StreamOptions,
+)
+from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
+from shoal.serve.generation import GenerationRequest
+from shoal.serve.generation_response import GenerationResponse
+from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.openapi import fails, returns, streams, takes
+from shoal.serve.responses import ChatChunk, ChatCompletion, Completion
+
+# Most characters that a chat template may write for each byte of the largest body.
+_TEMPLATE_GROWTH = 2
+
+
+class GenerationEndpoints:
+    """Completions and chats."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes."""
+        for path, endpoint, full, chunk, body in (
+            ("/v1/completions", self.completions, Completion, Completion, CompletionBody),
+            ("/v1/chat/completions", self.chat_completions, ChatCompletion, ChatChunk, ChatBody),
+        ):
+            responses = returns(full, "The response, full or as a stream.")
+            responses[200]["content"].update(streams(chunk))
+            errors = fails(400, 404, 413, 415, 429, 500, 503)
+            app.post(path, responses=responses | errors, openapi_extra=takes(body))(endpoint)
+
+    async def completions(self, request: Request) -> Response:
+        """Complete one prompt or several."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._api.body(request, CompletionBody)
+        card = self._api.card(body.model, "model")
+        prompts = body.prompts()
+        _check_choices(len(prompts), body.n or 1)
+        tokens = await self._api.encode(body.model, prompts, body.add_special_tokens is not False)
+        longest_output = card.max_model_len - max(map(len, tokens))
+        default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
+        sampling = body.sampling(card.sampling_defaults, default_max_tokens)
+        return self._generate(body, "cmpl", tokens, sampling, arrival_ns)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Write the next message of a chat."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._api.body(request, ChatBody)
+        card = self._api.card(body.model, "model")
+        text = await self._api.workers.run(
+            f"chats of {body.model}",
+            f"laying out these messages with the chat template of {body.model}",
+            self._api.tokenizers[body.model].chat_template.render,
+            body.conversation(),
+            _TEMPLATE_GROWTH * self._api.max_body_bytes,
+        )
+        # The template writes every special token itself.
+        tokens = await self._api.encode(body.model, [text], add_special_tokens=False)
+        return self._generate(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
+
+    def _generate(
+        self,
+        body: GenerationBody,
+        prefix: str,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        arrival_ns: int,
+    ) -> Response:
+        request = GenerationRequest(
+            id=f"{prefix}-{secrets.token_hex(12)}",
+            service=body.model,
+            prompts=prompts,
+            sampling=sampling,
+            arrival_ns=arrival_ns,
+            slo=NO_GOALS if body.slo is None else body.slo.slo(),
+        )
+        num_logprobs = sampling.logprobs
+        logprobs = (
+            None if num_logprobs is None else LogprobFormatter(self._api.tokenizers[body.model], num_logprobs)
+        )
+        format_type = ChatFormat if prefix == "chatcmpl" else CompletionFormat
+        options = body.stream_options or StreamOptions()
+        usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
+        format = format_type(request.id, body.model, logprobs, usage)
+        return GenerationResponse(
+            request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
+        )
+
+
+def _check_choices(prompts: int, n: int) -> None:
+    if prompts * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{prompts} prompts with n={n} are {prompts * n} outputs; one request can have {MAX_CHOICES}",
+            param="n",
+        )
