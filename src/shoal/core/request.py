@@ -56,6 +56,8 @@ class Carried:
     """How often it lost them to a starved request."""
     num_recomputed_tokens: int = 0
     """Tokens computed again."""
+    num_scored_tokens: int = 0
+    """Leading prompt tokens whose log-probabilities were told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +126,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, from the distribution before temperature and truncation."""
+    """Log-probabilities at one position, from the distribution before temperature and truncation."""
 
     token: int
-    """The sampled token."""
+    """The sampled token, or that of the prompt."""
     logprob: float
     """Its log-probability."""
     top: tuple[tuple[int, float], ...] = ()
     """(token, log-probability) of the likeliest tokens, in falling order."""
+    rank: int = 0
+    """Of a prompt's token: its place among all tokens by falling probability, from 1."""
 
 
 class TokenEvent(NamedTuple):
@@ -155,3 +159,8 @@ class TokenEvent(NamedTuple):
     """Explains FinishReason.ERROR and REFUSED."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index at the first admission."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the next prompt tokens, if the request wants them; those of all its events together are of all
+    prompt tokens but the first."""
+    embedding: bytes | None = None
+    """The prompt's embedding as float32, little-endian, if the request wants it; with its first token."""

@@ -18,6 +18,7 @@ class Delta:
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
     of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
     FinishReason.ERROR and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
+    prompt_logprobs: of the next prompt tokens, which begin with the second. embedding: of the prompt.
     """
 
     choice: int
@@ -28,6 +29,8 @@ class Delta:
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    embedding: bytes | None = None
 
 
 class ChoiceReader:
@@ -99,6 +102,8 @@ class ChoiceReader:
             stop_reason=stop_reason,
             cached_tokens=self.cached_tokens,
             error=event.error,
+            prompt_logprobs=event.prompt_logprobs,
+            embedding=event.embedding,
         )
 
     def _read_tokens(self, event: TokenEvent) -> tuple[str, int]:

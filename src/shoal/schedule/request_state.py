@@ -80,6 +80,8 @@ class RequestState:
     """Tokens whose KV the last preemption dropped, until they are computed again."""
     num_recomputed_tokens: int = 0
     """Tokens computed again."""
+    num_scored_tokens: int = 0
+    """Leading prompt tokens whose log-probabilities were told, where they are wanted."""
 
     num_generated: int = 0
     """Progress: output tokens known."""
@@ -115,6 +117,16 @@ class RequestState:
     def num_tokens_with_in_flight(self) -> int:
         """The same while it waits, when no plan is about to sample one."""
         return self.num_prompt_tokens + self.num_generated
+
+    @property
+    def num_findable(self) -> int:
+        """Leading tokens whose KV may be somebody else's.
+
+        Whose log-probabilities are still to be told must be computed behind the tokens before it.
+        """
+        if self.request.sampling.prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens:
+            return self.num_tokens
+        return max(0, self.num_scored_tokens - 1)
 
     @property
     def num_blocks(self) -> int:
