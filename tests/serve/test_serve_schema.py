@@ -19,6 +19,10 @@ CROSS_FIELD_RULES = (
     "min_tokens",
     "n",
     "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "logprobs",
+    "prompt_logprobs",
     "prompt",
     "slo.e2e_scale",
 )

@@ -81,6 +81,10 @@ class Request:
     ``oracle`` read it."""
     slo: SLO = NO_GOALS
     """Goals of this request; those left None are its service's."""
+    priority: int = 0
+    """Where the order is ``priority``: lower ones come first."""
+    cache_salt: str | None = None
+    """Only requests with the same salt, or all without, share prefixes."""
     output_tokens: tuple[int, ...] | int = ()
     """Output that was made before this submission, the prompt's continuation so far: token ids, or their
     number where the prompt is synthetic. No event tells them again."""

@@ -16,6 +16,8 @@ def expand_choices(
     arrival_ns: int,
     slo: SLO = NO_GOALS,
     output_tokens: tuple[int, ...] = (),
+    priority: int = 0,
+    cache_salt: str | None = None,
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
@@ -23,7 +25,7 @@ def expand_choices(
     differ. Their sampling parameters are those that an engine needs: ``n`` is 1, and there are no stop
     strings, which are found where text is made. Only the first is asked for log-probabilities of the prompt,
     which are the same for all. slo: goals of each request. output_tokens: output that each
-    has already.
+    has already. priority, cache_salt: of each request.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     single = replace(sampling, n=1, stop=(), seed=seed)
@@ -38,6 +40,8 @@ def expand_choices(
             seed=derive_seed(seed, choice),
             slo=slo,
             output_tokens=output_tokens,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         for choice in range(sampling.n)
     ]

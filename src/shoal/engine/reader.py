@@ -56,7 +56,15 @@ class ChoiceReader:
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
-        self._detokenizer = IncrementalDetokenizer(decoder, sampling.stop, sampling.min_tokens, context)
+        self._include_stop = sampling.include_stop_str_in_output
+        self._detokenizer = IncrementalDetokenizer(
+            decoder,
+            sampling.stop,
+            sampling.min_tokens,
+            context,
+            skip_special_tokens=sampling.skip_special_tokens,
+            include_stop=self._include_stop,
+        )
         past = _past_event(request, sampling, eos_token_ids)
         self.past_text, self.output_tokens = self._read_tokens(past)
         """Text shown before, and output tokens so far."""
@@ -108,7 +116,9 @@ class ChoiceReader:
 
     def _read_tokens(self, event: TokenEvent) -> tuple[str, int]:
         """The event's text, and how many of its tokens belong to the output."""
-        shown = event.tokens if event.stop_token is None else event.tokens[:-1]
+        shown = event.tokens
+        if event.stop_token is not None and not self._include_stop:
+            shown = shown[:-1]
         pieces = []
         for used, token in enumerate(shown, start=1):
             pieces.append(self._detokenizer.push(token))

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens: of the rows of a step that want them, a piece of the logits at a time."""
+"""Log-probabilities of prompt tokens, for rows of a step that want them: a piece of the logits at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

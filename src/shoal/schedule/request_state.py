@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, derive_seed
-from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
+from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
 
 
 @dataclass(slots=True, eq=False)
@@ -182,15 +182,15 @@ class RequestState:
             return
         while len(hashes) < until and (len(hashes) + 1) * block_size <= len(self.token_ids):
             start = len(hashes) * block_size
-            parent = hashes[-1] if hashes else b""
+            parent = hashes[-1] if hashes else hash_salt(self.request.cache_salt)
             hashes.append(hash_next(parent, self.token_ids[start : start + block_size]))
 
 
-def hash_prompt(prompt: Prompt, block_size: int) -> list[bytes]:
-    """Hashes of the full blocks of a prompt."""
+def hash_prompt(prompt: Prompt, block_size: int, salt: str | None = None) -> list[bytes]:
+    """Hashes of the full blocks of a prompt; a salt counts for token ids only."""
     if isinstance(prompt, SyntheticPrompt):
         return hash_synthetic(prompt.block_hashes[: len(prompt) // block_size])
-    return hash_blocks(prompt, block_size)
+    return hash_blocks(prompt, block_size, hash_salt(salt))
 
 
 def new_request_state(

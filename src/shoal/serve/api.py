@@ -85,19 +85,27 @@ class Api:
         )
 
     async def encode(
-        self, service: str, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
+        self,
+        service: str,
+        prompts: Sequence[str] | Sequence[list[int]],
+        add_special_tokens: bool,
+        *,
+        any_length: bool = False,
     ) -> list[list[int]]:
-        """Token ids of all prompts; those that were sent as ids stay as they are."""
+        """Token ids of all prompts; those that were sent as ids stay as they are.
+
+        Raises InvalidRequest for texts that leave no room for output, unless they may have any length.
+        """
         tokenizer = self.tokenizers[service]
         limits = self.backend.info.services[service]
 
         def encode_all() -> list[list[int]]:
-            return [
-                encode_prompt(tokenizer, limits, service, prompt, add_special_tokens)
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in prompts
-            ]
+            return [encode_one(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+        def encode_one(text: str) -> list[int]:
+            if any_length:
+                return tokenizer.encode(text, add_special_tokens)
+            return encode_prompt(tokenizer, limits, service, text, add_special_tokens)
 
         if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT_CHARACTERS:
             return encode_all()

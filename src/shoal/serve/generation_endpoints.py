@@ -3,6 +3,8 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -21,8 +23,10 @@ from shoal.serve.bodies import (
 from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
-from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.logprobs import LogprobFormatter, prompt_logprobs
 from shoal.serve.openapi import fails, returns, streams, takes
+from shoal.serve.presentation import Presentation
+from shoal.serve.prompts import banned_sequences
 from shoal.serve.responses import ChatChunk, ChatCompletion, Completion
 
 # Most characters that a chat template may write for each byte of the largest body.
@@ -53,11 +57,19 @@ class GenerationEndpoints:
         card = self._api.card(body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
-        tokens = await self._api.encode(body.model, prompts, body.add_special_tokens is not False)
+        tokens = await self._encode(body, prompts, body.add_special_tokens is not False)
         longest_output = card.max_model_len - max(map(len, tokens))
         default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
         sampling = body.sampling(card.sampling_defaults, default_max_tokens)
-        return self._generate(body, "cmpl", tokens, sampling, arrival_ns)
+        echoed = None
+        if body.echo:
+            decode = self._api.tokenizers[body.model].decode
+            uncut = body.truncate_prompt_tokens is None
+            echoed = [
+                prompt if isinstance(prompt, str) and uncut else decode(own)
+                for prompt, own in zip(prompts, tokens, strict=True)
+            ]
+        return self._generate(body, "cmpl", tokens, sampling, arrival_ns, echoed, silent=body.only_echoes)
 
     async def chat_completions(self, request: Request) -> Response:
         """Write the next message of a chat."""
@@ -72,8 +84,20 @@ class GenerationEndpoints:
             _TEMPLATE_GROWTH * self._api.max_body_bytes,
         )
         # The template writes every special token itself.
-        tokens = await self._api.encode(body.model, [text], add_special_tokens=False)
+        tokens = await self._encode(body, [text], add_special_tokens=False)
         return self._generate(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
+
+    async def _encode(
+        self, body: GenerationBody, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of the prompts, cut as the body says."""
+        most = body.truncate_prompt_tokens
+        tokens = await self._api.encode(body.model, prompts, add_special_tokens, any_length=most is not None)
+        if most is None:
+            return tokens
+        if most == -1:
+            most = self._api.cards[body.model].max_model_len - max(1, body.output_limit() or 1)
+        return [own[max(0, len(own) - most) :] for own in tokens]
 
     def _generate(
         self,
@@ -82,7 +106,11 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
+        echoed: Sequence[str] | None = None,
+        silent: bool = False,
     ) -> Response:
+        tokenizer = self._api.tokenizers[body.model]
+        sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words or ()))
         request = GenerationRequest(
             id=f"{prefix}-{secrets.token_hex(12)}",
             service=body.model,
@@ -90,15 +118,29 @@ class GenerationEndpoints:
             sampling=sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            silent=silent,
         )
-        num_logprobs = sampling.logprobs
-        logprobs = (
-            None if num_logprobs is None else LogprobFormatter(self._api.tokenizers[body.model], num_logprobs)
+        logprobs = None
+        if sampling.logprobs is not None:
+            logprobs = LogprobFormatter(
+                tokenizer,
+                sampling.logprobs,
+                as_token_ids=bool(body.return_tokens_as_token_ids),
+                skip_special_tokens=sampling.skip_special_tokens,
+            )
+        presentation = Presentation(
+            prompts=prompts,
+            n=sampling.n,
+            echoed=echoed,
+            returns_token_ids=bool(body.return_token_ids),
+            format_prompt=None if body.prompt_logprobs is None else partial(prompt_logprobs, tokenizer),
         )
         format_type = ChatFormat if prefix == "chatcmpl" else CompletionFormat
         options = body.stream_options or StreamOptions()
         usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
-        format = format_type(request.id, body.model, logprobs, usage)
+        format = format_type(request.id, body.model, logprobs, usage, presentation)
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )

@@ -154,8 +154,9 @@ def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[BaseM
         return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"{where} is missing", param=where)
-    if names[-1] in UNSUPPORTED or names[0] in UNSUPPORTED:
-        return InvalidRequest(f"{where} is not supported by this server; leave it out", param=where)
+    instead = UNSUPPORTED.get(names[-1]) or UNSUPPORTED.get(names[0])
+    if instead is not None:
+        return InvalidRequest(f"{where} is not supported by this server; {instead}", param=where)
     problem = detail["msg"].replace(" after validation", "")
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
 
