@@ -23,6 +23,9 @@ CROSS_FIELD_RULES = (
     "allowed_token_ids",
     "logprobs",
     "prompt_logprobs",
+    "input",
+    "tokens",
+    "messages",
     "prompt",
     "slo.e2e_scale",
 )

@@ -27,6 +27,8 @@ _MAX_TOKENISER_THREADS = 2
 # A token is about 4 bytes of text, and JSON may escape a character with 6 or 12.
 _BODY_BYTES_PER_TOKEN = 64
 _MIN_BODY_BYTES = 2**20
+# Most characters that a chat template may write for each byte of the largest body.
+_TEMPLATE_GROWTH = 2
 
 
 class Api:
@@ -83,6 +85,35 @@ class Api:
         return await parse_body(
             request, body_type, self.max_body_bytes, self.backend.info, self.workers, self._parse_lock
         )
+
+    async def lay_out(self, service: str, conversation: Sequence[Mapping[str, str]]) -> str:
+        """A chat as the text of its prompt; raises InvalidRequest as ``ChatTemplate.render`` does."""
+        return await self.workers.run(
+            f"chats of {service}",
+            f"laying out these messages with the chat template of {service}",
+            self.tokenizers[service].chat_template.render,
+            conversation,
+            _TEMPLATE_GROWTH * self.max_body_bytes,
+        )
+
+    async def encode_cut(
+        self,
+        service: str,
+        prompts: Sequence[str] | Sequence[list[int]],
+        add_special_tokens: bool,
+        most: int | None,
+        output_tokens: int,
+    ) -> list[list[int]]:
+        """The same as ``encode``, of each prompt the last ``most`` tokens.
+
+        most: None: all; -1: as many as leave room for ``output_tokens``.
+        """
+        tokens = await self.encode(service, prompts, add_special_tokens, any_length=most is not None)
+        if most is None:
+            return tokens
+        if most == -1:
+            most = self.cards[service].max_model_len - output_tokens
+        return [own[max(0, len(own) - most) :] for own in tokens]
 
     async def encode(
         self,

@@ -34,6 +34,8 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 FORMS = FURTHER_FORMS | {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
     f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
+    "input": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
+    "lists must not be empty and have at most 2048 inputs, token ids are integers from 0 on",
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
@@ -238,7 +240,8 @@ class Message(NeutralMessageFields):
         return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
 
 
-def _for_template(messages: list[Message]) -> list[dict[str, str]]:
+def for_template(messages: list[Message]) -> list[dict[str, str]]:
+    """Messages as chat templates expect them."""
     # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
     return [message.for_template() for message in messages]
 
@@ -249,7 +252,7 @@ class ChatBody(NeutralChatFields, GenerationBody):
     messages: Annotated[
         list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        AfterValidator(_for_template),
+        AfterValidator(for_template),
     ]
     max_completion_tokens: Count | None = None
     """The newer name of max_tokens."""

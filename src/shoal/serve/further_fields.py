@@ -16,6 +16,9 @@ MAX_SALT_CHARACTERS = 256
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
+Truncation = Annotated[int, Field(ge=-1, le=INT32_MAX)]
+Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
+Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 
 FURTHER_FORMS = {
@@ -46,11 +49,11 @@ class FurtherFields(StrictModel):
     """true: also return the token ids of prompt and output."""
     return_tokens_as_token_ids: bool | None = None
     """true: log-probabilities name tokens as token_id:42 instead of their text."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    truncate_prompt_tokens: Truncation | None = None
     """Only the last so many tokens of the prompt count; -1: as many as leave room for max_tokens."""
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    priority: Priority | None = None
     """Lower ones come first. Other than 0 only where scheduler.order is priority."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    cache_salt: Salt | None = None
     """The prompt's KV is shared only with requests that have the same salt."""
 
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,9 +28,6 @@ from shoal.serve.openapi import fails, returns, streams, takes
 from shoal.serve.presentation import Presentation
 from shoal.serve.prompts import banned_sequences
 from shoal.serve.responses import ChatChunk, ChatCompletion, Completion
-
-# Most characters that a chat template may write for each byte of the largest body.
-_TEMPLATE_GROWTH = 2
 
 
 class GenerationEndpoints:
@@ -61,14 +58,7 @@ class GenerationEndpoints:
         longest_output = card.max_model_len - max(map(len, tokens))
         default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
         sampling = body.sampling(card.sampling_defaults, default_max_tokens)
-        echoed = None
-        if body.echo:
-            decode = self._api.tokenizers[body.model].decode
-            uncut = body.truncate_prompt_tokens is None
-            echoed = [
-                prompt if isinstance(prompt, str) and uncut else decode(own)
-                for prompt, own in zip(prompts, tokens, strict=True)
-            ]
+        echoed = partial(self._echo, body, tokens) if body.echo else None
         return self._generate(body, "cmpl", tokens, sampling, arrival_ns, echoed, silent=body.only_echoes)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -76,28 +66,31 @@ class GenerationEndpoints:
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ChatBody)
         card = self._api.card(body.model, "model")
-        text = await self._api.workers.run(
-            f"chats of {body.model}",
-            f"laying out these messages with the chat template of {body.model}",
-            self._api.tokenizers[body.model].chat_template.render,
-            body.conversation(),
-            _TEMPLATE_GROWTH * self._api.max_body_bytes,
-        )
+        text = await self._api.lay_out(body.model, body.conversation())
         # The template writes every special token itself.
         tokens = await self._encode(body, [text], add_special_tokens=False)
         return self._generate(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
+
+    def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
+        """Text of a prompt: as it was sent, unless that was as token ids or it was cut."""
+        prompt = body.prompts()[number]
+        if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+            return prompt
+        return self._api.tokenizers[body.model].decode(
+            tokens[number], skip_special_tokens=body.skip_special_tokens is not False
+        )
 
     async def _encode(
         self, body: GenerationBody, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
     ) -> list[list[int]]:
         """Token ids of the prompts, cut as the body says."""
-        most = body.truncate_prompt_tokens
-        tokens = await self._api.encode(body.model, prompts, add_special_tokens, any_length=most is not None)
-        if most is None:
-            return tokens
-        if most == -1:
-            most = self._api.cards[body.model].max_model_len - max(1, body.output_limit() or 1)
-        return [own[max(0, len(own) - most) :] for own in tokens]
+        return await self._api.encode_cut(
+            body.model,
+            prompts,
+            add_special_tokens,
+            body.truncate_prompt_tokens,
+            max(1, body.output_limit() or 1),
+        )
 
     def _generate(
         self,
@@ -106,7 +99,7 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
-        echoed: Sequence[str] | None = None,
+        echoed: Callable[[int], str] | None = None,
         silent: bool = False,
     ) -> Response:
         tokenizer = self._api.tokenizers[body.model]

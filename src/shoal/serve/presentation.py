@@ -17,8 +17,8 @@ class Presentation:
     """Token ids of each prompt."""
     n: int
     """Choices of each."""
-    echoed: Sequence[str] | None = None
-    """Text of each prompt, which its outputs begin with; None: they do not."""
+    echoed: Callable[[int], str] | None = None
+    """Text of a prompt by its number, which its outputs begin with; None: they do not."""
     returns_token_ids: bool = False
     """Token ids are shown."""
     format_prompt: Callable[[Sequence[TokenLogprobs]], PromptLogprobs] | None = None
@@ -34,7 +34,7 @@ class Presentation:
 
     def echo(self, index: int) -> str:
         """What the text of choice ``index`` begins with."""
-        return "" if self.echoed is None else self.echoed[index // self.n]
+        return "" if self.echoed is None else self.echoed(index // self.n)
 
     def prompt_token_ids(self, index: int) -> list[int] | UnsetType:
         """The field of choice ``index``, or of the response."""

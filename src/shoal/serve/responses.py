@@ -194,6 +194,50 @@ class ChatChunk(Struct):
     """In the first chunk, with return_token_ids."""
 
 
+class Embedding(Struct):
+    """The vector of one input."""
+
+    index: int
+    embedding: list[float] | str
+    """Numbers, or base64 of float32 in little-endian order."""
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    """Token counts of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """Response of /v1/embeddings."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class Tokenized(Struct):
+    """Response of /tokenize."""
+
+    count: int
+    """How many tokens there are."""
+    max_model_len: int
+    """As in ModelCard."""
+    tokens: list[int]
+    token_strs: list[str] | None
+    """Their text, with return_token_strs; a part of a character is U+FFFD."""
+
+
+class Detokenized(Struct):
+    """Response of /detokenize."""
+
+    prompt: str
+    """The text."""
+
+
 class ModelCard(Struct):
     """A service, as OpenAI lists models."""
 
