@@ -151,3 +151,12 @@ def test_engine_death_in_mid_stream_is_an_api_error():
             list(stream)
         with pytest.raises(openai.InternalServerError):
             client.completions.create(model="base", prompt="hello")
+
+
+def test_embeddings(client):
+    for format in (None, "float", "base64"):
+        options = {} if format is None else {"encoding_format": format}
+        response = client.embeddings.create(model="base", input=["ab", "c"], **options)
+        if format != "base64":
+            assert [entry.embedding for entry in response.data] == [[0.0, 0.5, 3.0], [0.0, 0.5, 2.0]]
+    assert response.usage.total_tokens == 5

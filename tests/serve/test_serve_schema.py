@@ -19,6 +19,13 @@ CROSS_FIELD_RULES = (
     "min_tokens",
     "n",
     "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "input",
+    "tokens",
+    "messages",
     "prompt",
     "slo.e2e_scale",
 )

@@ -151,11 +151,13 @@ class EngineHandle:
         sampling: SamplingParams,
         slo: SLO = NO_GOALS,
         arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Stream:
         """Send a call to the engine and return its stream.
 
         slo: goals, which replace the service's. arrival_ns: when the call came, on the monotonic clock, which
-        all processes of a machine share; None: now.
+        all processes of a machine share; None: now. priority, cache_salt: as in ``Request``.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
@@ -170,7 +172,16 @@ class EngineHandle:
             )
         call_id = f"call-{next(self._ids)}"
         arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
-        requests = expand_choices(call_id, service, list(prompt), sampling, arrival_ns, slo)
+        requests = expand_choices(
+            call_id,
+            service,
+            list(prompt),
+            sampling,
+            arrival_ns,
+            slo,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         return self._open(dict(enumerate(requests)), sampling)
 
     async def resume(self, requests: Mapping[int, Request], sampling: SamplingParams) -> Stream:

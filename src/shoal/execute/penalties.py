@@ -1,20 +1,25 @@
-"""What earlier tokens and ``min_tokens`` do to logits: of all rows that ask for it at once."""
+"""What earlier tokens, biases and ``min_tokens`` do to logits: of all rows that ask for it at once."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from shoal.execute.biases import bias
 from shoal.execute.group import RunningSequence, TokenCounts
 
 
 def is_adjusted(row: RunningSequence) -> bool:
     """Whether ``adjust`` changes the logits of this row."""
-    return row.sampling.penalised or row.output_tokens < row.sampling.min_tokens
+    params = row.sampling
+    return params.penalised or params.biased or row.output_tokens < params.min_tokens
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]) -> None:
-    """Apply penalties, then the ban on early ends, to logits [rows, vocab] of float32, in place."""
+    """Apply biases, penalties and the ban on early ends, in this order, to logits [rows, vocab] of float32,
+    in place.
+    """
+    bias(logits, rows)
     penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
     if penalised:
         _penalise(logits, rows, penalised)

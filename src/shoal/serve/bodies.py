@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
+from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, StrictModel
 
-INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -21,7 +21,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
@@ -32,9 +31,11 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 
 # Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
 # branches of a union does not help.
-FORMS = {
+FORMS = FURTHER_FORMS | {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
     f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
+    "input": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
+    "lists must not be empty and have at most 2048 inputs, token ids are integers from 0 on",
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
@@ -86,7 +87,7 @@ class ServiceBody(StrictModel):
         return []
 
 
-class GenerationBody(ServiceBody):
+class GenerationBody(FurtherFields, ServiceBody):
     """The fields of both generation endpoints."""
 
     max_tokens: Count | None = None
@@ -125,6 +126,10 @@ class GenerationBody(ServiceBody):
         """Most output tokens; None: as many as fit."""
         return self.max_tokens
 
+    def reported_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return self.prompt_logprobs
+
     def reported_logprobs(self) -> int | None:
         """How many of the likeliest tokens to report; None: no log-probabilities."""
         raise NotImplementedError
@@ -136,6 +141,10 @@ class GenerationBody(ServiceBody):
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs"
+            )
         parameters = {
             name: value
             for name in SamplingParams.__dataclass_fields__
@@ -144,6 +153,9 @@ class GenerationBody(ServiceBody):
         limit = self.output_limit()
         parameters["max_tokens"] = default_max_tokens if limit is None else limit
         parameters["logprobs"] = self.reported_logprobs()
+        parameters["prompt_logprobs"] = self.reported_prompt_logprobs()
+        parameters["logit_bias"] = self.biases()
+        parameters["allowed_token_ids"] = tuple(self.allowed_token_ids or ())
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
         return defaults.params(parameters)
@@ -156,13 +168,40 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
     """One prompt or several, as text or as token ids."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Report the log-probability of each token, and of this many of the likeliest."""
+    echo: bool | None = None
+    """true: the text begins with the prompt, as do the log-probabilities; these not with stream."""
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    """Most output tokens; 0, with echo: none."""
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether there is no output: the engine makes a token all the same, which is not shown."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def output_limit(self) -> int | None:
+        """``max_tokens``, at least 1."""
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens: 0 needs echo: true; ask for at least 1", param="max_tokens")
+        return 1 if self.only_echoes else self.max_tokens
 
     def reported_logprobs(self) -> int | None:
         """The ``logprobs`` field."""
+        if self.echo and self.stream and self.logprobs is not None:
+            raise InvalidRequest(
+                "logprobs with echo cannot be streamed; leave out stream or logprobs", param="logprobs"
+            )
         return self.logprobs
 
+    def reported_prompt_logprobs(self) -> int | None:
+        """Those asked for, or those that are echoed."""
+        if self.prompt_logprobs is None and self.echo:
+            return self.logprobs
+        return self.prompt_logprobs
+
     def token_prompts(self) -> list[list[int]]:
-        """The prompts that were sent as token ids."""
+        """The prompts that were sent as token ids, unless they will be cut."""
+        if self.truncate_prompt_tokens is not None:
+            return []
         return [prompt for prompt in self.prompts() if not isinstance(prompt, str)]
 
     def prompts(self) -> list[str] | list[list[int]]:
@@ -201,7 +240,8 @@ class Message(NeutralMessageFields):
         return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
 
 
-def _for_template(messages: list[Message]) -> list[dict[str, str]]:
+def for_template(messages: list[Message]) -> list[dict[str, str]]:
+    """Messages as chat templates expect them."""
     # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
     return [message.for_template() for message in messages]
 
@@ -212,7 +252,7 @@ class ChatBody(NeutralChatFields, GenerationBody):
     messages: Annotated[
         list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        AfterValidator(_for_template),
+        AfterValidator(for_template),
     ]
     max_completion_tokens: Count | None = None
     """The newer name of max_tokens."""

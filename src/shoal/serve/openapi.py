@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal.serve import responses
 from shoal.serve.bodies import ChatBody, CompletionBody
+from shoal.serve.further_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 
 _REF = "#/components/schemas/{name}"
 _RESPONSE_TYPES = (
@@ -17,11 +18,15 @@ _RESPONSE_TYPES = (
     responses.Completion,
     responses.ChatCompletion,
     responses.ChatChunk,
+    responses.EmbeddingList,
+    responses.Tokenized,
+    responses.Detokenized,
     responses.ModelList,
     responses.ModelCard,
     responses.Health,
     responses.Version,
 )
+_BODY_TYPES = (CompletionBody, ChatBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 _ERRORS = {
     400: "The request cannot be served as asked; `param` names the field.",
     404: "No such model or route.",
@@ -92,12 +97,13 @@ def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]
         for operation in path.values():
             operation["responses"].pop("422", None)
     _, bodies = models_json_schema(
-        [(ChatBody, "validation"), (CompletionBody, "validation")],
+        [(body, "validation") for body in _BODY_TYPES],
         ref_template="#/components/schemas/{model}",
     )
     _, response_schemas = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
     schemas = {**bodies["$defs"], **response_schemas}
-    for body, names in ((CompletionBody, services), (ChatBody, chat_services or services)):
+    for body in _BODY_TYPES:
+        names = chat_services if body is ChatBody and chat_services else services
         schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
     schema["components"] = {"schemas": schemas}
     return schema

@@ -14,7 +14,7 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.validation import check_prompt_length
 from shoal.serve.bodies import FORMS, ServiceBody
 from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
-from shoal.serve.neutral import TOO_MANY_FIELDS, UNSUPPORTED
+from shoal.serve.neutral import TOO_MANY_FIELDS, UNSUPPORTED, StrictModel
 from shoal.serve.workers import Workers
 
 # A body that is too large is read to its end and discarded, so that the client can read the error; but not if
@@ -107,7 +107,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _explain(error: ValidationError, raw: bytes, body_type: type[BaseModel]) -> InvalidRequest:
+def _explain(error: ValidationError, raw: bytes, body_type: type[StrictModel]) -> InvalidRequest:
     """A sentence about the first field that is wrong."""
     details = error.errors(include_url=False, include_input=False, include_context=True)
     if details[0]["type"] == "json_invalid":
@@ -142,7 +142,7 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
     return path
 
 
-def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[BaseModel]) -> InvalidRequest:
+def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[StrictModel]) -> InvalidRequest:
     path = [shorten(step, _MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
     names = [step for step in path if isinstance(step, str)]
     for depth, step in enumerate(path):
@@ -154,8 +154,10 @@ def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[BaseM
         return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"{where} is missing", param=where)
-    if names[-1] in UNSUPPORTED or names[0] in UNSUPPORTED:
-        return InvalidRequest(f"{where} is not supported by this server; leave it out", param=where)
+    unsupported = UNSUPPORTED | body_type.unsupported()
+    instead = unsupported.get(names[-1]) or unsupported.get(names[0])
+    if instead is not None:
+        return InvalidRequest(f"{where} is not supported by this server; {instead}", param=where)
     problem = detail["msg"].replace(" after validation", "")
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
 
