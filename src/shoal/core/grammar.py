@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_GRAMMAR_BYTES = 128 << 10
+"""Longest source of a grammar, in UTF-8."""
+
 
 class GrammarKind(StrEnum):
     """Languages in which a grammar can be written."""
