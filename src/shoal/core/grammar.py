@@ -15,7 +15,7 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     """A regular expression, which the whole output matches."""
     LARK = "lark"
-    """A context-free grammar in the syntax of Lark."""
+    """A context-free grammar in the syntax of Lark, or of GBNF."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import llguidance
 import msgspec
 import numpy as np
 import psutil
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from shoal.core import Grammar, GrammarKind
 from shoal.execute.grammar_messages import (
@@ -38,7 +39,7 @@ _WHITESPACE = r"( |\r?\n[ \t]{0,32})"
 
 
 def compile_grammar(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llguidance.LLMatcher:
-    """A matcher of outputs from their beginning; raises ValueError with the library's words."""
+    """A matcher of outputs from their beginning; raises ValueError or GbnfToLarkError."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             source = llguidance.LLMatcher.grammar_from_json_schema(
@@ -47,7 +48,7 @@ def compile_grammar(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llgu
         case GrammarKind.REGEX:
             source = llguidance.LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.LARK:
-            source = llguidance.LLMatcher.grammar_from_lark(grammar.source)
+            source = any_to_lark(grammar.source)  # from GBNF, too
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     matcher.compute_bitmask()  # the first takes longer than others, and may be what is too much
@@ -122,7 +123,7 @@ def _serve(connection: Connection, tokenizer: llguidance.LLTokenizer, eos_token_
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
         matcher = compile_grammar(tokenizer, grammar)
-    except ValueError as error:
+    except (ValueError, GbnfToLarkError) as error:
         connection.send_bytes(msgspec.msgpack.encode(Compiled(str(error))))
         return
     signal.setitimer(signal.ITIMER_PROF, 0)

@@ -12,6 +12,7 @@ from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, StrictModel
+from shoal.serve.structured import MAX_OPTIONS, StructuredFields, errors_named
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
@@ -41,7 +42,11 @@ FORMS = {
     f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",
     "role": "must be system, developer, user or assistant; tools are not supported",
-    "response_format": 'is not supported, except {"type": "text"}',
+    "response_format": 'must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+    '"json_schema": {"name": "...", "schema": {...}}}',
+    "structured_outputs": "must be an object with one of json (a JSON schema), regex (a string), choice (a "
+    f"list of at most {MAX_OPTIONS} strings), grammar (Lark or GBNF) and json_object (true)",
+    "guided_json": "must be a JSON schema, as an object or as text",
     "modalities": 'is not supported, except ["text"]',
 }
 
@@ -86,7 +91,7 @@ class ServiceBody(StrictModel):
         return []
 
 
-class GenerationBody(ServiceBody):
+class GenerationBody(StructuredFields, ServiceBody):
     """The fields of both generation endpoints."""
 
     max_tokens: Count | None = None
@@ -145,8 +150,10 @@ class GenerationBody(ServiceBody):
         parameters["max_tokens"] = default_max_tokens if limit is None else limit
         parameters["logprobs"] = self.reported_logprobs()
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        field, parameters["grammar"] = self.structure() or ("", None)
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return defaults.params(parameters)
+        with errors_named(field):
+            return defaults.params(parameters)
 
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):

@@ -90,6 +90,7 @@ class GenerationEndpoints:
             sampling=sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            grammar_field=(body.structure() or ("", None))[0],
         )
         num_logprobs = sampling.logprobs
         logprobs = (
