@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from shoal.core.errors import InvalidRequest
-from shoal.core.grammar import Grammar
+from shoal.core.grammar import MAX_GRAMMAR_BYTES, Grammar
 
 MAX_CHOICES = 128
 """Largest ``n``."""
@@ -35,7 +35,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """At most this many output tokens; None: as many as the model's context and the KV pool allow."""
     min_tokens: int = 0
-    """End-of-sequence and stop tokens cannot be sampled before this many output tokens."""
+    """End-of-sequence and stop tokens cannot be sampled before this many output tokens, unless a grammar
+    allows nothing else."""
     temperature: float = 1.0
     """0 (or below COLDEST) is greedy."""
     top_p: float = 1.0
@@ -103,6 +104,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (reported := getattr(self, name)) is not None:
                 self._check_range(name, reported, 0, MAX_LOGPROBS)
+        if self.grammar is not None:
+            self._check_grammar(self.grammar)
         if self.seed is not None:
             self._check_range("seed", self.seed, -(2**63), 2**63 - 1)
         self._check_range("n", self.n, 1, MAX_CHOICES)
@@ -129,6 +132,13 @@ class SamplingParams:
         )
         _require(all(self.banned_sequences), "banned_sequences", "must not be empty")
 
+    def _check_grammar(self, grammar: Grammar) -> None:
+        _require(not self.ignore_eos, "ignore_eos", "must be false where a grammar says when the output ends")
+        size = len(grammar.source.encode(errors="replace"))
+        _require(
+            size <= MAX_GRAMMAR_BYTES, "grammar", f"has {size} bytes, at most {MAX_GRAMMAR_BYTES} may be"
+        )
+
     def _check_range(self, name: str, value: float, low: float, high: float) -> None:
         _require(
             math.isfinite(value) and low <= value <= high, name, f"must be in [{low}, {high}], got {value}"
@@ -138,6 +148,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken; also if the temperature is too low for float32."""
         return self.temperature < COLDEST or self.top_k == 1
+
+    def ends_at(self, output_tokens: int) -> bool:
+        """Whether a token that may end an output does so as its ``output_tokens``-th one."""
+        # Under a grammar it is sampled earlier only where nothing else is allowed.
+        return output_tokens >= self.min_tokens or self.grammar is not None
 
     @property
     def penalised(self) -> bool:

@@ -116,7 +116,7 @@ class StepTimings:
 
 
 NO_TOKEN = -1
-"""Stands in a result for a token that could not be sampled: the model's logits were not finite."""
+"""Stands in a result for a token that could not be sampled; see ``StepResult.failures``."""
 
 ANONYMOUS_TOKEN = -2
 """Stands in a result for a token of which only the time is known (simulation): it ends no output."""
@@ -153,6 +153,8 @@ class StepResult:
     computed again after a preemption come again."""
     embeddings: Mapping[int, bytes] = field(default_factory=dict)
     """By row: the prompt's embedding, with the first token of a request that wants it."""
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """Why a row has NO_TOKEN, by its place in ``plan.sampled``; of others, its logits were not finite."""
 
     @classmethod
     def of_step(

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +13,8 @@ import torch
 
 from shoal.core import NO_TOKEN, PromptLogprobs, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
+from shoal.execute.grammar_masks import GrammarMasks, RowMasks
+from shoal.execute.grammar_pool import GrammarModel, GrammarPool
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.interface import AttentionStep
 from shoal.execute.kv_store import KVStore, Transfer
@@ -51,6 +53,9 @@ class TorchExecutor:
         self._groups = RunningGroups()
         library = load_native() if models.device.type == "cpu" else None
         self._sampler = None if library is None else NativeSampler(library)
+        self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
+        """The grammars that requests may follow."""
+        self._masks = GrammarMasks(self.grammars)
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
@@ -81,6 +86,7 @@ class TorchExecutor:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._results.clear()
+        self.grammars.close()
 
     @torch.inference_mode()
     def _run(
@@ -97,6 +103,7 @@ class TorchExecutor:
             self.store.zero(merged_block)
         for transfer in copies:
             transfer.carry_out()
+        self._masks.leave(plan.left)
         self._groups.apply(plan)
         if self._failed:
             raise StepFailed("the step before it failed")
@@ -130,8 +137,15 @@ class TorchExecutor:
                 break
         durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
         timings = StepTimings(prepare_ns, forward_ns, sample_ns)
-        told = _complete(logprobs, len(plan.sampled))
-        return StepResult(tokens, durations_ns, None, told, timings, prompt_logprobs, embeddings)
+        return StepResult(
+            tokens,
+            durations_ns,
+            logprobs=_complete(logprobs, len(plan.sampled)),
+            timings=timings,
+            failures=made.failures,
+            prompt_logprobs=prompt_logprobs,
+            embeddings=embeddings,
+        )
 
     def _survive(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
         """One iteration; raises StepFailed for an error after which the device can go on."""
@@ -149,15 +163,18 @@ class TorchExecutor:
         raise StepFailed(message)
 
     def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
+        self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])
         batch = build_batch(self._groups, rows, plan.new_tokens, self.store.services[plan.service])
         prepared_ns = time.perf_counter_ns()
         forwarded = self._forward(plan, rows, batch)
         self._groups.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
-        tokens, logprobs = self._sample(plan, rows, forwarded.logits)
+        masks = self._masks.finish()
+        tokens, logprobs = self._sample(plan, rows, forwarded.logits, masks)
         return _Iteration(
             tokens,
             logprobs,
+            {} if masks is None else masks.failures,
             forwarded.prompt_logprobs,
             forwarded.embeddings,
             prepared_ns,
@@ -211,13 +228,17 @@ class TorchExecutor:
         )
 
     def _sample(
-        self, plan: StepPlan, rows: Sequence[RunningSequence], logits: torch.Tensor
+        self,
+        plan: StepPlan,
+        rows: Sequence[RunningSequence],
+        logits: torch.Tensor,
+        masks: RowMasks | None,
     ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
         if not plan.sampled:
             return [], None
         chosen = [rows[i] for i in plan.sampled]
         eos = self._models[plan.service].eos_token_ids
-        tokens, logprobs = sample(logits, chosen, eos, self._sampler)
+        tokens, logprobs = sample(logits, chosen, eos, self._sampler, masks)
         for row, token in zip(chosen, tokens, strict=True):
             known = max(token, 0)  # a row without a token ends; a step already queued must not stumble
             row.tokens.append(known)
@@ -235,6 +256,10 @@ def is_survivable(error: Exception) -> bool:
         return True
     reported = any(name in str(error) for name in ("CUDA error", "cuDNN error"))
     return not reported and not isinstance(error, torch.AcceleratorError)
+
+
+def _grammar_model(model: LoadedModel) -> GrammarModel:
+    return GrammarModel(model.folder, model.vocab_size, model.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +280,8 @@ class _Iteration:
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None] | None
+    failures: Mapping[int, str]
+    """Why rows of those that sample have no token, if it is not for their logits."""
     prompt_logprobs: dict[int, PromptLogprobs]
     embeddings: dict[int, bytes]
     prepared_ns: int

@@ -13,6 +13,7 @@ from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, 
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, StrictModel
+from shoal.serve.structured import MAX_OPTIONS, StructuredFields, errors_named
 
 MAX_STOP_TOKENS = 256
 MAX_MESSAGES = 4096
@@ -42,7 +43,11 @@ FORMS = FURTHER_FORMS | {
     f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",
     "role": "must be system, developer, user or assistant; tools are not supported",
-    "response_format": 'is not supported, except {"type": "text"}',
+    "response_format": 'must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+    '"json_schema": {"name": "...", "schema": {...}}}',
+    "structured_outputs": "must be an object with one of json (a JSON schema), regex (a string), choice (a "
+    f"list of at most {MAX_OPTIONS} strings), grammar (Lark or GBNF) and json_object (true)",
+    "guided_json": "must be a JSON schema, as an object or as text",
     "modalities": 'is not supported, except ["text"]',
 }
 
@@ -87,7 +92,7 @@ class ServiceBody(StrictModel):
         return []
 
 
-class GenerationBody(FurtherFields, ServiceBody):
+class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
     """The fields of both generation endpoints."""
 
     max_tokens: Count | None = None
@@ -157,8 +162,10 @@ class GenerationBody(FurtherFields, ServiceBody):
         parameters["logit_bias"] = self.biases()
         parameters["allowed_token_ids"] = tuple(self.allowed_token_ids or ())
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        field, parameters["grammar"] = self.structure() or ("", None)
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return defaults.params(parameters)
+        with errors_named(field):
+            return defaults.params(parameters)
 
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):

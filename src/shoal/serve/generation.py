@@ -21,6 +21,7 @@ from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.responses import PromptTokensDetails, Usage
+from shoal.serve.structured import errors_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class GenerationRequest:
     """As in ``shoal.core.Request``."""
     silent: bool = False
     """What it asks is about its prompts: the output, which is one token, is not shown and does not count."""
+    grammar_field: str = ""
+    """The field of the body that has the grammar of ``sampling``, if it has one."""
 
 
 @dataclass(slots=True)
@@ -162,15 +165,16 @@ async def submit_request(
         streams: list[DeltaStream] = []
         for prompt in request.prompts:
             try:
-                stream = await backend.submit(
-                    request.service,
-                    prompt,
-                    request.sampling,
-                    request.slo,
-                    request.arrival_ns,
-                    request.priority,
-                    request.cache_salt,
-                )
+                with errors_named(request.grammar_field):
+                    stream = await backend.submit(
+                        request.service,
+                        prompt,
+                        request.sampling,
+                        request.slo,
+                        request.arrival_ns,
+                        request.priority,
+                        request.cache_salt,
+                    )
             except (QueueFull, EngineDied) as error:
                 choices = len(request.prompts) * request.sampling.n
                 metrics.count_refused(request.service, error, choices, request.slo)

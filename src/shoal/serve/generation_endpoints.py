@@ -114,6 +114,7 @@ class GenerationEndpoints:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             silent=silent,
+            grammar_field=(body.structure() or ("", None))[0],
         )
         logprobs = None
         if sampling.logprobs is not None:

@@ -60,12 +60,6 @@ EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
 Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
 
 
-class TextFormat(StrictModel):
-    """Plain text, the only format."""
-
-    type: Literal["text"]
-
-
 class NeutralFields(StrictModel):
     """Fields of both generation endpoints."""
 
@@ -78,7 +72,6 @@ class NeutralFields(StrictModel):
     length_penalty: float | None = None
     """Ignored: it is for beam search."""
 
-    response_format: TextFormat | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     """Not supported: ask for n outputs with logprobs, and choose the best of them."""
     early_stopping: bool | None = None
@@ -95,20 +88,6 @@ class NeutralFields(StrictModel):
     """Not supported: ask for n outputs with logprobs, and choose the best of them."""
     logits_processors: EmptyList | None = None
     """Not supported: logit_bias, allowed_token_ids and bad_words say which tokens are sampled."""
-    structured_outputs: None = None
-    """Not supported."""
-    guided_json: None = None
-    """Not supported."""
-    guided_regex: None = None
-    """Not supported."""
-    guided_choice: None = None
-    """Not supported."""
-    guided_grammar: None = None
-    """Not supported."""
-    guided_decoding_backend: None = None
-    """Not supported."""
-    guided_whitespace_pattern: None = None
-    """Not supported."""
     kv_transfer_params: None = None
     """Not supported."""
     vllm_xargs: EmptyDict | None = None

@@ -25,12 +25,14 @@ def check_static_sampling(sampling: SamplingParams) -> None:
         "allowed_token_ids": bool(sampling.allowed_token_ids),
         "banned_sequences": bool(sampling.banned_sequences),
         "n": sampling.n != 1,
+        "grammar": sampling.grammar is not None,
     }
     for param, wanted in wants.items():
         if wanted:
             raise InvalidRequest(
                 f"{param}: static batches decode greedily, one output for a prompt (temperature 0, no "
-                "penalties, biases, min_tokens, logprobs, embeddings or n); `shoal generate` does the rest",
+                "penalties, biases, min_tokens, logprobs, embeddings, n or grammar); `shoal generate` does the"
+                " rest",
                 param=param,
             )
 
