@@ -28,6 +28,17 @@ CROSS_FIELD_RULES = (
     "messages",
     "prompt",
     "slo.e2e_scale",
+    "response_format",
+    "structured_outputs",
+    "structured_outputs.regex",
+    "structured_outputs.choice",
+    "structured_outputs.grammar",
+    "structured_outputs.json_object",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "ignore_eos",
 )
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 

@@ -31,8 +31,8 @@ def check_static_sampling(sampling: SamplingParams) -> None:
         if wanted:
             raise InvalidRequest(
                 f"{param}: static batches decode greedily, one output for a prompt (temperature 0, no "
-                "penalties, biases, min_tokens, logprobs, embeddings, n or grammar); `shoal generate` does the"
-                " rest",
+                "penalties, biases, min_tokens, logprobs, embeddings, n or grammar); `shoal generate` does "
+                "the rest",
                 param=param,
             )
 
