@@ -31,7 +31,7 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.engine.stream import Stream
-from shoal.engine.validation import check_request
+from shoal.engine.validation import check_priority, check_request
 from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
@@ -114,6 +114,7 @@ class FakeEngine:
     paused: int = 0
     """How many requests have reached ``pause_at``."""
     submitted: list[Request] = field(default_factory=list)
+    takes_priorities: bool = False
     cancelled: list[str] = field(default_factory=list)
     waiting: int = 0
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -141,6 +142,7 @@ class FakeEngine:
             merged_blocks=64,
             kv_bytes=2**20,
             weight_bytes=2**20,
+            takes_priorities=self.takes_priorities,
         )
 
     async def submit(
@@ -156,6 +158,7 @@ class FakeEngine:
         if not self.alive:
             raise EngineDied("the engine process ended (exit code 1)")
         check_request(self.info, service, prompt, sampling, slo)
+        check_priority(self.info, priority)
         if self.waiting and self.waiting + sampling.n > self.max_queue:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
         self.waiting += sampling.n

@@ -74,6 +74,7 @@ def error_of(response, status):
         ({"best_of": 3}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"priority": False}, "priority"),
+        ({"priority": 1}, "priority"),
         ({"echo": 1}, "echo"),
         ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),

@@ -156,3 +156,12 @@ def test_salt_reaches_the_engine():
     ask(COMPLETIONS, completion(cache_salt="s", n=2), engine)
     ask(COMPLETIONS, completion(), engine)
     assert [request.cache_salt for request in engine.submitted] == ["s", "s", None]
+
+
+def test_priority_reaches_an_engine_whose_order_looks_at_it():
+    engine = FakeEngine(takes_priorities=True)
+    ask(COMPLETIONS, completion(priority=-2), engine)
+    ask(CHAT, chat(), engine)
+    assert [request.priority for request in engine.submitted] == [-2, 0]
+    refused = asyncio.run(post(COMPLETIONS, completion(priority=1)))
+    assert "scheduler.order is priority" in refused.json()["error"]["message"]

@@ -23,6 +23,7 @@ CROSS_FIELD_RULES = (
     "allowed_token_ids",
     "logprobs",
     "prompt_logprobs",
+    "priority",
     "input",
     "tokens",
     "messages",

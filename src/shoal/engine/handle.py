@@ -32,7 +32,7 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.reader import ChoiceReader, Delta
 from shoal.engine.stats import EngineStats
 from shoal.engine.stream import Stream
-from shoal.engine.validation import check_request, check_resumed
+from shoal.engine.validation import check_priority, check_request, check_resumed
 from shoal.engine.vitals import Vitals
 
 BUILDER = "shoal.engine.build:build_engine"
@@ -167,6 +167,7 @@ class EngineHandle:
         if self._closed_reason is not None:
             raise EngineDied(self._closed_reason)
         check_request(self.info, service, prompt, sampling, slo)
+        check_priority(self.info, priority)
         if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
             raise QueueFull(
                 f"{self._waiting} requests wait already and at most {self._max_queue} may "

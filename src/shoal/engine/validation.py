@@ -40,6 +40,16 @@ def check_request(
         )
 
 
+def check_priority(info: EngineInfo, priority: int) -> None:
+    """Reject a priority that nobody would look at; raises InvalidRequest."""
+    if priority and not info.takes_priorities:
+        raise InvalidRequest(
+            f"priority must be 0, got {priority}: the server's scheduler does not look at priorities, "
+            "unless scheduler.order is priority",
+            param="priority",
+        )
+
+
 def _sampled_tokens(sampling: SamplingParams) -> dict[str, Sequence[int]]:
     """Tokens that the sampling parameters name, by parameter."""
     return {

@@ -139,6 +139,11 @@ class RequestState:
         return self.request.arrival_ns
 
     @property
+    def priority(self) -> int:
+        """Given by its client: lower first."""
+        return self.request.priority
+
+    @property
     def prefilling(self) -> bool:
         """Not while it waits."""
         return False

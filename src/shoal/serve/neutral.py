@@ -32,7 +32,9 @@ class StrictModel(BaseModel):
     @classmethod
     def unsupported(cls) -> dict[str, str]:
         """Fields that accept only neutral values, each with what to do instead, as its description says."""
-        described = {name: field.description or "" for name, field in cls.model_fields.items()}
+        described = {
+            name: " ".join((field.description or "").split()) for name, field in cls.model_fields.items()
+        }
         return {
             name: description.partition(": ")[2].rstrip(".") or "leave it out"
             for name, description in described.items()
