@@ -9,7 +9,10 @@ from shoal.core import Service
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import install_error_handlers
+from shoal.serve.exchange import ExchangeMiddleware
 from shoal.serve.generation_endpoints import GenerationEndpoints
+from shoal.serve.hosts import AllowedHosts
+from shoal.serve.keys import KeyMiddleware, Keyring
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
@@ -24,16 +27,18 @@ def create_app(
     options: ServerOptions | None = None,
     lifecycle: Lifecycle | None = None,
     workers: Workers | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: tells when the server drains; by default it never does.
-    workers: run long work outside the event loop; by default in other processes.
+    workers: run long work outside the event loop; by default in other processes. hosts: names that the Host
+    header may have; None: any. Raises ConfigError if an API key names a service that there is not.
     """
-    lifecycle = lifecycle or Lifecycle()
-    api = Api(
-        backend, tokenizers, services, options or ServerOptions(), lifecycle, workers or WorkerProcesses()
-    )
+    lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
+    api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses())
+    names = [service.name for service in services]
+    keys = options.named_api_keys()
     app = FastAPI(
         title="Shoal",
         version=shoal.__version__,
@@ -42,14 +47,19 @@ def create_app(
         redirect_slashes=False,
     )
     install_error_handlers(app)
+    # The last one added is the first that a request meets.
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
+    if keys:
+        app.add_middleware(KeyMiddleware, keyring=Keyring(keys, names))
+    if hosts is not None:
+        app.add_middleware(AllowedHosts, hosts=hosts)
+    app.add_middleware(ExchangeMiddleware)
     for endpoints in (GenerationEndpoints(api), ServerEndpoints(api)):
         endpoints.add_to(app)
-    names = [service.name for service in services]
     chat_names = [name for name in names if tokenizers[name].has_chat_template]
 
     def openapi() -> dict[str, object]:
-        app.openapi_schema = app.openapi_schema or document(app, names, chat_names)
+        app.openapi_schema = app.openapi_schema or document(app, names, chat_names, bool(keys))
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

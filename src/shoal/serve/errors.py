@@ -8,8 +8,10 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from shoal.core import EngineDied, GoalsOutOfReach, InvalidRequest, QueueFull, ShoalError
+from shoal.serve.exchange import REQUEST_ID, exchange_of
 from shoal.serve.responses import ErrorBody, ErrorResponse, encode
 
 MODEL_NOT_FOUND = "model_not_found"
@@ -38,6 +40,23 @@ class WrongContentType(ShoalError):
 
 class HostNotAllowed(ShoalError):
     """The Host header of a request names another host (HTTP 403)."""
+
+
+class InvalidApiKey(ShoalError):
+    """A request has no API key, or one that the server does not know (HTTP 401)."""
+
+
+class ServiceNotAllowed(ShoalError):
+    """The API key of a request may not use its service (HTTP 403)."""
+
+
+class RateLimited(ShoalError):
+    """The API key of a request has used up its rate (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When it can be tried again."""
 
 
 class RequestTimeout(ShoalError):
@@ -69,7 +88,15 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
         case QueueFull():
             code = "goals_out_of_reach" if isinstance(error, GoalsOutOfReach) else "queue_full"
             body = ErrorBody(str(error), "rate_limit_error", None, code)
-            return 429, body, {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            return 429, body, _retry_after(error.retry_after_s)
+        case RateLimited():
+            body = ErrorBody(str(error), "rate_limit_error", None, "rate_limit_exceeded")
+            return 429, body, _retry_after(error.retry_after_s)
+        case InvalidApiKey():
+            body = ErrorBody(str(error), "invalid_request_error", None, "invalid_api_key")
+            return 401, body, {"WWW-Authenticate": "Bearer"}
+        case ServiceNotAllowed():
+            return 403, ErrorBody(str(error), "invalid_request_error", "model", "model_not_allowed"), {}
         case EngineDied():
             return 503, ErrorBody(str(error), "server_error", None, "engine_died"), {}
         case EngineSilent():
@@ -97,6 +124,10 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
     return 500, _INTERNAL, {}
 
 
+def _retry_after(wait_s: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(wait_s)))}
+
+
 def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[str, str, None, str]:
     if error.status_code == 404:
         return "no such route; GET /openapi.json lists them", "invalid_request_error", None, "unknown_url"
@@ -110,10 +141,22 @@ def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[st
     return str(error.detail), "invalid_request_error", None, "http_error"
 
 
+class ErrorAnswer(Response):
+    """The response for an error; its exchange is told what was wrong."""
+
+    def __init__(self, error: BaseException) -> None:
+        status, self._body, headers = classify(error)
+        super().__init__(encode(ErrorResponse(self._body)), status, headers, "application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        exchange_of(scope).why = self._body.message
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: BaseException) -> Response:
     """The response for an error."""
-    status, body, headers = classify(error)
-    return Response(encode(ErrorResponse(body)), status, headers, "application/json")
+    return ErrorAnswer(error)
 
 
 def error_payload(error: BaseException) -> bytes:
@@ -130,9 +173,11 @@ def install_error_handlers(app: FastAPI) -> None:
     async def client_disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
-    async def unexpected(_: Request, __: Exception) -> Response:
-        # The framework raises the error again after this response, and the web server logs it.
-        return Response(encode(ErrorResponse(_INTERNAL)), 500, media_type="application/json")
+    async def unexpected(request: Request, _: Exception) -> Response:
+        # The framework raises the error again after this response, and the web server logs it. No middleware
+        # sees the response.
+        headers = {REQUEST_ID: exchange_of(request.scope).id}
+        return Response(encode(ErrorResponse(_INTERNAL)), 500, headers, "application/json")
 
     app.add_exception_handler(ShoalError, respond)
     app.add_exception_handler(HTTPException, respond)

@@ -50,7 +50,7 @@ class GenerationEndpoints:
         """Complete one prompt or several."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, CompletionBody)
-        card = self._api.card(body.model, "model")
+        card = self._api.card(request, body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
         tokens = await self._api.encode(body.model, prompts, body.add_special_tokens is not False)
@@ -63,7 +63,7 @@ class GenerationEndpoints:
         """Write the next message of a chat."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ChatBody)
-        card = self._api.card(body.model, "model")
+        card = self._api.card(request, body.model, "model")
         text = await self._api.workers.run(
             f"chats of {body.model}",
             f"laying out these messages with the chat template of {body.model}",

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from shoal.core import ShoalError
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown, error_payload, error_response
+from shoal.serve.exchange import Exchange, exchange_of
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
@@ -53,7 +54,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the output is complete, the client disconnects or the drain time is over."""
-        generating = asyncio.create_task(self._run(send))
+        generating = asyncio.create_task(self._run(exchange_of(scope), send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
         tasks = (generating, disconnected, expired)
@@ -69,9 +70,13 @@ class GenerationResponse(Response):
         if error is not None and connected:
             await self._fail(error, scope, receive, send)
 
-    async def _run(self, send: Send) -> None:
+    async def _run(self, exchange: Exchange, send: Send) -> None:
         async with submit_request(self._backend, self._request, self._metrics) as generation:
-            await (self._send_stream if self._stream else self._send_full)(generation, send)
+            exchange.count_tokens(generation.usage().prompt_tokens, 0)
+            try:
+                await (self._send_stream if self._stream else self._send_full)(generation, send)
+            finally:
+                exchange.count_tokens(0, generation.usage().completion_tokens)
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
         outputs = [Output() for _ in range(len(self._request.prompts) * self._request.sampling.n)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shoal.config.api_keys import ApiKey, named_keys
 from shoal.core import ConfigError
 
 
@@ -23,6 +24,10 @@ class ServerOptions:
     allowed_hosts: tuple[str, ...] | None = None
     """Names that the Host header may have, with any port; "*" allows all. None: on a loopback address its own
     names, else all."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Keys that clients must send; none here and in api_key_file: they need none."""
+    api_key_file: tuple[ApiKey, ...] | None = None
+    """Further keys, from a file."""
     max_connections: int | None = None
     """Most open connections; further ones get a 503. None: as many as the process may open files, and at most
     4096."""
@@ -38,6 +43,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises ConfigError."""
+        self.named_api_keys()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server port must be in [0, 65535], got {self.port}")
         if not self.drain_s >= 0:
@@ -49,3 +55,7 @@ class ServerOptions:
         for name in ("read_timeout_s", "write_timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"server {name} must be more than 0, got {getattr(self, name)}")
+
+    def named_api_keys(self) -> tuple[ApiKey, ...]:
+        """All API keys, each with a name."""
+        return named_keys(self.api_keys + (self.api_key_file or ()))

@@ -44,13 +44,13 @@ class ServerEndpoints:
             response_class=Response,
         )
 
-    async def models(self) -> Response:
-        """The services, in the order of the configuration."""
-        return json_response(ModelList(list(self._api.cards.values())))
+    async def models(self, request: Request) -> Response:
+        """The services that the client may use, in the order of the configuration."""
+        return json_response(ModelList(list(self._api.visible_cards(request).values())))
 
     async def model(self, request: Request) -> Response:
         """The service with the id in the path."""
-        return json_response(self._api.card(request.path_params["model_id"], None))
+        return json_response(self._api.card(request, request.path_params["model_id"], None))
 
     async def health(self) -> Response:
         """Whether the server takes requests and the engine runs."""
