@@ -107,6 +107,13 @@ SERVER_FLAGS = (
         envvar="SHOAL_API_KEY",
     ),
     Flag("api-key-file", "server.api_key_file", "FILE", "YAML file with keys, their names and limits."),
+    Flag(
+        "cors-origins",
+        "server.cors_origins",
+        "ORIGIN",
+        "A web origin whose pages may use the server from a browser, or *; may be repeated.",
+        several=True,
+    ),
     Flag("access-log", "server.access_log", "", "Print a line for each request.", switch=True),
 )
 

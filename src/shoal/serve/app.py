@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import shoal
 from shoal.core import Service
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import install_error_handlers
-from shoal.serve.exchange import ExchangeMiddleware
+from shoal.serve.exchange import REQUEST_ID, ExchangeMiddleware
 from shoal.serve.generation_endpoints import GenerationEndpoints
 from shoal.serve.hosts import AllowedHosts
 from shoal.serve.keys import KeyMiddleware, Keyring
@@ -51,6 +52,14 @@ def create_app(
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
     if keys:
         app.add_middleware(KeyMiddleware, keyring=Keyring(keys, names))
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
     app.add_middleware(ExchangeMiddleware)

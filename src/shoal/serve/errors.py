@@ -8,10 +8,12 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from shoal.core import EngineDied, GoalsOutOfReach, InvalidRequest, QueueFull, ShoalError
 from shoal.serve.exchange import REQUEST_ID, exchange_of
+from shoal.serve.hints import route_hint
 from shoal.serve.responses import ErrorBody, ErrorResponse, encode
 
 MODEL_NOT_FOUND = "model_not_found"
@@ -117,11 +119,16 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 500, ErrorBody(str(error), "server_error", None, "generation_failed"), {}
         case HTTPException():
             headers = dict(error.headers or {})
-            if headers.get("Allow") == "GET":
-                headers["Allow"] = "GET, HEAD"
+            if "Allow" in headers:
+                headers["Allow"] = _allowed(headers["Allow"])
             return error.status_code, ErrorBody(*_routing_error(error, headers)), headers
     _log.error("request failed", exc_info=error)
     return 500, _INTERNAL, {}
+
+
+def _allowed(methods: str) -> str:
+    """All methods of a route; the framework names those of its GET alone."""
+    return f"{methods}{', HEAD' if methods == 'GET' else ''}, OPTIONS"
 
 
 def _retry_after(wait_s: float) -> dict[str, str]:
@@ -130,7 +137,7 @@ def _retry_after(wait_s: float) -> dict[str, str]:
 
 def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[str, str, None, str]:
     if error.status_code == 404:
-        return "no such route; GET /openapi.json lists them", "invalid_request_error", None, "unknown_url"
+        return f"no such route; {error.detail}", "invalid_request_error", None, "unknown_url"
     if error.status_code == 405:
         return (
             f"method not allowed; allowed: {headers.get('Allow', '')}",
@@ -170,6 +177,15 @@ def install_error_handlers(app: FastAPI) -> None:
     async def respond(_: Request, error: Exception) -> Response:
         return error_response(error)
 
+    async def route_missing(request: Request, _: Exception) -> Response:
+        routes = [route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path]
+        return error_response(HTTPException(404, route_hint(request.url.path, routes)))
+
+    async def method_not_allowed(request: Request, error: Exception) -> Response:
+        if request.method == "OPTIONS" and isinstance(error, HTTPException):
+            return Response(status_code=204, headers={"Allow": _allowed((error.headers or {})["Allow"])})
+        return error_response(error)
+
     async def client_disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
@@ -181,5 +197,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(ShoalError, respond)
     app.add_exception_handler(HTTPException, respond)
+    app.add_exception_handler(404, route_missing)
+    app.add_exception_handler(405, method_not_allowed)
     app.add_exception_handler(ClientDisconnect, client_disconnected)
     app.add_exception_handler(Exception, unexpected)

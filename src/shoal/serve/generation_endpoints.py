@@ -1,6 +1,5 @@
 """The endpoints that generate: /v1/completions and /v1/chat/completions."""
 
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from shoal.serve.bodies import (
     GenerationBody,
     StreamOptions,
 )
+from shoal.serve.exchange import exchange_of
 from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
@@ -57,7 +57,7 @@ class GenerationEndpoints:
         longest_output = card.max_model_len - max(map(len, tokens))
         default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
         sampling = body.sampling(card.sampling_defaults, default_max_tokens)
-        return self._generate(body, "cmpl", tokens, sampling, arrival_ns)
+        return self._generate(request, body, "cmpl", tokens, sampling, arrival_ns)
 
     async def chat_completions(self, request: Request) -> Response:
         """Write the next message of a chat."""
@@ -73,10 +73,13 @@ class GenerationEndpoints:
         )
         # The template writes every special token itself.
         tokens = await self._api.encode(body.model, [text], add_special_tokens=False)
-        return self._generate(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
+        return self._generate(
+            request, body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns
+        )
 
     def _generate(
         self,
+        http_request: Request,
         body: GenerationBody,
         prefix: str,
         prompts: Sequence[Sequence[int]],
@@ -84,7 +87,7 @@ class GenerationEndpoints:
         arrival_ns: int,
     ) -> Response:
         request = GenerationRequest(
-            id=f"{prefix}-{secrets.token_hex(12)}",
+            id=f"{prefix}-{exchange_of(http_request.scope).id}",
             service=body.model,
             prompts=prompts,
             sampling=sampling,

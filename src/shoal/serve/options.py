@@ -1,9 +1,12 @@
 """Options of the HTTP server."""
 
+import re
 from dataclasses import dataclass
 
 from shoal.config.api_keys import ApiKey, named_keys
 from shoal.core import ConfigError
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class ServerOptions:
     """Keys that clients must send; none here and in api_key_file: they need none."""
     api_key_file: tuple[ApiKey, ...] | None = None
     """Further keys, from a file."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that browsers let read responses; "*": all. None here: those of no other site."""
     max_connections: int | None = None
     """Most open connections; further ones get a 503. None: as many as the process may open files, and at most
     4096."""
@@ -44,6 +49,11 @@ class ServerOptions:
     def __post_init__(self) -> None:
         """Check the values; raises ConfigError."""
         self.named_api_keys()
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"server cors_origins must be origins such as https://example.org or *, got {origin!r}"
+                )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server port must be in [0, 65535], got {self.port}")
         if not self.drain_s >= 0:

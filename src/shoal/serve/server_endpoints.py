@@ -5,15 +5,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
 
 import shoal
 from shoal.core import EngineDied
 from shoal.serve.api import Api, json_response
+from shoal.serve.docs_page import docs_page
 from shoal.serve.errors import EngineSilent, ShuttingDown
 from shoal.serve.openapi import fails, returns
-from shoal.serve.responses import Health, ModelCard, ModelList, Version
+from shoal.serve.responses import Health, Index, ModelCard, ModelList, Version
 
+# The page needs its own style and nothing else.
+_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,6 +47,8 @@ class ServerEndpoints:
             responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
             response_class=Response,
         )
+        _get(app, "/", self.index, include_in_schema=False)
+        _get(app, "/docs", self.docs, include_in_schema=False)
 
     async def models(self, request: Request) -> Response:
         """The services that the client may use, in the order of the configuration."""
@@ -50,6 +56,8 @@ class ServerEndpoints:
 
     async def model(self, request: Request) -> Response:
         """The service with the id in the path."""
+        if not request.path_params["model_id"]:
+            raise HTTPException(404)
         return json_response(self._api.card(request, request.path_params["model_id"], None))
 
     async def health(self) -> Response:
@@ -72,6 +80,16 @@ class ServerEndpoints:
     async def version(self) -> Response:
         """The version of Shoal."""
         return json_response(Version(shoal.__version__))
+
+    async def index(self, request: Request) -> Response:
+        """What there is here."""
+        paths = request.app.openapi()["paths"]
+        routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+        return json_response(Index(shoal.__version__, routes))
+
+    async def docs(self, request: Request) -> Response:
+        """A page about the interface."""
+        return HTMLResponse(docs_page(request.app.openapi()), headers=_PAGE_HEADERS)
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., Any], **documented: Any) -> None:
