@@ -114,6 +114,7 @@ SERVER_FLAGS = (
         "A web origin whose pages may use the server from a browser, or *; may be repeated.",
         several=True,
     ),
+    Flag("vllm-metrics", "server.vllm_metrics", "", "Also show metrics under vLLM's names.", switch=True),
     Flag("access-log", "server.access_log", "", "Print a line for each request.", switch=True),
 )
 

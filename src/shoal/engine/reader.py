@@ -18,6 +18,7 @@ class Delta:
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
     of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
     FinishReason.ERROR and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
+    queue_ns: how long the request waited until it was first admitted.
     """
 
     choice: int
@@ -27,6 +28,7 @@ class Delta:
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    queue_ns: int = 0
     error: str | None = None
 
 
@@ -50,6 +52,7 @@ class ChoiceReader:
         self.request_id = request.id
         self.choice = choice
         self.cached_tokens = 0 if request.carried is None else request.carried.num_cached_tokens
+        self.queue_ns = 0 if request.carried is None else request.carried.queue_ns
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -78,6 +81,7 @@ class ChoiceReader:
         the caller must then cancel that one.
         """
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        self.queue_ns = max(self.queue_ns, event.queue_ns)
         text, used = self._read_tokens(event)
         tokens = event.tokens[:used]
         if tokens and self._first_token_ns is None:
@@ -98,6 +102,7 @@ class ChoiceReader:
             finish=self.finish,
             stop_reason=stop_reason,
             cached_tokens=self.cached_tokens,
+            queue_ns=self.queue_ns,
             error=event.error,
         )
 

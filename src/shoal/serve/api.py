@@ -9,6 +9,7 @@ from fastapi import Request
 from msgspec import Struct
 from starlette.responses import Response
 
+import shoal
 from shoal.core import InvalidRequest, Service
 from shoal.engine.info import EngineInfo
 from shoal.serve.backend import Backend, TextCodec
@@ -50,7 +51,12 @@ class Api:
         """Whether the server drains."""
         self.workers = workers
         """Run long work on client input outside the event loop."""
-        self.metrics = ServerMetrics(services)
+        build = {
+            "version": shoal.__version__,
+            "kernels": backend.info.kernels,
+            "device": backend.info.device,
+        }
+        self.metrics = ServerMetrics(services, build, options.vllm_metrics)
         """What the server measures itself."""
         self.max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
         """The largest body that is read."""

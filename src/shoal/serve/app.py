@@ -1,24 +1,30 @@
 """The HTTP application: OpenAI's endpoints and those for operators."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
 import shoal
 from shoal.core import Service
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import install_error_handlers
-from shoal.serve.exchange import REQUEST_ID, ExchangeMiddleware
+from shoal.serve.exchange import REQUEST_ID, Exchange, ExchangeMiddleware
 from shoal.serve.generation_endpoints import GenerationEndpoints
 from shoal.serve.hosts import AllowedHosts
 from shoal.serve.keys import KeyMiddleware, Keyring
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
+from shoal.serve.metrics import ServerMetrics
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
 from shoal.serve.workers import WorkerProcesses, Workers
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+_OTHER = "other"
 
 
 def create_app(
@@ -62,7 +68,7 @@ def create_app(
         )
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
-    app.add_middleware(ExchangeMiddleware)
+    app.add_middleware(ExchangeMiddleware, on_end=partial(_count, api.metrics, app))
     for endpoints in (GenerationEndpoints(api), ServerEndpoints(api)):
         endpoints.add_to(app)
     chat_names = [name for name in names if tokenizers[name].has_chat_template]
@@ -73,3 +79,11 @@ def create_app(
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
+
+
+def _count(metrics: ServerMetrics, app: FastAPI, exchange: Exchange, scope: Scope) -> None:
+    """Count a request that is over; paths and methods that we do not have are counted as one."""
+    paths = {getattr(route, "path", None) for route in app.routes}
+    route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
+    method = scope["method"] if scope["method"] in _METHODS else _OTHER
+    metrics.count_http(route, method, exchange.status)

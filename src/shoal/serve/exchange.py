@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:+=/@-]{1,128}")
+_CLIENT_LEFT = 499
 _SCOPE_KEY = "shoal.exchange"
 
 
@@ -29,6 +30,8 @@ class Exchange:
     """Of all prompts."""
     output_tokens: int = 0
     """Of all choices."""
+    status: int = _CLIENT_LEFT
+    """HTTP status of the answer; 499: the client left before it began."""
     why: str = ""
     """What went wrong, for the log."""
 
@@ -48,10 +51,14 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 class ExchangeMiddleware:
-    """Keeps an Exchange for each request, and returns its id with every answer."""
+    """Keeps an Exchange for each request, and returns its id with every answer.
 
-    def __init__(self, app: ASGIApp) -> None:
+    on_end: called with every exchange and its ASGI scope when it is over.
+    """
+
+    def __init__(self, app: ASGIApp, on_end: Callable[[Exchange, Scope], None]) -> None:
         self._app = app
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -64,10 +71,17 @@ class ExchangeMiddleware:
         # Not a coroutine of its own: a stream sends a message for every token.
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
+                exchange.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             return send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            exchange.status, exchange.why = 500, "internal error"
+            raise
+        finally:
+            self._on_end(exchange, scope)
 
 
 def _request_id(scope: Scope) -> str:

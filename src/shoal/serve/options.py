@@ -24,6 +24,8 @@ class ServerOptions:
     and at least 1 MiB."""
     access_log: bool = False
     """Print a line for each request."""
+    vllm_metrics: bool = False
+    """Also show metrics under vLLM's names."""
     allowed_hosts: tuple[str, ...] | None = None
     """Names that the Host header may have, with any port; "*" allows all. None: on a loopback address its own
     names, else all."""
