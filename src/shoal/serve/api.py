@@ -92,8 +92,10 @@ class Api:
                 param=param,
                 code=MODEL_NOT_FOUND,
             )
-        if key := exchange_of(request.scope).key:
-            key.check_service(model)
+        exchange = exchange_of(request.scope)
+        exchange.service = model
+        if exchange.key:
+            exchange.key.check_service(model)
         return card
 
     async def body(self, request: Request, body_type: type[Body]) -> Body:

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 import shoal
 from shoal.core import Service
+from shoal.serve.access_log import log_exchange
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import install_error_handlers
@@ -68,7 +69,7 @@ def create_app(
         )
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
-    app.add_middleware(ExchangeMiddleware, on_end=partial(_count, api.metrics, app))
+    app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
     for endpoints in (GenerationEndpoints(api), ServerEndpoints(api)):
         endpoints.add_to(app)
     chat_names = [name for name in names if tokenizers[name].has_chat_template]
@@ -81,9 +82,13 @@ def create_app(
     return app
 
 
-def _count(metrics: ServerMetrics, app: FastAPI, exchange: Exchange, scope: Scope) -> None:
-    """Count a request that is over; paths and methods that we do not have are counted as one."""
+def _end(
+    metrics: ServerMetrics, options: ServerOptions, app: FastAPI, exchange: Exchange, scope: Scope
+) -> None:
+    """Count and log a request that is over; paths and methods that we do not have are counted as one."""
     paths = {getattr(route, "path", None) for route in app.routes}
     route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
     method = scope["method"] if scope["method"] in _METHODS else _OTHER
     metrics.count_http(route, method, exchange.status)
+    if options.access_log:
+        log_exchange(exchange, scope, options.access_log_format)

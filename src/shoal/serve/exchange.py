@@ -24,12 +24,20 @@ class Exchange:
 
     id: str
     """What the client called it with x-request-id, else a random name."""
+    arrival_ns: int
+    """When its headers had been read, on the monotonic clock."""
     key: "KeyHolder | None" = None
     """Whose API key it came with; None: the server has no keys, or needs none for this path."""
+    service: str | None = None
+    """The service that it asked, if there is one."""
     prompt_tokens: int = 0
     """Of all prompts."""
     output_tokens: int = 0
     """Of all choices."""
+    queue_s: float | None = None
+    """From arrival to the first admission of the first choice that began."""
+    first_token_s: float | None = None
+    """From arrival to its first token."""
     status: int = _CLIENT_LEFT
     """HTTP status of the answer; 499: the client left before it began."""
     why: str = ""
@@ -46,7 +54,7 @@ class Exchange:
 def exchange_of(scope: Scope) -> Exchange:
     """The exchange that a request belongs to; outside of the application a new one."""
     if _SCOPE_KEY not in scope:
-        scope[_SCOPE_KEY] = Exchange(_request_id(scope))
+        scope[_SCOPE_KEY] = Exchange(_request_id(scope), time.monotonic_ns())
     return scope[_SCOPE_KEY]  # type: ignore[no-any-return]
 
 

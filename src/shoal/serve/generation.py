@@ -129,6 +129,14 @@ class Generation:
         unfinished = sum(choice.finish is None for choice in self._choices)
         self.metrics.count_refused(self.request.service, error, unfinished, self.request.slo)
 
+    def first_times(self) -> tuple[float | None, float | None]:
+        """Seconds from arrival to the admission and first token of the choice that had one first, if any."""
+        begun = [choice for choice in self._choices if choice.output_tokens]
+        if not begun:
+            return None, None
+        first = min(begun, key=lambda choice: choice.first_token_ns)
+        return first.queue_ns / 1e9, (first.first_token_ns - self.request.arrival_ns) / 1e9
+
     def choice_usage(self, index: int) -> Usage:
         """Token counts of one choice so far, with its prompt."""
         prompt_number = index // self.request.sampling.n

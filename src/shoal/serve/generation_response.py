@@ -67,7 +67,9 @@ class GenerationResponse(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
         error = generating.exception() if ended else ShuttingDown(_CUT_OFF)
         connected = ended or not disconnected.done() or disconnected.cancelled()
-        if error is not None and connected:
+        if not connected:
+            exchange_of(scope).why = "the client left"
+        elif error is not None:
             await self._fail(error, scope, receive, send)
 
     async def _run(self, exchange: Exchange, send: Send) -> None:
@@ -77,6 +79,7 @@ class GenerationResponse(Response):
                 await (self._send_stream if self._stream else self._send_full)(generation, send)
             finally:
                 exchange.count_tokens(0, generation.usage().completion_tokens)
+                exchange.queue_s, exchange.first_token_s = generation.first_times()
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
         outputs = [Output() for _ in range(len(self._request.prompts) * self._request.sampling.n)]
@@ -113,6 +116,7 @@ class GenerationResponse(Response):
                 raise error
             await error_response(error)(scope, receive, send)
         elif self._stream:
+            exchange_of(scope).why = str(error)
             await send({"type": "http.response.body", "body": _event(error_payload(error))})
         else:
             raise error

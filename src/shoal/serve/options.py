@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from shoal.config.api_keys import ApiKey, named_keys
 from shoal.core import ConfigError
@@ -24,6 +25,8 @@ class ServerOptions:
     and at least 1 MiB."""
     access_log: bool = False
     """Print a line for each request."""
+    access_log_format: Literal["text", "json"] = "text"
+    """What such a line is."""
     vllm_metrics: bool = False
     """Also show metrics under vLLM's names."""
     allowed_hosts: tuple[str, ...] | None = None

@@ -95,8 +95,8 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         http="httptools",
         ws="none",
         log_config=log_config(),
-        log_level="info" if options.access_log else "warning",
-        access_log=options.access_log,
+        log_level="warning",
+        access_log=False,
         # Any client could write a forged address into the log.
         proxy_headers=False,
         # After the connections were closed.
