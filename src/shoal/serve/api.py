@@ -18,7 +18,7 @@ from shoal.serve.exchange import exchange_of
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.options import ServerOptions
-from shoal.serve.parse import Body, parse_body
+from shoal.serve.parse import Body, parse_body, parse_bytes
 from shoal.serve.prompts import encode_prompt
 from shoal.serve.responses import ModelCard, encode
 from shoal.serve.workers import Workers
@@ -108,6 +108,10 @@ class Api:
         return await parse_body(
             request, body_type, self.max_body_bytes, self.backend.info, self.workers, self._parse_lock
         )
+
+    async def parse(self, raw: bytes, body_type: type[Body]) -> Body:
+        """A body that was made of another; raises the errors of ``parse_bytes``."""
+        return await parse_bytes(raw, body_type, self.backend.info, self.workers, self._parse_lock)
 
     async def encode(
         self, service: str, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool

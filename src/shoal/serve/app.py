@@ -19,6 +19,7 @@ from shoal.serve.hosts import AllowedHosts
 from shoal.serve.keys import KeyMiddleware, Keyring
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.metrics import ServerMetrics
+from shoal.serve.ollama import OllamaEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
@@ -70,7 +71,8 @@ def create_app(
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
     app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
-    for endpoints in (GenerationEndpoints(api), ServerEndpoints(api)):
+    generation = GenerationEndpoints(api)
+    for endpoints in (generation, ServerEndpoints(api), OllamaEndpoints(api, generation)):
         endpoints.add_to(app)
     chat_names = [name for name in names if tokenizers[name].has_chat_template]
 

@@ -16,6 +16,8 @@ from shoal.serve.exchange import REQUEST_ID, exchange_of
 from shoal.serve.hints import route_hint
 from shoal.serve.responses import ErrorBody, ErrorResponse, encode
 
+OLLAMA_PREFIX = "/api/"
+"""Paths of Ollama's API, whose errors have a shape of their own."""
 MODEL_NOT_FOUND = "model_not_found"
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
@@ -158,6 +160,9 @@ class ErrorAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         exchange_of(scope).why = self._body.message
+        if scope["path"].startswith(OLLAMA_PREFIX):
+            self.body = encode({"error": self._body.message})
+            self.init_headers({**self.headers, "content-length": str(len(self.body))})
         await super().__call__(scope, receive, send)
 
 
@@ -166,9 +171,10 @@ def error_response(error: BaseException) -> Response:
     return ErrorAnswer(error)
 
 
-def error_payload(error: BaseException) -> bytes:
+def error_payload(error: BaseException, scope: Scope) -> bytes:
     """The JSON of an error after a stream has started."""
-    return encode(ErrorResponse(classify(error)[1]))
+    body = classify(error)[1]
+    return encode({"error": body.message} if scope["path"].startswith(OLLAMA_PREFIX) else ErrorResponse(body))
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -49,20 +49,29 @@ class GenerationEndpoints:
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, CompletionBody)
+        return await self.complete(request, await self._api.body(request, CompletionBody), arrival_ns)
+
+    async def complete(
+        self, request: Request, body: CompletionBody, arrival_ns: int, whole_context: bool = False
+    ) -> GenerationResponse:
+        """Complete the prompts of ``body``; whole_context: without ``max_tokens`` as many as fit, not 16."""
         card = self._api.card(request, body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
         tokens = await self._api.encode(body.model, prompts, body.add_special_tokens is not False)
         longest_output = card.max_model_len - max(map(len, tokens))
         default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
-        sampling = body.sampling(card.sampling_defaults, default_max_tokens)
+        default = None if whole_context else default_max_tokens
+        sampling = body.sampling(card.sampling_defaults, default)
         return self._generate(request, body, "cmpl", tokens, sampling, arrival_ns)
 
     async def chat_completions(self, request: Request) -> Response:
         """Write the next message of a chat."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, ChatBody)
+        return await self.chat(request, await self._api.body(request, ChatBody), arrival_ns)
+
+    async def chat(self, request: Request, body: ChatBody, arrival_ns: int) -> GenerationResponse:
+        """Write the next message of the chat in ``body``."""
         card = self._api.card(request, body.model, "model")
         text = await self._api.workers.run(
             f"chats of {body.model}",
@@ -85,7 +94,7 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
-    ) -> Response:
+    ) -> GenerationResponse:
         request = GenerationRequest(
             id=f"{prefix}-{exchange_of(http_request.scope).id}",
             service=body.model,

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from anyio import to_thread
 from starlette.responses import Response
@@ -11,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from shoal.core import ShoalError
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown, error_payload, error_response
-from shoal.serve.exchange import Exchange, exchange_of
+from shoal.serve.exchange import exchange_of
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
@@ -23,6 +25,30 @@ _EVENT_STREAM = [
     # Without this, proxies may buffer the stream.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How the chunks of a stream follow each other."""
+
+    headers: list[tuple[bytes, bytes]]
+    """Of the response."""
+    before: bytes
+    """Before each chunk."""
+    after: bytes
+    """After each chunk."""
+    end: bytes
+    """After the last one."""
+
+    def frame(self, payload: bytes) -> bytes:
+        """A chunk as it is sent."""
+        return self.before + payload + self.after
+
+
+EVENTS = Framing(_EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n")
+"""Server-sent events, as OpenAI has them."""
+JSON_LINES = Framing([(b"content-type", b"application/x-ndjson"), *_EVENT_STREAM[1:]], b"", b"\n", b"")
+"""A JSON object on each line, as Ollama has it."""
 _CUT_OFF = "the server shut down before the response was complete"
 _log = logging.getLogger(__name__)
 
@@ -51,10 +77,16 @@ class GenerationResponse(Response):
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._started = False
+        self._framing = EVENTS
+
+    def rewrite(self, format: Callable[[Format], Format], framing: Framing) -> None:
+        """Send another format, made of that which it has, and frame streams in another way."""
+        self._format, self._framing = format(self._format), framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the output is complete, the client disconnects or the drain time is over."""
-        generating = asyncio.create_task(self._run(exchange_of(scope), send))
+        self._exchange = exchange_of(scope)
+        generating = asyncio.create_task(self._run(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
         tasks = (generating, disconnected, expired)
@@ -68,24 +100,26 @@ class GenerationResponse(Response):
         error = generating.exception() if ended else ShuttingDown(_CUT_OFF)
         connected = ended or not disconnected.done() or disconnected.cancelled()
         if not connected:
-            exchange_of(scope).why = "the client left"
+            self._exchange.why = "the client left"
         elif error is not None:
             await self._fail(error, scope, receive, send)
 
-    async def _run(self, exchange: Exchange, send: Send) -> None:
+    async def _run(self, send: Send) -> None:
+        exchange = self._exchange
         async with submit_request(self._backend, self._request, self._metrics) as generation:
             exchange.count_tokens(generation.usage().prompt_tokens, 0)
             try:
                 await (self._send_stream if self._stream else self._send_full)(generation, send)
             finally:
                 exchange.count_tokens(0, generation.usage().completion_tokens)
-                exchange.queue_s, exchange.first_token_s = generation.first_times()
+                self._note_times(generation)
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
         outputs = [Output() for _ in range(len(self._request.prompts) * self._request.sampling.n)]
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 outputs[index].add(delta)
+        self._note_times(generation)
         # A response may have megabytes of log-probabilities.
         body = await to_thread.run_sync(self._format.full, outputs, generation.usage())
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -96,15 +130,21 @@ class GenerationResponse(Response):
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 chunks = self._format.chunks(index, delta, generation.choice_usage(index))
-                events = b"".join(map(_event, chunks))
+                events = b"".join(map(self._framing.frame, chunks))
                 if not events:
                     continue
                 if not self._started:
-                    await self._start(send, _EVENT_STREAM)
+                    await self._start(send, self._framing.headers)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+        self._note_times(generation)
         usage = self._format.usage_chunk(generation.usage())
-        end = (_event(usage) if usage is not None else b"") + _event(b"[DONE]")
+        end = (b"" if usage is None else self._framing.frame(usage)) + self._framing.end
+        if not self._started:
+            await self._start(send, self._framing.headers)
         await send({"type": "http.response.body", "body": end})
+
+    def _note_times(self, generation: Generation) -> None:
+        self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._started = True
@@ -116,14 +156,11 @@ class GenerationResponse(Response):
                 raise error
             await error_response(error)(scope, receive, send)
         elif self._stream:
-            exchange_of(scope).why = str(error)
-            await send({"type": "http.response.body", "body": _event(error_payload(error))})
+            self._exchange.why = str(error)
+            payload = self._framing.frame(error_payload(error, scope))
+            await send({"type": "http.response.body", "body": payload})
         else:
             raise error
-
-
-def _event(payload: bytes) -> bytes:
-    return b"data: " + payload + b"\n\n"
 
 
 async def _wait_disconnected(receive: Receive) -> None:

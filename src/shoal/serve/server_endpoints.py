@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
@@ -83,8 +84,12 @@ class ServerEndpoints:
 
     async def index(self, request: Request) -> Response:
         """What there is here."""
-        paths = request.app.openapi()["paths"]
-        routes = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+        routes = [
+            f"{method} {route.path_format}"
+            for route in request.app.routes
+            if isinstance(route, APIRoute)
+            for method in sorted((route.methods or set()) - {"HEAD"})
+        ]
         return json_response(Index(shoal.__version__, routes))
 
     async def docs(self, request: Request) -> Response:
