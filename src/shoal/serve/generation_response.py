@@ -19,38 +19,32 @@ from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 
-_EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+_STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     # Without this, proxies may buffer the stream.
     (b"x-accel-buffering", b"no"),
 ]
+_CUT_OFF = "the server shut down before the response was complete"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How the chunks of a stream follow each other."""
+    """How the events of a stream are framed."""
 
-    headers: list[tuple[bytes, bytes]]
-    """Of the response."""
-    before: bytes
-    """Before each chunk."""
-    after: bytes
-    """After each chunk."""
+    event: Callable[[bytes], bytes]
+    """An event with this JSON."""
     end: bytes
-    """After the last one."""
-
-    def frame(self, payload: bytes) -> bytes:
-        """A chunk as it is sent."""
-        return self.before + payload + self.after
+    """What comes after the last event."""
+    media_type: bytes = b"text/event-stream; charset=utf-8"
+    """Of the response."""
 
 
-EVENTS = Framing(_EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n")
-"""Server-sent events, as OpenAI has them."""
-JSON_LINES = Framing([(b"content-type", b"application/x-ndjson"), *_EVENT_STREAM[1:]], b"", b"\n", b"")
-"""A JSON object on each line, as Ollama has it."""
-_CUT_OFF = "the server shut down before the response was complete"
-_log = logging.getLogger(__name__)
+def _event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+_UNNAMED_EVENTS = Framing(_event, end=_event(b"[DONE]"))
 
 
 class GenerationResponse(Response):
@@ -68,6 +62,7 @@ class GenerationResponse(Response):
         backend: Backend,
         metrics: ServerMetrics,
         lifecycle: Lifecycle,
+        framing: Framing = _UNNAMED_EVENTS,
     ) -> None:
         super().__init__()
         self._request = request
@@ -76,8 +71,8 @@ class GenerationResponse(Response):
         self._backend = backend
         self._metrics = metrics
         self._lifecycle = lifecycle
+        self._framing = framing
         self._started = False
-        self._framing = EVENTS
 
     def rewrite(self, format: Callable[[Format], Format], framing: Framing) -> None:
         """Send another format, made of that which it has, and frame streams in another way."""
@@ -130,21 +125,24 @@ class GenerationResponse(Response):
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 chunks = self._format.chunks(index, delta, generation.choice_usage(index))
-                events = b"".join(map(self._framing.frame, chunks))
+                events = b"".join(map(self._framing.event, chunks))
                 if not events:
                     continue
                 if not self._started:
-                    await self._start(send, self._framing.headers)
+                    await self._start_stream(send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         self._note_times(generation)
         usage = self._format.usage_chunk(generation.usage())
-        end = (b"" if usage is None else self._framing.frame(usage)) + self._framing.end
+        end = (b"" if usage is None else self._framing.event(usage)) + self._framing.end
         if not self._started:
-            await self._start(send, self._framing.headers)
+            await self._start_stream(send)
         await send({"type": "http.response.body", "body": end})
 
     def _note_times(self, generation: Generation) -> None:
         self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()
+
+    async def _start_stream(self, send: Send) -> None:
+        await self._start(send, [(b"content-type", self._framing.media_type), *_STREAM_HEADERS])
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._started = True
@@ -157,7 +155,7 @@ class GenerationResponse(Response):
             await error_response(error)(scope, receive, send)
         elif self._stream:
             self._exchange.why = str(error)
-            payload = self._framing.frame(error_payload(error, scope))
+            payload = self._framing.event(error_payload(error, scope))
             await send({"type": "http.response.body", "body": payload})
         else:
             raise error

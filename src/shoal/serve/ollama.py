@@ -17,10 +17,11 @@ from shoal.serve.errors import OLLAMA_PREFIX
 from shoal.serve.exchange import Exchange, exchange_of
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation_endpoints import GenerationEndpoints
-from shoal.serve.generation_response import JSON_LINES
+from shoal.serve.generation_response import Framing
 from shoal.serve.ollama_bodies import LATEST, OllamaChatBody, OllamaGenerateBody, ShowBody
 from shoal.serve.responses import ModelCard, Usage, encode
 
+_JSON_LINES = Framing(lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson")
 _Endpoint = Callable[..., Awaitable[Response]]
 
 
@@ -76,7 +77,7 @@ class OllamaEndpoints:
             response = await self._generation.chat(request, fields, arrival_ns)
         else:
             response = await self._generation.complete(request, fields, arrival_ns, whole_context=True)
-        response.rewrite(lambda format: OllamaFormat(format, translated), JSON_LINES)
+        response.rewrite(lambda format: OllamaFormat(format, translated), _JSON_LINES)
         return response
 
     async def tags(self, request: Request) -> Response:
