@@ -7,7 +7,10 @@ import pytest
 from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
 
 from shoal.config.api_keys import ApiKey
+from shoal.serve.exchange import Exchange
+from shoal.serve.ollama import OllamaFormat, Translation
 from shoal.serve.ollama_bodies import OllamaChatBody, OllamaGenerateBody
+from shoal.serve.responses import PromptTokensDetails, Usage, encode
 
 GREEDY = {"temperature": 0}
 
@@ -211,3 +214,69 @@ def test_the_clients_of_ollama():
         with pytest.raises(ollama.ResponseError, match="available: chat, base") as missing:
             client.chat(model="gpt", messages=messages)
         assert missing.value.status_code == 404
+
+
+class Scripted:
+    """A format of OpenAI's that writes these chunks, or this message."""
+
+    def __init__(self, *choices):
+        self.choices = choices
+
+    def chunks(self, index, delta, usage):
+        return [encode({"choices": [choice]}) for choice in self.choices]
+
+    def full(self, outputs, usage):
+        return encode({"choices": self.choices})
+
+
+USAGE = Usage(5, 3, 8, PromptTokensDetails(0))
+
+
+def translate(format, place=lambda message: {"message": message}):
+    return OllamaFormat(format, Translation("m", Exchange("id", 0), place))
+
+
+def piece(finish=None, **delta):
+    return {"delta": delta, "finish_reason": finish}
+
+
+def call(arguments, **more):
+    return {"tool_calls": [{"index": 0, "function": {"arguments": arguments} | more}]}
+
+
+def test_calls_are_told_whole_at_the_end_of_a_stream():
+    format = translate(
+        Scripted(
+            piece(role="assistant", content=""),
+            piece(reasoning_content="so"),
+            piece(content="Look: "),
+            piece(**call("", name="f")),
+            piece(**call('{"x"')),
+            piece(**call(": 1}")),
+            piece(tool_calls=[{"index": 1, "function": {"name": "g", "arguments": ""}}]),
+            piece("tool_calls"),
+        )
+    )
+    told = [json.loads(line)["message"] for line in format.chunks(0, None, USAGE)]
+    assert told == [
+        {"role": "assistant", "content": "", "thinking": "so"},
+        {"role": "assistant", "content": "Look: "},
+    ]
+    last = json.loads(format.usage_chunk(USAGE))
+    assert last["message"]["tool_calls"] == [
+        {"function": {"name": "f", "arguments": {"x": 1}}},
+        {"function": {"name": "g", "arguments": {}}},
+    ]
+    assert (last["done_reason"], last["eval_count"]) == ("stop", 3)
+
+
+@pytest.mark.parametrize(("arguments", "read"), [('{"x": 1}', {"x": 1}), ("", {}), ('{"x": ', {})])
+def test_calls_of_a_whole_answer(arguments, read):
+    message = {
+        "content": None,
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
+    }
+    format = translate(Scripted({"message": message, "finish_reason": "tool_calls"}))
+    answer = json.loads(format.full([], USAGE))["message"]
+    assert answer["content"] == ""
+    assert answer["tool_calls"] == [{"function": {"name": "f", "arguments": read}}]
