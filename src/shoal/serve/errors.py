@@ -160,9 +160,8 @@ class ErrorAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         exchange_of(scope).why = self._body.message
-        if scope["path"].startswith(OLLAMA_PREFIX):
-            self.body = encode({"error": self._body.message})
-            self.init_headers({**self.headers, "content-length": str(len(self.body))})
+        self.body = _in_shape(self._body, scope)
+        self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 
@@ -173,8 +172,13 @@ def error_response(error: BaseException) -> Response:
 
 def error_payload(error: BaseException, scope: Scope) -> bytes:
     """The JSON of an error after a stream has started."""
-    body = classify(error)[1]
-    return encode({"error": body.message} if scope["path"].startswith(OLLAMA_PREFIX) else ErrorResponse(body))
+    return _in_shape(classify(error)[1], scope)
+
+
+def _in_shape(body: ErrorBody, scope: Scope) -> bytes:
+    """The JSON of an error, in the shape of the API that was asked."""
+    is_ollama = scope["path"].startswith(OLLAMA_PREFIX)
+    return encode({"error": body.message} if is_ollama else ErrorResponse(body))
 
 
 def install_error_handlers(app: FastAPI) -> None:
