@@ -103,7 +103,8 @@ class GenerationEndpoints:
         silent: bool = False,
     ) -> Response:
         tokenizer = self._api.tokenizers[body.model]
-        sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words or ()))
+        if body.bad_words:
+            sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words))
         request = GenerationRequest(
             id=f"{prefix}-{secrets.token_hex(12)}",
             service=body.model,
