@@ -294,6 +294,16 @@ def test_a_process_that_ends_is_replaced(pool: GrammarPool) -> None:
     assert allowed_by_row(follow(masks, (2, same))) == before
 
 
+def test_a_step_that_failed_leaves_no_masks_behind(pool: GrammarPool, letters: Letters) -> None:
+    masks = GrammarMasks(pool)
+    start = row(grammar=one_of("ab", "0"))
+    pool.prepare(SERVICE, start.sampling.grammar).result()
+    masks.begin(SERVICE, [(1, start)])  # and then the forward pass fails
+    (zero,) = [token for token in range(letters.size) if letters.piece(token) == "0"]
+    later = row(zero, grammar=start.sampling.grammar)
+    assert allowed_by_row(follow(masks, (1, later))) == {0: [EOS]}
+
+
 def test_only_so_many_grammars_are_in_use_at_once(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 2)
     masks = GrammarMasks(pool)

@@ -164,18 +164,18 @@ class EngineHandle:
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
-        if self._closed_reason is not None:
-            raise EngineDied(self._closed_reason)
         check_request(self.info, service, prompt, sampling, slo)
         check_priority(self.info, priority)
+        if sampling.grammar is not None:
+            await self.prepare(service, sampling.grammar)
+        if self._closed_reason is not None:
+            raise EngineDied(self._closed_reason)
         if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
             raise QueueFull(
                 f"{self._waiting} requests wait already and at most {self._max_queue} may "
                 f"(max_queue); {sampling.n} more do not fit now",
                 self._retry_after_s(self._waiting + sampling.n - self._max_queue),
             )
-        if sampling.grammar is not None:
-            await self.prepare(service, sampling.grammar)
         call_id = f"call-{next(self._ids)}"
         arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
         requests = expand_choices(
@@ -198,13 +198,12 @@ class EngineHandle:
 
         Raises InvalidRequest or EngineDied before anything is sent.
         """
-        if self._closed_reason is not None:
-            raise EngineDied(self._closed_reason)
         for request in requests.values():
             check_resumed(self.info, request)
-        first = next(iter(requests.values()))
         if sampling.grammar is not None:
-            await self.prepare(first.service, sampling.grammar)
+            await self.prepare(next(iter(requests.values())).service, sampling.grammar)
+        if self._closed_reason is not None:
+            raise EngineDied(self._closed_reason)
         renamed = resume_choices(f"call-{next(self._ids)}", requests, time.monotonic_ns())
         return self._open(renamed, sampling)
 

@@ -18,7 +18,7 @@ from shoal.execute.grammar_messages import Masked, Step, Told
 from shoal.execute.grammar_pool import GrammarPool, GrammarProcess
 from shoal.execute.group import RunningSequence
 
-PATIENCE_S = 0.025
+PATIENCE_S = 0.015
 """How long a step waits for masks. Processes that have used up their share of as much CPU time by then are
 killed; those that were not given it are waited for."""
 _LONGEST_WAIT_S = 10.0
@@ -74,6 +74,8 @@ class GrammarMasks:
 
     def begin(self, service: str, rows: Sequence[tuple[int, RunningSequence]]) -> None:
         """Ask for the masks of a step's rows (number and sequence), as far as they have grammars."""
+        if self._asked:
+            self.finish()  # of a step that failed: nobody has read the answers
         self._failures = {}
         questions: dict[int, _Question] = {}
         for place, (number, row) in enumerate(rows):

@@ -32,7 +32,8 @@ from shoal.execute.grammar_messages import (
     Told,
 )
 
-_NICEST = 19
+# Forward passes go first; but while one waits for masks, nothing else of the engine runs.
+_TRIAL_NICE, _MASKS_NICE = 19, 5
 # One space, or a line break and an indentation: JSON as it is usually laid out. Small models that may write
 # any space go on doing so.
 _WHITESPACE = r"( |\r?\n[ \t]{0,32})"
@@ -119,8 +120,7 @@ def _serve(connection: Connection, tokenizer: llguidance.LLTokenizer, eos_token_
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some grammars end in a stack overflow
     connection.send_bytes(msgspec.msgpack.encode(os.getpid()))
     start = msgspec.msgpack.decode(connection.recv_bytes(), type=Start)
-    if start.trial:
-        os.nice(_NICEST)
+    os.nice(_TRIAL_NICE if start.trial else _MASKS_NICE)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
         matcher = compile_grammar(tokenizer, start.grammar)
