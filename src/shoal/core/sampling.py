@@ -58,6 +58,8 @@ class SamplingParams:
     """How many independent outputs of the same prompt."""
     grammar: Grammar | None = None
     """What the output must look like; None: anything."""
+    skip_special_tokens: bool = True
+    """Special tokens have no text."""
 
     def __post_init__(self) -> None:
         """Reject values that have no meaning; raises an InvalidRequest that names the parameter."""

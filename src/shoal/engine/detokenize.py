@@ -28,8 +28,11 @@ class IncrementalDecoder:
     bounded, hence the cost of a token too. ``context`` is what the text continues (the end of a prompt).
     """
 
-    def __init__(self, decoder: Decoder, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, decoder: Decoder, context: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
         self._decoder = decoder
+        self._skip_special_tokens = skip_special_tokens
         self._tokens = list(context)
         self._read_text = self._decode(self._tokens)
         if self._read_text.endswith(REPLACEMENT):
@@ -75,7 +78,7 @@ class IncrementalDecoder:
         return len(self._tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens, skip_special_tokens=True) if tokens else ""
+        return self._decoder.decode(tokens, skip_special_tokens=self._skip_special_tokens) if tokens else ""
 
 
 class StopStrings:
@@ -140,7 +143,7 @@ class IncrementalDetokenizer:
     """Text of one output, as it may be shown: whole characters, and cut before a stop string.
 
     Stop strings count only in text of tokens after the first ``min_tokens``. Special tokens have no
-    text. After ``stop_reason`` is set, further tokens give no text.
+    text unless ``skip_special_tokens`` is false. After ``stop_reason`` is set, further tokens give no text.
     """
 
     def __init__(
@@ -149,8 +152,9 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         context: Sequence[int] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
-        self._text = IncrementalDecoder(decoder, context)
+        self._text = IncrementalDecoder(decoder, context, skip_special_tokens)
         self._stops = StopStrings(stop)
         self._exempt = min_tokens
 

@@ -53,7 +53,9 @@ class ChoiceReader:
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
-        self._detokenizer = IncrementalDetokenizer(decoder, sampling.stop, sampling.min_tokens, context)
+        self._detokenizer = IncrementalDetokenizer(
+            decoder, sampling.stop, sampling.min_tokens, context, sampling.skip_special_tokens
+        )
         past = _past_event(request, sampling, eos_token_ids)
         self.past_text, self.output_tokens = self._read_tokens(past)
         """Text shown before, and output tokens so far."""

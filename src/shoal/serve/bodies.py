@@ -4,19 +4,19 @@ Nothing is coerced: a string is not a number, and ``true`` is not 1. A null is t
 Fields that are accepted without any effect are in ``neutral``.
 """
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, Field
 
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
-from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, StrictModel
+from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
+from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
+from shoal.serve.tool_fields import TemplateFields, ToolFields
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
-MAX_MESSAGES = 4096
-MAX_PARTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
 
@@ -40,7 +40,10 @@ FORMS = {
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
     f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",
-    "role": "must be system, developer, user or assistant; tools are not supported",
+    "role": "must be system, developer, user, assistant or tool",
+    "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}',
+    "functions": "is an old form that is not supported; send tools",
+    "function_call": "is an old form that is not supported; send tool_choice, and tool_calls in messages",
     "response_format": 'is not supported, except {"type": "text"}',
     "modalities": 'is not supported, except ["text"]',
 }
@@ -175,44 +178,13 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
         )
 
 
-class TextPart(StrictModel):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-
-
-def _join(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-class Message(NeutralMessageFields):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | TextParts, AfterValidator(_join)]
-    """Parts are joined to one text, a line each."""
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates expect it: "developer" becomes "system"."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
-
-
-def _for_template(messages: list[Message]) -> list[dict[str, str]]:
-    # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
-    return [message.for_template() for message in messages]
-
-
-class ChatBody(NeutralChatFields, GenerationBody):
+class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
     """Write the next message of a chat."""
 
     messages: Annotated[
         list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        AfterValidator(_for_template),
+        AfterValidator(messages_for_template),
     ]
     max_completion_tokens: Count | None = None
     """The newer name of max_tokens."""
@@ -221,9 +193,15 @@ class ChatBody(NeutralChatFields, GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Also of this many of the likeliest; needs logprobs."""
 
-    def conversation(self) -> list[dict[str, str]]:
-        """The messages as chat templates expect them."""
-        return cast("list[dict[str, str]]", self.messages)
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates expect them; raises InvalidRequest where the last cannot go on."""
+        messages = cast("list[dict[str, Any]]", self.messages)
+        if self.continue_final_message and messages[-1]["role"] != "assistant":
+            raise InvalidRequest(
+                "continue_final_message: the last message must be the assistant's",
+                param="continue_final_message",
+            )
+        return messages
 
     def output_limit(self) -> int | None:
         """``max_tokens`` under either of its names; both must agree."""

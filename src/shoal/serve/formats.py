@@ -1,4 +1,4 @@
-"""The JSON of responses: chat completions and completions, full or as chunks of a stream."""
+"""The JSON of responses: what their formats share, and completions, full or as chunks of a stream."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,6 @@ from shoal.core import FinishReason, TokenLogprobs
 from shoal.engine.reader import Delta
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatMessage,
     Completion,
     CompletionChoice,
     FinishReasonName,
@@ -76,53 +70,6 @@ class Format(Protocol):
         """The response that is not streamed."""
 
 
-class ChatFormat:
-    """Chat completions."""
-
-    def __init__(
-        self, request_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
-    ) -> None:
-        self._header = (request_id, int(time.time()), model)
-        self._logprobs = logprobs
-        self._usage = usage
-        self._started_choices: set[int] = set()
-
-    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """First the role, then text, then the finish reason."""
-        if index not in self._started_choices:
-            self._started_choices.add(index)
-            yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")), usage)
-        logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
-        if delta.text or logprobs:
-            yield self._chunk(ChatChunkChoice(index, ChatDelta(content=delta.text), logprobs), usage)
-        if delta.finish is not None:
-            last = ChatChunkChoice(
-                index, ChatDelta(), finish_reason=_finish_reason(delta.finish), stop_reason=delta.stop_reason
-            )
-            yield self._chunk(last, usage)
-
-    def _chunk(self, choice: ChatChunkChoice, usage: Usage) -> bytes:
-        return encode(ChatChunk(*self._header, [choice], self._usage.in_chunk(usage)))
-
-    def usage_chunk(self, usage: Usage) -> bytes | None:
-        """Token counts, without choices."""
-        return encode(ChatChunk(*self._header, [], usage)) if self._usage.final_chunk else None
-
-    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """One message for each choice."""
-        choices = [
-            ChatChoice(
-                index,
-                ChatMessage(output.text),
-                self._logprobs.chat(output.logprobs) if self._logprobs else None,
-                _finish_reason(output.finish),
-                output.stop_reason,
-            )
-            for index, output in enumerate(outputs)
-        ]
-        return encode(ChatCompletion(*self._header, choices, usage))
-
-
 class CompletionFormat:
     """Completions."""
 
@@ -141,7 +88,7 @@ class CompletionFormat:
             yield self._chunk(CompletionChoice(index, delta.text, logprobs, None), usage)
         if delta.finish is not None:
             yield self._chunk(
-                CompletionChoice(index, "", None, _finish_reason(delta.finish), delta.stop_reason), usage
+                CompletionChoice(index, "", None, finish_reason(delta.finish), delta.stop_reason), usage
             )
 
     def _chunk(self, choice: CompletionChoice, usage: Usage) -> bytes:
@@ -158,7 +105,7 @@ class CompletionFormat:
                 index,
                 output.text,
                 self._logprobs.completion(index, output.logprobs) if self._logprobs else None,
-                _finish_reason(output.finish),
+                finish_reason(output.finish),
                 output.stop_reason,
             )
             for index, output in enumerate(outputs)
@@ -166,7 +113,7 @@ class CompletionFormat:
         return encode(Completion(*self._header, choices, usage))
 
 
-def _finish_reason(finish: FinishReason | None) -> FinishReasonName:
+def finish_reason(finish: FinishReason | None) -> FinishReasonName:
     """OpenAI's name of the reason; other reasons end the whole request before they get here."""
     if finish not in (FinishReason.STOP, FinishReason.LENGTH):
         raise AssertionError(f"a choice ended with {finish}")

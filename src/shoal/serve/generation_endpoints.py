@@ -18,15 +18,14 @@ from shoal.serve.bodies import (
     GenerationBody,
     StreamOptions,
 )
-from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
+from shoal.serve.chat_format import ChatFormat, ChatReading
+from shoal.serve.chats import prepare_chat
+from shoal.serve.formats import CompletionFormat, Format, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.openapi import fails, returns, streams, takes
 from shoal.serve.responses import ChatChunk, ChatCompletion, Completion
-
-# Most characters that a chat template may write for each byte of the largest body.
-_TEMPLATE_GROWTH = 2
 
 
 class GenerationEndpoints:
@@ -64,16 +63,9 @@ class GenerationEndpoints:
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ChatBody)
         card = self._api.card(body.model, "model")
-        text = await self._api.workers.run(
-            f"chats of {body.model}",
-            f"laying out these messages with the chat template of {body.model}",
-            self._api.tokenizers[body.model].chat_template.render,
-            body.conversation(),
-            _TEMPLATE_GROWTH * self._api.max_body_bytes,
-        )
-        # The template writes every special token itself.
-        tokens = await self._api.encode(body.model, [text], add_special_tokens=False)
-        return self._generate(body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns)
+        sampling = body.sampling(card.sampling_defaults)
+        chat = await prepare_chat(self._api, body.model, body.conversation(), body.tool_use(), body, sampling)
+        return self._generate(body, "chatcmpl", [chat.prompt], chat.sampling, arrival_ns, chat.reading)
 
     def _generate(
         self,
@@ -82,6 +74,7 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
+        reading: ChatReading | None = None,
     ) -> Response:
         request = GenerationRequest(
             id=f"{prefix}-{secrets.token_hex(12)}",
@@ -95,10 +88,13 @@ class GenerationEndpoints:
         logprobs = (
             None if num_logprobs is None else LogprobFormatter(self._api.tokenizers[body.model], num_logprobs)
         )
-        format_type = ChatFormat if prefix == "chatcmpl" else CompletionFormat
         options = body.stream_options or StreamOptions()
         usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
-        format = format_type(request.id, body.model, logprobs, usage)
+        format: Format
+        if reading is None:
+            format = CompletionFormat(request.id, body.model, logprobs, usage)
+        else:
+            format = ChatFormat(request.id, body.model, logprobs, usage, reading)
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )

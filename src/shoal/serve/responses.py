@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from shoal.core import SamplingDefaults
 
-FinishReasonName = Literal["stop", "length"]
+FinishReasonName = Literal["stop", "length", "tool_calls"]
 encode = msgspec.json.Encoder().encode
 
 
@@ -105,12 +105,32 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunction(Struct):
+    """A function with its arguments."""
+
+    name: str
+    arguments: str
+    """JSON text; it is as the model wrote it, so it may be invalid unless tool_choice asked for the call."""
+
+
+class ToolCall(Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(Struct):
     """The model's message."""
 
-    content: str
+    content: str | None
+    """Null where there are only calls or reasoning."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """What the model wrote for itself before, where its chat template marks that."""
 
 
 class ChatChoice(Struct):
@@ -134,11 +154,29 @@ class ChatCompletion(Struct):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionDelta(Struct):
+    """What a chunk adds to a call: first the name, then pieces of the arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """What a chunk adds to the call at ``index``; id and type come first."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
