@@ -32,6 +32,7 @@ CROSS_FIELD_RULES = (
     "tool_choice",
     "continue_final_message",
     "documents",
+    "input",
 )
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 

@@ -14,6 +14,7 @@ from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
+from shoal.serve.stateless.endpoints import ResponsesEndpoints
 from shoal.serve.workers import WorkerProcesses, Workers
 
 
@@ -43,7 +44,7 @@ def create_app(
     )
     install_error_handlers(app)
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
-    for endpoints in (GenerationEndpoints(api), ServerEndpoints(api)):
+    for endpoints in (GenerationEndpoints(api), ResponsesEndpoints(api), ServerEndpoints(api)):
         endpoints.add_to(app)
     names = [service.name for service in services]
     chat_names = [name for name in names if tokenizers[name].has_chat_template]

@@ -4,7 +4,8 @@ Nothing is coerced: a string is not a number, and ``true`` is not 1. A null is t
 Fields that are accepted without any effect are in ``neutral``.
 """
 
-from typing import Annotated, Any, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import AfterValidator, Field
 
@@ -80,6 +81,9 @@ class Goals(StrictModel):
 
 class ServiceBody(StrictModel):
     """What every body has."""
+
+    forms: ClassVar[Mapping[str, str]] = {}
+    """What errors say instead of ``FORMS``, and of more fields at the top, also of such that are not here."""
 
     model: str
     """Name of a service; GET /v1/models lists them."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from anyio import to_thread
 from starlette.responses import Response
@@ -26,6 +28,23 @@ _CUT_OFF = "the server shut down before the response was complete"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How the events of a stream are framed."""
+
+    event: Callable[[bytes], bytes]
+    """An event with this JSON."""
+    end: bytes
+    """What comes after the last event."""
+
+
+def _event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+_UNNAMED_EVENTS = Framing(_event, end=_event(b"[DONE]"))
+
+
 class GenerationResponse(Response):
     """Runs a generation request and sends its output. A client that disconnects cancels the request.
 
@@ -41,6 +60,7 @@ class GenerationResponse(Response):
         backend: Backend,
         metrics: ServerMetrics,
         lifecycle: Lifecycle,
+        framing: Framing = _UNNAMED_EVENTS,
     ) -> None:
         super().__init__()
         self._request = request
@@ -49,6 +69,7 @@ class GenerationResponse(Response):
         self._backend = backend
         self._metrics = metrics
         self._lifecycle = lifecycle
+        self._framing = framing
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,14 +109,14 @@ class GenerationResponse(Response):
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 chunks = self._format.chunks(index, delta, generation.choice_usage(index))
-                events = b"".join(map(_event, chunks))
+                events = b"".join(map(self._framing.event, chunks))
                 if not events:
                     continue
                 if not self._started:
                     await self._start(send, _EVENT_STREAM)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         usage = self._format.usage_chunk(generation.usage())
-        end = (_event(usage) if usage is not None else b"") + _event(b"[DONE]")
+        end = (self._framing.event(usage) if usage is not None else b"") + self._framing.end
         await send({"type": "http.response.body", "body": end})
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
@@ -108,13 +129,9 @@ class GenerationResponse(Response):
                 raise error
             await error_response(error)(scope, receive, send)
         elif self._stream:
-            await send({"type": "http.response.body", "body": _event(error_payload(error))})
+            await send({"type": "http.response.body", "body": self._framing.event(error_payload(error))})
         else:
             raise error
-
-
-def _event(payload: bytes) -> bytes:
-    return b"data: " + payload + b"\n\n"
 
 
 async def _wait_disconnected(receive: Receive) -> None:

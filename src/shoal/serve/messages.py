@@ -12,8 +12,6 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_CALLS = 128
 
-MISSING_CONTENT = "missing_content"
-
 
 class TextPart(StrictModel):
     """A part of a message."""
@@ -25,25 +23,27 @@ class TextPart(StrictModel):
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
-class CalledFunction(StrictModel):
+class EarlierFunction(StrictModel):
     """The function of a call."""
 
     name: str
     arguments: str
     """JSON text."""
+    parsed_arguments: Any = None
+    """Ignored: clients add it."""
 
 
-class ToolCall(StrictModel):
+class EarlierCall(StrictModel):
     """A call that the assistant made."""
 
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: EarlierFunction
     index: int | None = None
     """Ignored: its place in a stream."""
 
 
-ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)]
+ToolCalls = Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)]
 
 
 def join_parts(content: str | list[TextPart] | None) -> str | None:
@@ -96,6 +96,8 @@ class Message(NeutralMessageFields):
     """The assistant's reasoning, for chat templates that show it."""
     reasoning: Annotated[str | None, _of("assistant")] = None
     """Another name of reasoning_content."""
+    parsed: Any = None
+    """Ignored: clients add it."""
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: "developer" becomes "system", arguments objects."""
@@ -112,7 +114,7 @@ class Message(NeutralMessageFields):
         return {"role": role, "content": content} | {name: value for name, value in fields.items() if value}
 
 
-def call_for_template(id: str, function: CalledFunction) -> dict[str, Any]:
+def call_for_template(id: str, function: EarlierFunction) -> dict[str, Any]:
     """A call as chat templates expect it; arguments that are no JSON object stay text."""
     try:
         arguments = json.loads(function.arguments or "{}")

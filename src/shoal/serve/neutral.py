@@ -12,6 +12,8 @@ from pydantic_core import PydanticCustomError
 
 MAX_FIELDS = 128
 TOO_MANY_FIELDS = "too_many_fields"
+UNION_TAG = "union:"
+"""Begins names of branches of unions, which are no fields."""
 
 
 class StrictModel(BaseModel):

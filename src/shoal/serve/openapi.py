@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal.serve import responses
 from shoal.serve.bodies import ChatBody, CompletionBody
+from shoal.serve.stateless.body import ResponsesBody
 
 _REF = "#/components/schemas/{name}"
 _RESPONSE_TYPES = (
@@ -17,6 +18,8 @@ _RESPONSE_TYPES = (
     responses.Completion,
     responses.ChatCompletion,
     responses.ChatChunk,
+    responses.ResponseObject,
+    responses.ResponseEvent,
     responses.ModelList,
     responses.ModelCard,
     responses.Health,
@@ -92,12 +95,13 @@ def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]
         for operation in path.values():
             operation["responses"].pop("422", None)
     _, bodies = models_json_schema(
-        [(ChatBody, "validation"), (CompletionBody, "validation")],
+        [(body, "validation") for body in (ChatBody, CompletionBody, ResponsesBody)],
         ref_template="#/components/schemas/{model}",
     )
     _, response_schemas = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
     schemas = {**bodies["$defs"], **response_schemas}
-    for body, names in ((CompletionBody, services), (ChatBody, chat_services or services)):
+    chats = chat_services or services
+    for body, names in ((CompletionBody, services), (ChatBody, chats), (ResponsesBody, chats)):
         schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
     schema["components"] = {"schemas": schemas}
     return schema

@@ -4,7 +4,7 @@ They are msgspec structs because a stream encodes one every few tokens. ``stop_r
 the stop string or token id that ended the output.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -198,6 +198,67 @@ class ChatChunk(Struct):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class InputTokensDetails(Struct):
+    """Prompt tokens whose KV was found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct):
+    """Tokens of the reasoning, counted from its text."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(Struct, kw_only=True):
+    """Response of /v1/responses; most fields repeat the request."""
+
+    id: str
+    created_at: int
+    model: str
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: dict[str, Any]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    top_logprobs: int
+    user: str | None
+    output: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    """Items: message, function_call and reasoning."""
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    incomplete_details: dict[str, str] | None = None
+    completed_at: int | None = None
+    usage: ResponseUsage | None = None
+    object: Literal["response"] = "response"
+    error: None = None
+    background: bool = False
+    store: bool = False
+    previous_response_id: None = None
+    truncation: Literal["disabled"] = "disabled"
+
+
+class ResponseEvent(Struct):
+    """An event of a streamed response; other fields follow from its type."""
+
+    type: str
+    sequence_number: int
 
 
 class ModelCard(Struct):
