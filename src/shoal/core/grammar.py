@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_GRAMMAR_BYTES = 128 << 10
+"""Longest source of a grammar, in UTF-8."""
+
 
 class GrammarKind(StrEnum):
     """Languages in which a grammar can be written."""
@@ -12,7 +15,7 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     """A regular expression, which the whole output matches."""
     LARK = "lark"
-    """A context-free grammar in the syntax of Lark."""
+    """A context-free grammar in the syntax of Lark, or of GBNF."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from shoal.core.errors import InvalidRequest
-from shoal.core.grammar import Grammar
+from shoal.core.grammar import MAX_GRAMMAR_BYTES, Grammar
 
 MAX_CHOICES = 128
 """Largest ``n``."""
@@ -29,7 +29,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """At most this many output tokens; None: as many as the model's context and the KV pool allow."""
     min_tokens: int = 0
-    """End-of-sequence and stop tokens cannot be sampled before this many output tokens."""
+    """End-of-sequence and stop tokens cannot be sampled before this many output tokens, unless a grammar
+    allows nothing else."""
     temperature: float = 1.0
     """0 (or below COLDEST) is greedy."""
     top_p: float = 1.0
@@ -80,6 +81,8 @@ class SamplingParams:
         self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self._check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self._check_stops()
+        if self.grammar is not None:
+            self._check_grammar(self.grammar)
         if self.logprobs is not None:
             self._check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
@@ -93,6 +96,13 @@ class SamplingParams:
         _require(longest <= MAX_STOP_CHARACTERS, "stop", f"at most {MAX_STOP_CHARACTERS} characters each")
         _require(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "must not be negative")
 
+    def _check_grammar(self, grammar: Grammar) -> None:
+        _require(not self.ignore_eos, "ignore_eos", "must be false where a grammar says when the output ends")
+        size = len(grammar.source.encode(errors="replace"))
+        _require(
+            size <= MAX_GRAMMAR_BYTES, "grammar", f"has {size} bytes, at most {MAX_GRAMMAR_BYTES} may be"
+        )
+
     def _check_range(self, name: str, value: float, low: float, high: float) -> None:
         _require(
             math.isfinite(value) and low <= value <= high, name, f"must be in [{low}, {high}], got {value}"
@@ -102,6 +112,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken; also if the temperature is too low for float32."""
         return self.temperature < COLDEST or self.top_k == 1
+
+    def ends_at(self, output_tokens: int) -> bool:
+        """Whether a token that may end an output does so as its ``output_tokens``-th one."""
+        # Under a grammar it is sampled earlier only where nothing else is allowed.
+        return output_tokens >= self.min_tokens or self.grammar is not None
 
     @property
     def penalised(self) -> bool:

@@ -9,7 +9,7 @@ A plan describes deltas on the running group that the executor remembers for eac
 decode step over 256 unchanged sequences carries almost nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core.request import TokenLogprobs
@@ -115,7 +115,7 @@ class StepTimings:
 
 
 NO_TOKEN = -1
-"""Stands in a result for a token that could not be sampled: the model's logits were not finite."""
+"""Stands in a result for a token that could not be sampled; see ``StepResult.failures``."""
 
 ANONYMOUS_TOKEN = -2
 """Stands in a result for a token of which only the time is known (simulation): it ends no output."""
@@ -138,6 +138,8 @@ class StepResult:
     """Of each token (None where the request wants none); or None."""
     timings: StepTimings = field(default_factory=StepTimings)
     """Where the time went."""
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """Why a row has NO_TOKEN, by its place in ``plan.sampled``; of others, its logits were not finite."""
 
     @classmethod
     def of_step(

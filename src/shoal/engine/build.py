@@ -83,7 +83,7 @@ def assemble_engine(
         host_layout=None if host is None else host.layout,
         host_unit_ids=None if host is None else host.unit_ids,
     )
-    engine = Engine(scheduler, pool, wrap(executor), depth=depth)
+    engine = Engine(scheduler, pool, wrap(executor), depth=depth, grammars=executor.grammars)
     info = EngineInfo(
         services={
             service.name: describe_service(

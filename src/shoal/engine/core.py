@@ -7,9 +7,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
-from shoal.core import EngineDied, FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
+from shoal.core import (
+    EngineDied,
+    FinishReason,
+    Grammar,
+    Idle,
+    InvalidRequest,
+    Request,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
 from shoal.engine.stats import EngineStats, StepTotals
+from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule.scheduler import Scheduler
@@ -21,7 +34,7 @@ class Engine:
     """Runs requests: asks the scheduler for plans, the executor for tokens, and passes on events.
 
     depth: plans in flight at most; with 2 the next plan is made while the executor computes.
-    clock: nanoseconds; the same that arrival times are taken from.
+    clock: nanoseconds; the same that arrival times are taken from. grammars: those of the executor.
 
     A step that failed (``StepFailed``) is taken back, and its requests are tried again. Any other error of
     the executor is raised from ``step`` and ends the engine: which KV the plans in flight have written is
@@ -36,12 +49,14 @@ class Engine:
         *,
         depth: int = 1,
         clock: Callable[[], int] = time.monotonic_ns,
+        grammars: GrammarPool | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
         self._executor = executor
         self._depth = depth
         self._clock = clock
+        self._grammars = grammars
         self.interrupted: Interrupted = never
         """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
         Set by an owner who can tell; asked between two steps, so it is to be quick."""
@@ -60,6 +75,16 @@ class Engine:
         self._require_sound()
         self._ended += self._scheduler.submit_all(requests, self._clock())
         self._idle = None
+
+    def prepare(self, service: str, grammar: Grammar) -> Future[Any]:
+        """Make a grammar ready for requests of a service; returns at once.
+
+        The future has no result, and raises InvalidRequest where the grammar cannot be used. Raises QueueFull
+        where too many others are in use, InvalidRequest where this engine masks no logits.
+        """
+        if self._grammars is None:
+            raise InvalidRequest("this engine chooses no tokens, so none can follow a grammar", "grammar")
+        return self._grammars.prepare(service, grammar)
 
     def cancel(self, request_id: str, *, complete: bool = False) -> None:
         """End a request; its last event comes with this or the next step. Unknown ids are ignored.

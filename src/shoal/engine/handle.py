@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from shoal.core import (
     SLO,
     EngineDied,
     FinishReason,
     GoalsOutOfReach,
+    Grammar,
     InvalidRequest,
     QueueFull,
     Request,
@@ -35,6 +36,8 @@ from shoal.engine.validation import check_request, check_resumed
 from shoal.engine.vitals import Vitals
 
 BUILDER = "shoal.engine.build:build_engine"
+
+Answer = TypeVar("Answer", wire.Stats, wire.Prepared)
 
 _log = logging.getLogger(__name__)
 # How many first tokens are remembered, to estimate how fast the queue moves.
@@ -77,7 +80,7 @@ class EngineHandle:
         self._max_queue = max_queue
         self._ids = itertools.count(1)
         self._calls: dict[str, _Call] = {}  # by request id: one entry for each unfinished choice
-        self._stats_futures: dict[int, asyncio.Future[EngineStats]] = {}  # by the key of the question
+        self._answers: dict[int, asyncio.Future[Any]] = {}  # by the key of the question
         self._waiting = 0  # choices that have no token yet
         self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
         self._closed_reason: str | None = None  # why no new requests are accepted
@@ -168,6 +171,8 @@ class EngineHandle:
                 f"(max_queue); {sampling.n} more do not fit now",
                 self._retry_after_s(self._waiting + sampling.n - self._max_queue),
             )
+        if sampling.grammar is not None:
+            await self.prepare(service, sampling.grammar)
         call_id = f"call-{next(self._ids)}"
         arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
         requests = expand_choices(call_id, service, list(prompt), sampling, arrival_ns, slo)
@@ -185,8 +190,22 @@ class EngineHandle:
             raise EngineDied(self._closed_reason)
         for request in requests.values():
             check_resumed(self.info, request)
+        first = next(iter(requests.values()))
+        if sampling.grammar is not None:
+            await self.prepare(first.service, sampling.grammar)
         renamed = resume_choices(f"call-{next(self._ids)}", requests, time.monotonic_ns())
         return self._open(renamed, sampling)
+
+    async def prepare(self, service: str, grammar: Grammar) -> None:
+        """Make a grammar ready in the engine; ``submit`` does so, too.
+
+        Raises InvalidRequest about ``grammar`` if it cannot be used, QueueFull or EngineDied.
+        """
+        answer = await self._ask(lambda key: wire.Prepare(key, service, grammar), wire.Prepared)
+        if answer.error is not None:
+            if answer.retry_after_s is not None:
+                raise QueueFull(answer.error, answer.retry_after_s)
+            raise InvalidRequest(answer.error, param="grammar")
 
     async def generate(
         self, service: str, prompt: Sequence[int], sampling: SamplingParams, slo: SLO = NO_GOALS
@@ -198,16 +217,20 @@ class EngineHandle:
 
     async def stats(self) -> EngineStats:
         """The engine's stats after its present step; raises EngineDied if it has ended."""
+        return (await self._ask(wire.AskStats, wire.Stats)).stats
+
+    async def _ask(self, question: Callable[[int], wire.ToEngine], kind: type[Answer]) -> Answer:
+        """Send the question made of a key, and return the answer with that key."""
         if self._receiver.done():
             raise EngineDied(self._closed_reason or "the engine has ended")
         key = next(self._ids)
-        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._stats_futures[key] = future
-        self._process.send(wire.AskStats(key))
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[key] = future
+        self._process.send(question(key))
         try:
             return await future
         finally:
-            self._stats_futures.pop(key, None)
+            self._answers.pop(key, None)
 
     async def close(self, drain_s: float = 0) -> None:
         """Reject new requests, let unfinished streams go on for ``drain_s`` seconds, and end the process.
@@ -288,9 +311,14 @@ class EngineHandle:
                     call.stream.end(InvalidRequest(message.message, message.param, message.code))
             case wire.Stats():
                 self.vitals.update(message.stats)
-                future = self._stats_futures.get(message.key)
-                if future is not None and not future.done():
-                    future.set_result(message.stats)
+                self._answer(message)
+            case wire.Prepared():
+                self._answer(message)
+
+    def _answer(self, message: wire.Stats | wire.Prepared) -> None:
+        future = self._answers.get(message.key)
+        if future is not None and not future.done():
+            future.set_result(message)
 
     def _handle_event(self, event: TokenEvent, now_ns: int) -> None:
         call = self._calls.get(event.request_id)
@@ -343,7 +371,7 @@ class EngineHandle:
             for reader in list(call.unfinished.values()):
                 self._remove(call, reader)
             call.stream.end(error)
-        for future in self._stats_futures.values():
+        for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)
 

@@ -161,6 +161,9 @@ class Shoal:
         with self._lock:
             if self._closed:
                 raise ConfigError("this Shoal is closed; make a new one to generate")
+            for name, params in zip(names, wanted, strict=True):
+                if params.grammar is not None:
+                    self._engine.prepare(name, params.grammar).result()
             batch = Batch(self._engine, progress=progress)
             try:
                 for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):

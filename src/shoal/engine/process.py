@@ -7,6 +7,7 @@ left behind. Between steps it takes messages without waiting; idle, it waits for
 
 import gc
 import importlib
+import logging
 import os
 import pickle
 import signal
@@ -16,14 +17,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import zmq
 
-from shoal.core import InvalidRequest, TokenEvent
+from shoal.core import InvalidRequest, QueueFull, TokenEvent
 from shoal.engine import wire
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
@@ -32,7 +34,9 @@ from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
+_log = logging.getLogger(__name__)
 _LINGER_MS = 2000
+_PREPARING_POLL_MS = 2
 _BEAT_S = 1.0
 # What is taken between two steps, beyond which running requests would wait for new ones: a request takes
 # about as long to submit as a thousand tokens of prompt do, a tenth of a millisecond or more.
@@ -65,6 +69,8 @@ class EngineServer:
         self._running = True
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
+        self._preparing: dict[int, Future[Any]] = {}
+        """Grammars that are being made ready, by the key of the question."""
         engine.interrupted = self._has_messages
 
     def run(self) -> None:
@@ -73,6 +79,7 @@ class EngineServer:
             self._take_messages()
             if not self._running:
                 return
+            self._send_prepared()
             events = self._engine.step()
             if events:
                 self._send_events(events)
@@ -118,10 +125,28 @@ class EngineServer:
                 for request_id in message.ids:
                     if self._arrived.pop(request_id, None) is None:
                         self._engine.cancel(request_id, complete=message.complete)
+            case wire.Prepare():
+                self._prepare(message)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.Shutdown():
                 self._running = False
+
+    def _prepare(self, message: wire.Prepare) -> None:
+        try:
+            self._preparing[message.key] = self._engine.prepare(message.service, message.grammar)
+        except InvalidRequest as error:
+            self._send(wire.Prepared(message.key, str(error)))
+        except QueueFull as error:
+            self._send(wire.Prepared(message.key, str(error), error.retry_after_s))
+
+    def _send_prepared(self) -> None:
+        """Answer for the grammars that are ready, or cannot be used."""
+        for key in [key for key, future in self._preparing.items() if future.done()]:
+            error = self._preparing.pop(key).exception()
+            if error is not None and not isinstance(error, InvalidRequest):
+                _log.error("a grammar could not be made ready", exc_info=error)
+            self._send(wire.Prepared(key, None if error is None else str(error)))
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
@@ -132,6 +157,8 @@ class EngineServer:
         self._socket.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
+        if self._preparing:
+            return _PREPARING_POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
             return None

@@ -12,6 +12,7 @@ from shoal.core import (
     Carried,
     ConfigError,
     EngineDied,
+    Grammar,
     ModelUnavailable,
     ModelUnsupported,
     Request,
@@ -74,6 +75,17 @@ class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A stop string ended them, so they count as finished."""
 
 
+class Prepare(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the engine: make a grammar ready, and send Prepared."""
+
+    key: int
+    """Returned with it."""
+    service: str
+    """The service whose requests follow it."""
+    grammar: Grammar
+    """The grammar."""
+
+
 class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: send Stats."""
 
@@ -103,6 +115,17 @@ class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Its ``param``."""
     code: str | None = None
     """Its ``code``."""
+
+
+class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine: the response to Prepare."""
+
+    key: int
+    """That of the question."""
+    error: str | None = None
+    """Why the grammar cannot be used."""
+    retry_after_s: float | None = None
+    """It can be used when there is room again, probably after this time."""
 
 
 class Loading(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -137,8 +160,8 @@ class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Its stats."""
 
 
-ToEngine = Submit | Cancel | AskStats | Shutdown
-FromEngine = Stepped | Refused | Loading | Ready | Failed | Stats
+ToEngine = Submit | Cancel | Prepare | AskStats | Shutdown
+FromEngine = Stepped | Refused | Prepared | Loading | Ready | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

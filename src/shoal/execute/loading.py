@@ -59,6 +59,8 @@ class LoadedModel:
     """Its end-of-sequence tokens."""
     weight_bytes: int
     """Size of its weights."""
+    folder: Path
+    """Its files."""
 
 
 class ModelSet:
@@ -237,6 +239,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=facts.eos_token_ids,
         weight_bytes=weight_bytes,
+        folder=folder,
     )
 
 

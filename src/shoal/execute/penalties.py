@@ -5,16 +5,26 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from shoal.execute.grammar_masks import RowMasks
 from shoal.execute.group import RunningSequence, TokenCounts
 
 
 def is_adjusted(row: RunningSequence) -> bool:
     """Whether ``adjust`` changes the logits of this row."""
-    return row.sampling.penalised or row.output_tokens < row.sampling.min_tokens
+    params = row.sampling
+    return params.penalised or row.output_tokens < params.min_tokens or params.grammar is not None
 
 
-def adjust(logits: torch.Tensor, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]) -> None:
-    """Apply penalties, then the ban on early ends, to logits [rows, vocab] of float32, in place."""
+def adjust(
+    logits: torch.Tensor,
+    rows: Sequence[RunningSequence],
+    eos_token_ids: Sequence[int],
+    masks: RowMasks | None = None,
+) -> None:
+    """Apply penalties, masks and the ban on early ends to logits [rows, vocab] of float32, in place.
+
+    Where a mask allows only what is banned, it is not banned.
+    """
     penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
     if penalised:
         _penalise(logits, rows, penalised)
@@ -25,9 +35,23 @@ def adjust(logits: torch.Tensor, rows: Sequence[RunningSequence], eos_token_ids:
         for token in (*row.sampling.stop_token_ids, *(() if row.sampling.ignore_eos else eos_token_ids))
         if token < logits.shape[1]
     ]
+    if masks is not None:
+        banned = _mask(logits, masks, banned)
     if banned:
         at_row, at_token = torch.tensor(banned, device=logits.device).T
         logits[at_row, at_token] = float("-inf")
+
+
+def _mask(logits: torch.Tensor, masks: RowMasks, banned: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Apply masks; returns what of ``banned`` (rows and tokens) is still to be banned."""
+    vocab = logits.shape[1]
+    allowed = np.unpackbits(masks.bits.view(np.uint8), axis=1, count=vocab, bitorder="little").view(bool)
+    for row, may in zip(masks.rows, allowed, strict=True):
+        later = may.copy()
+        later[[token for banned_row, token in banned if banned_row == row]] = False
+        left = later if later.any() else may
+        logits[row].masked_fill_(torch.from_numpy(~left).to(logits.device), float("-inf"))
+    return [entry for entry in banned if entry[0] not in masks.rows]
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[RunningSequence], penalised: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
+from shoal.execute.grammar_masks import RowMasks
 from shoal.execute.group import RunningSequence
 from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.penalties import adjust, is_adjusted
@@ -28,11 +29,13 @@ def sample(
     rows: Sequence[RunningSequence],
     eos_token_ids: Sequence[int],
     native: NativeSampler | None = None,
+    masks: RowMasks | None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
     """The next token of each row, and log-probabilities if a row wants them.
 
     logits: [rows, vocab], any float dtype; may be overwritten. A row whose logits are not finite gets
     NO_TOKEN: the model has overflowed, and any token would be arbitrary. native: for logits on the CPU.
+    masks: of the rows that follow a grammar; those whose mask is unknown get NO_TOKEN, too.
     """
     raw, hidden = logits, []
     adjusted = [i for i, row in enumerate(rows) if is_adjusted(row)]
@@ -42,7 +45,8 @@ def sample(
             raw = logits.clone()
         finite = logits[adjusted].amax(-1).isfinite().tolist()
         hidden = [i for i, sound in zip(adjusted, finite, strict=True) if not sound]
-        adjust(logits, rows, eos_token_ids)
+        adjust(logits, rows, eos_token_ids, masks)
+        hidden += [] if masks is None else masks.failures
     tokens = _choose(logits, rows) if native is None else native.choose(logits, rows)
     for i in hidden:
         tokens[i] = NO_TOKEN

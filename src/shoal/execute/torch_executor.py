@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +12,11 @@ import torch
 
 from shoal.core import NO_TOKEN, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
+from shoal.execute.grammar_masks import GrammarMasks, RowMasks
+from shoal.execute.grammar_pool import GrammarModel, GrammarPool
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.kv_store import KVStore, Transfer
-from shoal.execute.loading import ModelSet
+from shoal.execute.loading import LoadedModel, ModelSet
 from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampler import sample
@@ -48,6 +50,9 @@ class TorchExecutor:
         self._groups = RunningGroups()
         library = load_native() if models.device.type == "cpu" else None
         self._sampler = None if library is None else NativeSampler(library)
+        self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
+        """The grammars that requests may follow."""
+        self._masks = GrammarMasks(self.grammars)
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
@@ -78,6 +83,7 @@ class TorchExecutor:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._results.clear()
+        self.grammars.close()
 
     @torch.inference_mode()
     def _run(
@@ -94,6 +100,7 @@ class TorchExecutor:
             self.store.zero(merged_block)
         for transfer in copies:
             transfer.carry_out()
+        self._masks.leave(plan.left)
         self._groups.apply(plan)
         if self._failed:
             raise StepFailed("the step before it failed")
@@ -123,7 +130,8 @@ class TorchExecutor:
                 break
         durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
         timings = StepTimings(prepare_ns, forward_ns, sample_ns)
-        return StepResult(tokens, durations_ns, None, _complete(logprobs, len(plan.sampled)), timings)
+        all_logprobs = _complete(logprobs, len(plan.sampled))
+        return StepResult(tokens, durations_ns, None, all_logprobs, timings, made.failures)
 
     def _survive(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
         """One iteration; raises StepFailed for an error after which the device can go on."""
@@ -141,13 +149,16 @@ class TorchExecutor:
         raise StepFailed(message)
 
     def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
+        self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])
         batch = build_batch(self._groups, rows, plan.new_tokens, self.store.services[plan.service])
         prepared_ns = time.perf_counter_ns()
         logits = self._forward(plan, batch)
         self._groups.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
-        tokens, logprobs = self._sample(plan, rows, logits)
-        return _Iteration(tokens, logprobs, prepared_ns, forwarded_ns, time.perf_counter_ns())
+        masks = self._masks.finish()
+        tokens, logprobs = self._sample(plan, rows, logits, masks)
+        failures = {} if masks is None else masks.failures
+        return _Iteration(tokens, logprobs, prepared_ns, forwarded_ns, time.perf_counter_ns(), failures)
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
         """Whether one of the rows, all of which were to get a token, has come to its end."""
@@ -163,13 +174,17 @@ class TorchExecutor:
         return self._models[plan.service].forward(batch.input_ids, batch.positions, rows, step)
 
     def _sample(
-        self, plan: StepPlan, rows: Sequence[RunningSequence], logits: torch.Tensor
+        self,
+        plan: StepPlan,
+        rows: Sequence[RunningSequence],
+        logits: torch.Tensor,
+        masks: RowMasks | None,
     ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
         if not plan.sampled:
             return [], None
         chosen = [rows[i] for i in plan.sampled]
         eos = self._models[plan.service].eos_token_ids
-        tokens, logprobs = sample(logits, chosen, eos, self._sampler)
+        tokens, logprobs = sample(logits, chosen, eos, self._sampler, masks)
         for row, token in zip(chosen, tokens, strict=True):
             known = max(token, 0)  # a row without a token ends; a step already queued must not stumble
             row.tokens.append(known)
@@ -189,6 +204,10 @@ def is_survivable(error: Exception) -> bool:
     return not reported and not isinstance(error, torch.AcceleratorError)
 
 
+def _grammar_model(model: LoadedModel) -> GrammarModel:
+    return GrammarModel(model.folder, model.vocab_size, model.eos_token_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class _Iteration:
     """What one iteration made, and when its parts ended."""
@@ -198,6 +217,8 @@ class _Iteration:
     prepared_ns: int
     forwarded_ns: int
     ended_ns: int
+    failures: Mapping[int, str]
+    """Why rows of those that sample have no token, if it is not for their logits."""
 
 
 def _complete(

@@ -202,7 +202,8 @@ class OutputProcessor:
             logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
             if NO_TOKEN in ids:
                 ids = ids[: ids.index(NO_TOKEN)]
-                ends[at] = _End(FinishReason.ERROR, ids, logprobs and logprobs[: len(ids)], error=_NOT_FINITE)
+                why = result.failures.get(column, _NOT_FINITE)
+                ends[at] = _End(FinishReason.ERROR, ids, logprobs and logprobs[: len(ids)], error=why)
                 request.ending = FinishReason.ERROR  # so that nobody else finds its KV
                 if not ids:
                     continue
@@ -289,7 +290,7 @@ def _until_end(
 
 def judge_end(request: RequestState, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
     """Whether the newest of ``generated`` output tokens ends a request, why, and with which stop token."""
-    if token in request.stop_token_ids and generated >= request.request.sampling.min_tokens:
+    if token in request.stop_token_ids and request.request.sampling.ends_at(generated):
         return FinishReason.STOP, token
     true_tokens = request.request.true_output_tokens
     if true_tokens is not None and generated >= true_tokens:
@@ -311,6 +312,11 @@ def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
                 tokens=[tokens[own] for tokens in result.tokens],
                 counts=None if result.counts is None else result.counts[own],
                 logprobs=None if result.logprobs is None else [known[own] for known in result.logprobs],
+                failures={
+                    row - own.start: why
+                    for row, why in result.failures.items()
+                    if own.start <= row < own.stop
+                },
             )
         )
     return results

@@ -14,6 +14,7 @@ from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, 
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
+from shoal.serve.structured import MAX_OPTIONS, StructuredFields, errors_named
 from shoal.serve.tool_fields import TemplateFields, ToolFields
 
 INT32_MAX = 2**31 - 1
@@ -45,7 +46,11 @@ FORMS = {
     "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}',
     "functions": "is an old form that is not supported; send tools",
     "function_call": "is an old form that is not supported; send tool_choice, and tool_calls in messages",
-    "response_format": 'is not supported, except {"type": "text"}',
+    "response_format": 'must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+    '"json_schema": {"name": "...", "schema": {...}}}',
+    "structured_outputs": "must be an object with one of json (a JSON schema), regex (a string), choice (a "
+    f"list of at most {MAX_OPTIONS} strings), grammar (Lark or GBNF) and json_object (true)",
+    "guided_json": "must be a JSON schema, as an object or as text",
     "modalities": 'is not supported, except ["text"]',
 }
 
@@ -93,7 +98,7 @@ class ServiceBody(StrictModel):
         return []
 
 
-class GenerationBody(ServiceBody):
+class GenerationBody(StructuredFields, ServiceBody):
     """The fields of both generation endpoints."""
 
     max_tokens: Count | None = None
@@ -152,8 +157,10 @@ class GenerationBody(ServiceBody):
         parameters["max_tokens"] = default_max_tokens if limit is None else limit
         parameters["logprobs"] = self.reported_logprobs()
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        field, parameters["grammar"] = self.structure() or ("", None)
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return defaults.params(parameters)
+        with errors_named(field):
+            return defaults.params(parameters)
 
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):

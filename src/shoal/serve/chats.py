@@ -10,6 +10,7 @@ from shoal.models.chat_template import ChatTemplate, Layout
 from shoal.serve.api import Api
 from shoal.serve.chat_format import ChatReading
 from shoal.serve.reasoning import ContentParser, Marks, ReasoningParser, is_open, marks_of
+from shoal.serve.structured import errors_named
 from shoal.serve.tool_fields import TemplateFields
 from shoal.serve.tools.described import in_plain_messages
 from shoal.serve.tools.formats import ToolFormat, format_of
@@ -29,20 +30,30 @@ class PreparedChat:
     prompt: list[int]
     sampling: SamplingParams
     reading: ChatReading
+    grammar_field: str
+    """The field that errors about the grammar name."""
 
 
 async def prepare_chat(
-    api: Api, service: str, messages: Messages, use: ToolUse, fields: TemplateFields, sampling: SamplingParams
+    api: Api,
+    service: str,
+    messages: Messages,
+    use: ToolUse,
+    fields: TemplateFields,
+    sampling: SamplingParams,
+    grammar_field: str = "",
 ) -> PreparedChat:
     """Lay ``messages`` out with the chat template of ``service``.
 
-    sampling: what the request asks for without its tools. Output that has a grammar begins at once, without
-    reasoning. Raises InvalidRequest where that is not possible.
+    sampling: what the request asks for without its tools. grammar_field: what gave it a grammar.
+    Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where that is not possible.
     """
     tokenizer = api.tokenizers[service]
     template = tokenizer.chat_template
     format = format_of(template.source, tokenizer.special_token)
-    sampling = use.constrain(sampling, format)
+    own_grammar = sampling.grammar
+    with errors_named("tools"):
+        sampling = use.constrain(sampling, format)
     thinks = sampling.grammar is None
     text = await api.workers.run(
         f"chats of {service}",
@@ -69,7 +80,9 @@ async def prepare_chat(
         call_id=format.call_id,
         include_reasoning=fields.include_reasoning is not False,
     )
-    return PreparedChat(prompt, sampling, reading)
+    return PreparedChat(
+        prompt, sampling, reading, grammar_field if sampling.grammar is own_grammar else "tools"
+    )
 
 
 def lay_out(

@@ -21,6 +21,7 @@ from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.responses import PromptTokensDetails, Usage
+from shoal.serve.structured import errors_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class GenerationRequest:
     """When the headers of the HTTP request had been read, on the monotonic clock."""
     slo: SLO = NO_GOALS
     """Latency goals of the request; they override those of the service."""
+    grammar_field: str = ""
+    """The field of the body that has the grammar of ``sampling``, if it has one."""
 
 
 @dataclass(slots=True)
@@ -148,9 +151,10 @@ async def submit_request(
         streams: list[DeltaStream] = []
         for prompt in request.prompts:
             try:
-                stream = await backend.submit(
-                    request.service, prompt, request.sampling, request.slo, request.arrival_ns
-                )
+                with errors_named(request.grammar_field):
+                    stream = await backend.submit(
+                        request.service, prompt, request.sampling, request.slo, request.arrival_ns
+                    )
             except (QueueFull, EngineDied) as error:
                 choices = len(request.prompts) * request.sampling.n
                 metrics.count_refused(request.service, error, choices, request.slo)

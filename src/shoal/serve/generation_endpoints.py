@@ -18,8 +18,8 @@ from shoal.serve.bodies import (
     GenerationBody,
     StreamOptions,
 )
-from shoal.serve.chat_format import ChatFormat, ChatReading
-from shoal.serve.chats import prepare_chat
+from shoal.serve.chat_format import ChatFormat
+from shoal.serve.chats import PreparedChat, prepare_chat
 from shoal.serve.formats import CompletionFormat, Format, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
@@ -63,9 +63,16 @@ class GenerationEndpoints:
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ChatBody)
         card = self._api.card(body.model, "model")
-        sampling = body.sampling(card.sampling_defaults)
-        chat = await prepare_chat(self._api, body.model, body.conversation(), body.tool_use(), body, sampling)
-        return self._generate(body, "chatcmpl", [chat.prompt], chat.sampling, arrival_ns, chat.reading)
+        chat = await prepare_chat(
+            self._api,
+            body.model,
+            body.conversation(),
+            body.tool_use(),
+            body,
+            body.sampling(card.sampling_defaults),
+            _grammar_field(body),
+        )
+        return self._generate(body, "chatcmpl", [chat.prompt], chat.sampling, arrival_ns, chat)
 
     def _generate(
         self,
@@ -74,7 +81,7 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
-        reading: ChatReading | None = None,
+        chat: PreparedChat | None = None,
     ) -> Response:
         request = GenerationRequest(
             id=f"{prefix}-{secrets.token_hex(12)}",
@@ -83,6 +90,7 @@ class GenerationEndpoints:
             sampling=sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            grammar_field=_grammar_field(body) if chat is None else chat.grammar_field,
         )
         num_logprobs = sampling.logprobs
         logprobs = (
@@ -91,13 +99,19 @@ class GenerationEndpoints:
         options = body.stream_options or StreamOptions()
         usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
         format: Format
-        if reading is None:
+        if chat is None:
             format = CompletionFormat(request.id, body.model, logprobs, usage)
         else:
-            format = ChatFormat(request.id, body.model, logprobs, usage, reading)
+            format = ChatFormat(request.id, body.model, logprobs, usage, chat.reading)
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )
+
+
+def _grammar_field(body: GenerationBody) -> str:
+    """The field that says what the output must look like."""
+    field, _ = body.structure() or ("", None)
+    return field
 
 
 def _check_choices(prompts: int, n: int) -> None:

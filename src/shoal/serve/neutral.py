@@ -59,12 +59,6 @@ Zero = Annotated[int, Field(ge=0, le=0)]
 Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
 
 
-class TextFormat(StrictModel):
-    """Plain text, the only format."""
-
-    type: Literal["text"]
-
-
 class NeutralFields(StrictModel):
     """Fields of both generation endpoints."""
 
@@ -75,7 +69,6 @@ class NeutralFields(StrictModel):
     length_penalty: float | None = None
     """Ignored: it is for beam search."""
 
-    response_format: TextFormat | None = None
     skip_special_tokens: NotFalse | None = None
     """Special tokens have no text."""
     logit_bias: EmptyDict | None = None
@@ -103,20 +96,6 @@ class NeutralFields(StrictModel):
     prompt_logprobs: None = None
     """Not supported."""
     truncate_prompt_tokens: None = None
-    """Not supported."""
-    structured_outputs: None = None
-    """Not supported."""
-    guided_json: None = None
-    """Not supported."""
-    guided_regex: None = None
-    """Not supported."""
-    guided_choice: None = None
-    """Not supported."""
-    guided_grammar: None = None
-    """Not supported."""
-    guided_decoding_backend: None = None
-    """Not supported."""
-    guided_whitespace_pattern: None = None
     """Not supported."""
     cache_salt: None = None
     """Not supported."""

@@ -9,8 +9,9 @@ from pydantic import AfterValidator, Field
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_LOGPROBS
 from shoal.serve.bodies import INT32_MAX, Count, Goals, Penalty, ServiceBody, StreamOptions
-from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel, TextFormat
+from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel
 from shoal.serve.stateless.items import InputItems, to_messages
+from shoal.serve.structured import errors_named
 from shoal.serve.tool_fields import (
     MAX_TOOLS,
     FunctionDefinition,
@@ -41,6 +42,12 @@ class ChosenFunction(StrictModel):
     name: FunctionName
 
 
+class PlainText(StrictModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
 class JsonObject(StrictModel):
     """Any JSON object."""
 
@@ -63,7 +70,7 @@ class JsonSchema(StrictModel):
 class TextOptions(StrictModel):
     """What the text is like."""
 
-    format: Annotated[TextFormat | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
+    format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
     """Not supported, except medium."""
 
@@ -213,4 +220,5 @@ class ResponsesBody(ServiceBody):
         parameters["max_tokens"] = self.max_output_tokens
         parameters["logprobs"] = (self.top_logprobs or 0) if reports else None
         parameters["grammar"] = self.grammar()
-        return defaults.params(parameters)
+        with errors_named("text.format"):
+            return defaults.params(parameters)

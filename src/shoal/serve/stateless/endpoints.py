@@ -65,6 +65,7 @@ class ResponsesEndpoints:
             body.tool_use(),
             body.template_fields(),
             body.sampling(card.sampling_defaults),
+            "text.format",
         )
         generation = GenerationRequest(
             id=f"resp_{secrets.token_hex(12)}",
@@ -73,6 +74,7 @@ class ResponsesEndpoints:
             sampling=chat.sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            grammar_field=chat.grammar_field,
         )
         tokenizer = self._api.tokenizers[body.model]
         reported = chat.sampling.logprobs

@@ -1,11 +1,13 @@
 """What a request wants with its tools, and the grammar that follows from it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
 from shoal.serve.tools.formats import Function, ToolFormat
+from shoal.serve.tools.schemas import json_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,4 +78,8 @@ def _answer(grammar: Grammar | None) -> str:
             " required, or a JSON schema",
             param="tools",
         )
-    return f"%json {grammar.source}"
+    try:
+        schema = json.loads(grammar.source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the JSON schema of the answer is no JSON: {error}", param="grammar") from error
+    return json_rule(schema) if isinstance(schema, dict) else f"%json {grammar.source}"

@@ -20,12 +20,13 @@ def check_static_sampling(sampling: SamplingParams) -> None:
         "min_tokens": sampling.min_tokens > 0,
         "logprobs": sampling.logprobs is not None,
         "n": sampling.n != 1,
+        "grammar": sampling.grammar is not None,
     }
     for param, wanted in wants.items():
         if wanted:
             raise InvalidRequest(
                 f"{param}: static batches decode greedily, one output for a prompt (temperature 0, no "
-                "penalties, min_tokens, logprobs or n); `shoal generate` does the rest",
+                "penalties, min_tokens, logprobs, n or grammar); `shoal generate` does the rest",
                 param=param,
             )
 

@@ -1,0 +1,338 @@
+"""Masks of grammars: against sets of texts that can be written down, and in an executor."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import numpy as np
+import pytest
+import torch
+from execute_builders import VOCAB, HandScheduler, make_model, make_prompt, tiny_config
+from grammar_builders import EOS, Letters, write_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypothesis_profiles import examples
+from shoal.core import NO_TOKEN, Grammar, GrammarKind, InvalidRequest, QueueFull, SamplingParams
+from shoal.execute import grammar_pool
+from shoal.execute.grammar_masks import GrammarMasks, RowMasks
+from shoal.execute.grammar_messages import Step, Told
+from shoal.execute.grammar_pool import GrammarModel, GrammarPool
+from shoal.execute.grammar_process import Masks, compile_grammar
+from shoal.execute.group import RunningSequence
+from shoal.execute.native_sampling import NativeSampler
+from shoal.execute.sampler import sample as sample_rows
+from shoal.native import load_native
+
+SERVICE = "tiny"
+DEEP = "start: r0\n" + "".join(f'r{i}: r{i + 1} | "x{i}"\n' for i in range(5_000)) + 'r5000: "a"\n'
+SLOWER_AND_SLOWER = "start: " + "a " * 17 + '\na: b*\nb: c*\nc: "x"?\n'
+ENDLESS = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps({"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}),
+)
+
+
+def one_of(*texts: str) -> Grammar:
+    return Grammar(GrammarKind.LARK, "start: " + " | ".join(map(json.dumps, texts)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_model(tmp_path_factory.mktemp("grammars") / "llama", tiny_config("llama"))
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def letters(folder: Path) -> Letters:
+    return Letters(folder / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(str(folder / "tokenizer.json"), n_vocab=VOCAB, eos_token=[EOS])
+
+
+@pytest.fixture
+def pool(folder: Path) -> Iterator[GrammarPool]:
+    pool = GrammarPool({SERVICE: GrammarModel(folder, VOCAB, (EOS,))})
+    yield pool
+    pool.close()
+
+
+def bits(masks: np.ndarray) -> list[list[int]]:
+    """Ids that each mask allows."""
+    return [np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() for mask in masks]
+
+
+def row(*output: int, **params: Any) -> RunningSequence:
+    return RunningSequence([5, 6, *output], 2, 0, SamplingParams(**params), seed=7)
+
+
+@given(
+    texts=st.lists(st.text('ab01"', min_size=1, max_size=6), min_size=1, max_size=6, unique=True),
+    draws=st.lists(st.integers(0, 999), min_size=8, max_size=8),
+)
+@settings(max_examples=examples(100))
+def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
+    texts: Sequence[str], draws: Sequence[int], tokenizer: llguidance.LLTokenizer, letters: Letters
+) -> None:
+    masks = Masks(compile_grammar(tokenizer, one_of(*texts)), [EOS], VOCAB)
+    output: list[int] = []
+    told = 0
+    for draw in draws:
+        answer, made = masks.answer(Step([Told(1, output[told:])], []))
+        told = len(output)
+        assert not answer.failures
+        (mask,) = bits(made)
+        text = letters.text(output)
+        possible = [
+            token
+            for token in range(letters.size)
+            if letters.piece(token) and any(t.startswith(text + letters.piece(token)) for t in texts)
+        ]
+        if sum(t.startswith(text) for t in texts) == 1 and possible:
+            # Where the rest is known, it may be told to be written as the tokenizer would write it.
+            assert set(mask) <= {*possible, EOS}
+            assert EOS not in mask
+        else:
+            assert mask == sorted([*possible, *([EOS] if text in texts else [])])
+        output.append(mask[draw % len(mask)])
+        if output[-1] == EOS:
+            break
+    else:
+        return
+    assert letters.text(output) in texts
+    _, made = masks.answer(Step([Told(1, [EOS])], []))
+    assert bits(made) == [[EOS]]
+
+
+@given(draws=st.lists(st.integers(0, 999), min_size=1, max_size=12), cut=st.integers(0, 12))
+@settings(max_examples=examples(50))
+def test_a_sequence_that_comes_back_has_the_masks_that_it_had(
+    draws: Sequence[int], cut: int, tokenizer: llguidance.LLTokenizer
+) -> None:
+    schema = Grammar(
+        GrammarKind.JSON_SCHEMA, '{"type": "object", "additionalProperties": {"type": "integer"}}'
+    )
+    start = compile_grammar(tokenizer, schema)
+    masks = Masks(start, [EOS], VOCAB)
+    output: list[int] = []
+    new: list[int] = []
+    for draw in draws:
+        _, made = masks.answer(Step([Told(1, new)], []))
+        mask = bits(made)[0]
+        new = [mask[draw % len(mask)]]
+        output += new
+        if len(output) == cut:
+            masks.answer(Step([], [1]))
+            new = list(output)
+    _, made = masks.answer(Step([Told(1, new)], []))
+    _, anew = Masks(start, [EOS], VOCAB).answer(Step([Told(2, output)], []))
+    assert bits(made) == bits(anew)
+
+
+Sample = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    library = load_native()
+    if request.param == "native" and library is None:
+        pytest.skip("the native library was not built, or is off")
+    return partial(sample_rows, native=None if request.param == "torch" else NativeSampler(library))
+
+
+def masked(rows: Sequence[int], allowed: Sequence[Sequence[int]], failures: Any = None) -> RowMasks:
+    words = np.zeros((len(rows), -(-VOCAB // 32)), dtype=np.uint32)
+    for mask, tokens in zip(words, allowed, strict=True):
+        for token in tokens:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+    return RowMasks(list(rows), words, failures or {})
+
+
+ANY = one_of("a")
+PARAMS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 2.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 1.0, "repetition_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 0.5},
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_masked_row_is_sampled_as_if_the_other_tokens_were_impossible(
+    params: dict[str, Any], dtype: torch.dtype, sample: Sample
+) -> None:
+    logits = torch.randn((3, VOCAB), generator=torch.Generator().manual_seed(3)).to(dtype)
+    may = [3, 77, 78, 150, VOCAB - 1]
+    forbidden = torch.ones(VOCAB, dtype=torch.bool)
+    forbidden[may] = False
+    rows = [row(9, 77), row(9, 77, grammar=ANY, **params), row(9)]
+    expected, _ = sample(
+        torch.stack([logits[0], logits[1].masked_fill(forbidden, -torch.inf), logits[2]]),
+        [rows[0], row(9, 77, **params), rows[2]],
+        [EOS],
+    )
+    raw = logits[1].float().log_softmax(-1)
+    tokens, _ = sample(logits.clone(), rows, [EOS], masks=masked([1], [may]))
+    assert tokens == expected
+    assert tokens[1] in may
+    reported = [row(9, 77, grammar=ANY, logprobs=2, **params)]
+    _, [logprobs] = sample(logits[1:2].clone(), reported, [EOS], masks=masked([0], [may]))
+    assert logprobs.logprob == pytest.approx(float(raw[logprobs.token]), abs=1e-5)
+    assert [token for token, _ in logprobs.top] == raw.topk(2).indices.tolist()
+
+
+def test_ends_are_banned_early_unless_nothing_else_is_allowed(sample: Sample) -> None:
+    logits = torch.zeros((4, VOCAB))
+    logits[:, EOS] = logits[:, 40] = 9.0
+    params = {"min_tokens": 3, "stop_token_ids": (40,), "temperature": 0.0, "grammar": ANY}
+    rows = [row(**params) for _ in range(3)] + [row(1, 1, 1, **params)]
+    masks = masked([0, 1, 2, 3], [[EOS, 40, 50], [EOS, 40], [40], [EOS, 50]])
+    assert sample(logits, rows, [EOS], masks=masks)[0] == [50, EOS, 40, EOS]
+
+
+def test_a_row_without_a_mask_gets_no_token(sample: Sample) -> None:
+    logits = torch.zeros((3, VOCAB))
+    logits[:, 5] = 1.0
+    rows = [row(grammar=ANY, temperature=0.0), row(temperature=0.0), row(grammar=ANY, temperature=0.0)]
+    tokens, _ = sample(logits, rows, [EOS], masks=masked([2], [[8, 9]], {0: "why"}))
+    assert tokens == [NO_TOKEN, 5, 8]
+
+
+def test_a_masked_row_of_a_model_that_overflows_gets_no_token(sample: Sample) -> None:
+    logits = torch.zeros((2, VOCAB))
+    logits[0, 8] = torch.nan
+    rows = [row(grammar=ANY), row()]
+    assert sample(logits, rows, [EOS], masks=masked([0], [[9]]))[0][0] == NO_TOKEN
+
+
+def follow(masks: GrammarMasks, *rows: tuple[int, RunningSequence]) -> RowMasks:
+    masks.begin(SERVICE, rows)
+    made = masks.finish()
+    assert made is not None
+    return made
+
+
+def allowed_by_row(masks: RowMasks) -> dict[int, list[int]]:
+    return dict(zip(masks.rows, bits(masks.bits), strict=True))
+
+
+def test_rows_get_the_masks_of_their_own_grammars(pool: GrammarPool, letters: Letters) -> None:
+    masks = GrammarMasks(pool)
+    one, other = one_of("abc", "0"), Grammar(GrammarKind.REGEX, "[xyz]+")
+    made = follow(masks, (1, row(grammar=one)), (2, row()), (3, row(grammar=other)), (4, row(grammar=one)))
+    texts = {place: {letters.piece(t) for t in mask} for place, mask in allowed_by_row(made).items()}
+    assert texts == {0: {"a", "ab", "abc", "0"}, 2: {"x", "y", "z"}, 3: {"a", "ab", "abc", "0"}}
+    masks.begin(SERVICE, [(2, row())])
+    assert masks.finish() is None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        (Grammar(GrammarKind.REGEX, "(("), "unclosed group"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"if": {}}'), "if"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "{"), "EOF"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"a":' * 10_000 + "1" + "}" * 10_000), "recursion"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "true"), "object"),
+        (Grammar(GrammarKind.LARK, "start: other"), "other"),
+        (Grammar(GrammarKind.LARK, "root ::= ("), "Unexpected|Expected|expected"),
+        (Grammar(GrammarKind.REGEX, "(" * 10_000 + "a" + ")" * 10_000), "regex"),
+        (Grammar(GrammarKind.LARK, DEEP), "stack"),
+        (ENDLESS, "CPU"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_grammar_that_cannot_be_used_is_refused(pool: GrammarPool, grammar: Grammar, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as raised:
+        pool.prepare(SERVICE, grammar).result()
+    assert raised.value.param == "grammar"
+    masks = GrammarMasks(pool)
+    made = follow(masks, (1, row(grammar=grammar)), (2, row(grammar=one_of("b"))))
+    assert made.rows == [1]
+    assert set(made.failures) == {0}
+
+
+def test_masks_that_take_too_long_end_their_own_request_only(pool: GrammarPool, letters: Letters) -> None:
+    masks = GrammarMasks(pool)
+    slow = Grammar(GrammarKind.LARK, SLOWER_AND_SLOWER)
+    good = row(grammar=one_of("ab", "0"))
+    assert not follow(masks, (1, row(grammar=slow)), (2, good)).failures
+    process = pool.prepare(SERVICE, good.sampling.grammar).result()
+    (x,) = [token for token in range(letters.size) if letters.piece(token) == "x"]
+    made = follow(masks, (1, row(*[x] * 600, grammar=slow)), (2, good))
+    assert set(made.failures) == {0}
+    assert set(allowed_by_row(made)) == {1}
+    assert pool.prepare(SERVICE, good.sampling.grammar).result() is process
+    assert not follow(masks, (3, row(grammar=slow))).failures
+
+
+def test_a_process_that_ends_is_replaced(pool: GrammarPool) -> None:
+    masks = GrammarMasks(pool)
+    same = row(grammar=one_of("ab", "0"))
+    before = allowed_by_row(follow(masks, (1, same)))
+    pool.prepare(SERVICE, same.sampling.grammar).result().kill()
+    assert set(follow(masks, (1, same)).failures) == {0}
+    assert allowed_by_row(follow(masks, (2, same))) == before
+
+
+def test_only_so_many_grammars_are_in_use_at_once(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 2)
+    masks = GrammarMasks(pool)
+    for text in "abcde":  # what nobody uses makes room
+        pool.prepare(SERVICE, one_of(text)).result()
+    follow(masks, (1, row(grammar=one_of("0"))), (2, row(grammar=one_of("1"))))
+    with pytest.raises(QueueFull, match="2 different grammars"):
+        pool.prepare(SERVICE, one_of("2"))
+    pool.prepare(SERVICE, one_of("1")).result()
+    masks.leave([1])
+    pool.prepare(SERVICE, one_of("2")).result()
+
+
+def test_a_model_without_tokenizer_or_end_follows_no_grammar(folder: Path, tmp_path: Path) -> None:
+    for model in (GrammarModel(tmp_path, VOCAB, (EOS,)), GrammarModel(folder, VOCAB, ())):
+        pool = GrammarPool({SERVICE: model})
+        with pytest.raises(InvalidRequest, match="cannot follow grammars"):
+            pool.prepare(SERVICE, one_of("a")).result()
+        pool.close()
+
+
+def test_rows_without_grammar_keep_their_bits(folder: Path, letters: Letters) -> None:
+    plain = [SamplingParams(temperature=0.9, top_p=0.9), SamplingParams(repetition_penalty=1.3)]
+    prompts = [make_prompt(length, seed=length) for length in (9, 14, 20, 5)]
+    bound = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[ab]{4,6}"))
+
+    def run(params: Sequence[SamplingParams]) -> tuple[list[list[int]], list[bytes]]:
+        """Tokens, and the logits of the first two rows of every step."""
+        scheduler = HandScheduler({SERVICE: folder})
+        model = scheduler.models.models[SERVICE]
+        seen = []
+
+        def forward(*arguments: Any) -> torch.Tensor:
+            logits = model.forward(*arguments)
+            seen.append(logits[:2].numpy().tobytes())
+            return logits
+
+        scheduler.models.models[SERVICE] = replace(model, forward=forward)
+        tokens = scheduler.generate(SERVICE, prompts, 8, sampling=params, seeds=[1, 2, 3, 4])
+        scheduler.executor.close()
+        return tokens, seen
+
+    alone, logits_alone = run([*plain, SamplingParams(), SamplingParams()])
+    together, logits_together = run([*plain, bound, bound])
+    assert together[:2] == alone[:2]
+    assert logits_together == logits_alone
+    for tokens in together[2:]:
+        text = letters.text(tokens[: tokens.index(EOS)])
+        assert set(text) <= set("ab")
+        assert 4 <= len(text) <= 6
