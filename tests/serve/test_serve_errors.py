@@ -123,6 +123,7 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"tools": [tool("a", parameters=[])]}, "tools.0.function.parameters"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [tool("a"), tool("a")]}, "tools"),
+        ({"tools": [tool("a", parameters={"type": "array"})]}, "tools"),
         ({"tools": [tool(f"a{i}") for i in range(129)]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("a")], "tool_choice": "any"}, "tool_choice"),

@@ -19,7 +19,11 @@ from shoal.serve.tools.use import ToolUse
 
 CHAT = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [tool("weather", description="Tells the weather.", parameters=CITY), tool("now")]
+NOTHING = {"type": "object", "properties": {}}
+TOOLS = [
+    tool("weather", description="Tells the weather.", parameters=CITY),
+    tool("now", description="", parameters=NOTHING),
+]
 ASKED = [{"role": "user", "content": "Weather in Oslo?"}]
 
 # A call of weather and, where that can be, one of now, as each family writes them.
@@ -171,6 +175,12 @@ def test_text_without_call_is_content():
     assert choice["finish_reason"] == "stop"
 
 
+def test_a_tool_needs_only_a_name():
+    prompt = prompt_of(chat(messages=ASKED, tools=[tool("now", strict=True)]), HERMES)
+    function = {"name": "now", "description": "", "parameters": NOTHING}
+    assert json.dumps({"type": "function", "function": function}) in prompt
+
+
 def test_without_tools_nothing_is_parsed():
     assert message_of(chat(messages=ASKED), CALLS["hermes"], HERMES)["content"] == CALLS["hermes"]
 
@@ -278,7 +288,7 @@ def test_special_tokens_are_shown_and_named_by_id():
     assert use.constrain(SamplingParams(), format_of(HERMES, special_token)).skip_special_tokens
 
 
-FUNCTIONS = [Function("weather", CITY), Function("now")]
+FUNCTIONS = [Function("weather", CITY), Function("now", NOTHING)]
 ONE = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
     "llama": '{"name": "weather", "parameters": {"city": "Oslo"}}',

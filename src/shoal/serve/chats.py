@@ -46,7 +46,8 @@ async def prepare_chat(
     """Lay ``messages`` out with the chat template of ``service``.
 
     sampling: what the request asks for without its tools. grammar_field: what gave it a grammar.
-    Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where that is not possible.
+    Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where none of that is
+    possible.
     """
     tokenizer = api.tokenizers[service]
     template = tokenizer.chat_template

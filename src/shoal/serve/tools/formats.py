@@ -24,8 +24,8 @@ class Function:
     """A tool as formats see it."""
 
     name: str
-    parameters: Mapping[str, Any] | None = None
-    """JSON schema of the arguments; None: there are none."""
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments."""
 
 
 class ToolFormat:

@@ -18,19 +18,19 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': _LAYOUT})}"
 
 
-def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, and only with the properties that it declares.
 
     Arguments that are not declared are valid in most schemas, but a function rarely takes them.
     """
-    schema = {"type": "object", **(parameters or {})}
+    schema = {"type": "object", **parameters}
     if not any(name in schema for name in ("additionalProperties", "patternProperties", *_COMBINATIONS)):
         schema["additionalProperties"] = False
         schema.setdefault("properties", {})
     return schema
 
 
-def call_schema(name: str, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of ``{"name": ..., "parameters": {...}}``; definitions stay where references look."""
     schema = arguments_schema(parameters)
     definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}

@@ -24,8 +24,14 @@ class ToolUse:
     """Whether an answer may have several calls, where it must have one."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for names that occur twice or not at all."""
+        """Raise InvalidRequest for names that occur twice or not at all, and parameters of a wrong type."""
         names = [tool["function"]["name"] for tool in self.tools]
+        for tool in self.tools:
+            if tool["function"]["parameters"].get("type", "object") != "object":
+                raise InvalidRequest(
+                    f"the parameters of {tool['function']['name']!r} must be a JSON schema of type object",
+                    param="tools",
+                )
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest(f"two tools have the name {name!r}", param="tools")
@@ -46,7 +52,7 @@ class ToolUse:
     def functions(self) -> list[Function]:
         """The tools that may be called."""
         return [
-            Function(tool["function"]["name"], tool["function"].get("parameters"))
+            Function(tool["function"]["name"], tool["function"]["parameters"])
             for tool in self.tools
             if self.name in (None, tool["function"]["name"])
         ]
