@@ -33,6 +33,17 @@ CROSS_FIELD_RULES = (
     "continue_final_message",
     "documents",
     "input",
+    "response_format",
+    "structured_outputs",
+    "structured_outputs.regex",
+    "structured_outputs.choice",
+    "structured_outputs.grammar",
+    "structured_outputs.json_object",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "ignore_eos",
 )
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 

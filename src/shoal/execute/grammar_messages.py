@@ -4,6 +4,8 @@ import socket
 
 import msgspec
 
+from shoal.core import Grammar
+
 COMPILE_CPU_S = 1.0
 """CPU time for compiling a grammar and for the first mask."""
 MASKS_CPU_S = 5.0
@@ -12,6 +14,15 @@ MEMORY_BYTES = 512 << 20
 """Memory of a grammar beyond the tokenizer's."""
 FORK = b"f"
 """Asks for a process; sent with the descriptor of a connection to it."""
+
+
+class Start(msgspec.Struct, array_like=True, frozen=True):
+    """To the process, once: what it is for."""
+
+    grammar: Grammar
+    """The grammar."""
+    trial: bool
+    """Only try whether it can be used, at the lowest priority, and end."""
 
 
 class Compiled(msgspec.Struct, array_like=True, frozen=True):

@@ -18,13 +18,13 @@ from typing import TypeVar
 import msgspec
 
 from shoal.core import Grammar, InvalidRequest, ModelUnavailable, ModelUnsupported, QueueFull
-from shoal.execute.grammar_messages import COMPILE_CPU_S, MEMORY_BYTES, Compiled, ask_for_fork
+from shoal.execute.grammar_messages import COMPILE_CPU_S, MEMORY_BYTES, Compiled, Start, ask_for_fork
 from shoal.models.conversion import tokenizer_folder
 from shoal.models.progress import silent
 
 MAX_PROCESSES = 64
 """Grammars that may be in use at once."""
-_COMPILERS = 4
+_COMPILERS = 4  # most wait for a process of the lowest priority
 # Reading a tokenizer takes seconds; the other times are bounded by the CPU time of the process.
 _START_TIMEOUT_S = 120.0
 _COMPILE_TIMEOUT_S = 30.0
@@ -103,6 +103,8 @@ class GrammarPool:
         self._models = models
         self._lock = threading.Lock()
         self._starting = threading.Lock()
+        self._compiling = threading.Lock()
+        """Held by the one that compiles at the priority of forward passes."""
         self._templates: dict[GrammarModel, _Template] = {}
         self._processes: OrderedDict[tuple[GrammarModel, Grammar], Future[GrammarProcess]] = OrderedDict()
         """Those that start or run, the one used last at the end."""
@@ -164,13 +166,19 @@ class GrammarPool:
                     del self._processes[key]
 
     def _start(self, model: GrammarModel, grammar: Grammar) -> GrammarProcess:
+        """Start the process of a grammar; tried out before, so that others do not hold up forward passes."""
+        self._compile(model, Start(grammar, trial=True)).connection.close()
+        with self._compiling:
+            return self._compile(model, Start(grammar, trial=False))
+
+    def _compile(self, model: GrammarModel, start: Start) -> GrammarProcess:
         try:
             connection = self._fork(model)
         except (ModelUnavailable, ModelUnsupported) as error:
             raise InvalidRequest(f"the model cannot follow grammars: {error}", "grammar") from None
         try:
             pid = _receive(connection, int, _START_TIMEOUT_S, "the model's tokenizer knows no grammars")
-            connection.send_bytes(msgspec.msgpack.encode(grammar))
+            connection.send_bytes(msgspec.msgpack.encode(start))
             limits = f"{COMPILE_CPU_S:g} seconds of CPU, {MEMORY_BYTES >> 20} MiB of memory or the stack"
             too_much = f"compiling it takes more than {limits}; simplify it"
             compiled = _receive(connection, Compiled, _COMPILE_TIMEOUT_S, too_much)

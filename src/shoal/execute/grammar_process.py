@@ -27,12 +27,12 @@ from shoal.execute.grammar_messages import (
     MEMORY_BYTES,
     Compiled,
     Masked,
+    Start,
     Step,
     Told,
 )
 
-_NICE = 5
-"""Forward passes go first."""
+_NICEST = 19
 # One space, or a line break and an indentation: JSON as it is usually laid out. Small models that may write
 # any space go on doing so.
 _WHITESPACE = r"( |\r?\n[ \t]{0,32})"
@@ -114,20 +114,23 @@ class Masks:
 
 def _serve(connection: Connection, tokenizer: llguidance.LLTokenizer, eos_token_ids: Sequence[int]) -> None:
     """What the process of one grammar does, until the other end closes the connection."""
-    os.nice(_NICE)
     limit = psutil.Process().memory_info().vms + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some grammars end in a stack overflow
     connection.send_bytes(msgspec.msgpack.encode(os.getpid()))
-    grammar = msgspec.msgpack.decode(connection.recv_bytes(), type=Grammar)
+    start = msgspec.msgpack.decode(connection.recv_bytes(), type=Start)
+    if start.trial:
+        os.nice(_NICEST)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
-        matcher = compile_grammar(tokenizer, grammar)
+        matcher = compile_grammar(tokenizer, start.grammar)
     except (ValueError, GbnfToLarkError) as error:
         connection.send_bytes(msgspec.msgpack.encode(Compiled(str(error))))
         return
     signal.setitimer(signal.ITIMER_PROF, 0)
     connection.send_bytes(msgspec.msgpack.encode(Compiled(None)))
+    if start.trial:
+        return
     masks = Masks(matcher, eos_token_ids, tokenizer.vocab_size)
     decoder = msgspec.msgpack.Decoder(Step)
     while True:
