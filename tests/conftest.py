@@ -1,7 +1,9 @@
 """Settings of all tests, and the public data that may be nearby."""
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,28 @@ def traces() -> Path:
 def calibration() -> Path:
     """The folder of measurements on real devices."""
     return shared_folder("calibration")
+
+
+@pytest.fixture(autouse=True)
+def _no_step_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test of which a step fails: the engine tries its requests again, and so hides a defect."""
+    if request.node.get_closest_marker("failing_steps"):
+        yield
+        return
+    warnings = _Warnings()
+    logger = logging.getLogger("shoal.engine.core")
+    logger.addHandler(warnings)
+    yield
+    logger.removeHandler(warnings)
+    assert not warnings.messages, "mark a test in which steps are meant to fail with failing_steps"
+
+
+class _Warnings(logging.Handler):
+    """Collects what a logger warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())

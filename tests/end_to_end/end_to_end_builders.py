@@ -20,11 +20,13 @@ from shoal.schedule import Conservative
 
 @dataclass
 class Outcome:
-    """What an engine answered: output tokens, newest logprobs and ends by request
-    id, and what it counted meanwhile."""
+    """What an engine answered: output tokens, newest logprobs, all of the prompt's, embeddings and ends by
+    request id, and what it counted meanwhile."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    embeddings: dict[str, list[bytes]] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)
     evictions: int = 0
@@ -156,6 +158,11 @@ def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome
             outcome.tokens[event.request_id] += event.tokens
             if event.logprobs is not None:
                 outcome.logprobs[event.request_id] = event.logprobs
+            if event.prompt_logprobs is not None:
+                told = outcome.prompt_logprobs.get(event.request_id, ())
+                outcome.prompt_logprobs[event.request_id] = told + event.prompt_logprobs
+            if event.embedding is not None:
+                outcome.embeddings.setdefault(event.request_id, []).append(event.embedding)
             if event.finish is not None:
                 if event.error is not None:
                     outcome.errors[event.request_id] = event.error
@@ -202,6 +209,17 @@ def _reference_tokens(folder: Path, prompt: tuple[int, ...], count: int) -> tupl
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
     )
     return tuple(out[0, len(prompt) :].tolist())
+
+
+@cache
+@torch.inference_mode()
+def reference_pass(folder: Path, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `transformers` says of ``prompt`` alone, in float32: log-probabilities [length, vocab] of the
+    tokens that follow, and hidden states [length, size] after the last norm."""
+    model = _reference_model(folder)
+    ids = torch.tensor([prompt])
+    hidden = model.base_model(ids).last_hidden_state[0]
+    return model(ids).logits[0].float().log_softmax(-1), hidden
 
 
 def greedy_reference(folder: Path, prompt: Sequence[int], count: int) -> list[int]:

@@ -96,6 +96,7 @@ def test_outputs_are_those_of_services_that_step_by_themselves(
     assert together.tokens == apart.tokens == alone.tokens
 
 
+@pytest.mark.failing_steps
 @pytest.mark.parametrize("depth", [1, 2])
 def test_steps_that_fail_because_of_all_together_change_no_output(
     models: dict[str, Path], plans: list[StepPlan], depth: int

@@ -157,3 +157,26 @@ def test_stop_strings_do_not_count_within_min_tokens():
     detokenizer = IncrementalDetokenizer(ByteTokenizer(), stop=["a"], min_tokens=2)
     assert [detokenizer.push(token) for token in b"aaxa"] == ["a", "a", "x", ""]
     assert detokenizer.stop_reason == "a"
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4))
+def test_stop_strings_can_be_shown(text, stops):
+    checker = StopStrings(stops, include=True)
+    shown = ""
+    for character in text:
+        shown += checker.push(character)
+        if checker.found:
+            break
+    cut, found = naive_cut(text, stops)
+    assert (shown + checker.release(), checker.found) == (cut + (found or ""), found)
+
+
+def test_special_tokens_are_decoded_where_they_are_asked_for():
+    class Special(ByteTokenizer):
+        def decode(self, tokens, skip_special_tokens=True):
+            return "".join(chr(t) if t < 256 else "" if skip_special_tokens else f"<{t}>" for t in tokens)
+
+    for skipped, text in ((True, "ab"), (False, "a<257>b<258>")):
+        detokenizer = IncrementalDetokenizer(Special(), skip_special_tokens=skipped)
+        shown = [detokenizer.push(token) for token in (97, 257, 98, 258)]
+        assert "".join(shown) + detokenizer.finish() == text

@@ -11,6 +11,8 @@ from shoal.engine.core import Engine
 from shoal.engine.profiling import RowsRecorder
 from shoal.execute.protocol import Executor, StepFailed
 
+pytestmark = pytest.mark.failing_steps
+
 POISON = 98
 """A prompt that begins with this token fails in every step."""
 

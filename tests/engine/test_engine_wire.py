@@ -20,12 +20,14 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.engine import wire
+from shoal.engine.choices import expand_choices
 
 LOGPROBS = st.builds(
     TokenLogprobs,
     st.integers(0, 300_000),
     st.floats(-100, 0),
     st.lists(st.tuples(st.integers(0, 300_000), st.floats(-100, 0)), max_size=3).map(tuple),
+    st.integers(0, 300_000),
 )
 EVENTS = st.builds(
     TokenEvent,
@@ -36,6 +38,8 @@ EVENTS = st.builds(
     st.none() | st.integers(0, 300_000),
     st.none() | st.text(max_size=8),
     st.integers(0, 10_000),
+    st.none() | st.lists(LOGPROBS, max_size=3).map(tuple),
+    st.none() | st.binary(max_size=8),
 )
 
 
@@ -48,6 +52,13 @@ def test_a_step_arrives_as_it_was_sent(events):
     "sampling",
     [
         SamplingParams(),
+        SamplingParams(
+            logit_bias=((3, -0.5), (5, 100.0)),
+            allowed_token_ids=(3, 5),
+            banned_sequences=((3,), (5, 5)),
+            skip_special_tokens=False,
+            embed=True,
+        ),
         SamplingParams(
             temperature=0.5, top_k=3, seed=-(2**63), stop_token_ids=(5, 7), logprobs=2, max_tokens=9
         ),
@@ -62,11 +73,20 @@ def test_a_call_arrives_as_it_was_sent_with_its_prompt_once(sampling):
         arrival_ns=2**62,
         seed=2**64 - 1,
         slo=SLO(ttft_s=0.25, e2e_scale=5),
+        priority=-3,
+        cache_salt="s",
     )
     requests = [first, replace(first, id="x-1", seed=5), replace(first, id="x-2", seed=0)]
     received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(requests))).to_requests()
     assert received == requests
     assert all(request.prompt is received[0].prompt for request in received)
+
+
+def test_only_the_first_choice_is_asked_for_log_probabilities_of_the_prompt():
+    sent = expand_choices("x", "a", [1, 2], SamplingParams(n=3, prompt_logprobs=2, seed=1), arrival_ns=5)
+    received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(sent))).to_requests()
+    assert received == sent
+    assert [request.sampling.prompt_logprobs for request in received] == [2, None, None]
 
 
 def test_choices_arrive_with_the_output_that_each_has():

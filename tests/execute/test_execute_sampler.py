@@ -312,3 +312,56 @@ def test_penalties_of_many_rows_are_those_of_each_token(
             expected[number, token] = new - frequency * times - presence * (times > 0)
     adjust(logits, rows, [])
     torch.testing.assert_close(logits, expected)
+
+
+def biased(sampling: SamplingParams, logits: torch.Tensor, output: tuple[int, ...]) -> torch.Tensor:
+    """By definition: add biases, then take away what is not allowed and what would complete a ban."""
+    adjusted = logits.clone()
+    for token in range(len(adjusted)):
+        adjusted[token] += dict(sampling.logit_bias).get(token, 0.0)
+        full = (*output, token)
+        banned = any(full[-len(one) :] == one for one in sampling.banned_sequences)
+        if banned or (sampling.allowed_token_ids and token not in sampling.allowed_token_ids):
+            adjusted[token] = float("-inf")
+    return adjusted
+
+
+TOKENS = st.integers(0, 19)
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    biases=st.dictionaries(TOKENS, st.floats(-100, 100, width=32), max_size=5),
+    allowed_ids=st.lists(TOKENS, min_size=4, max_size=8, unique=True) | st.just([]),
+    banned=st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=3),
+    output=st.lists(TOKENS, max_size=5).map(tuple),
+    seed=st.integers(0, 100),
+)
+def test_biases_follow_their_definitions(
+    sample: Sample, biases, allowed_ids, banned, output, seed: int
+) -> None:
+    limits = {
+        "logit_bias": tuple(biases.items()),
+        "allowed_token_ids": tuple(allowed_ids),
+        "banned_sequences": tuple(banned),
+    }
+    logits = make_logits(seed, vocab=20)
+    rows = [
+        make_row(output=output, temperature=0.0, logprobs=3, **limits),
+        make_row(seed, output=output, temperature=1.0, **limits),
+        make_row(output=output, temperature=0.0),
+    ]
+    expected = biased(rows[0].sampling, logits[0], output)
+    for _ in range(2):  # the second time with what is remembered of the row
+        tokens, logprobs = sample(logits.expand(3, -1).clone(), rows, [])
+        assert tokens[0] == int(expected.argmax())
+        assert expected[tokens[1]] > float("-inf")
+        assert tokens[2] == int(logits[0].argmax())
+        raw = logits[0].log_softmax(-1)
+        assert logprobs is not None
+        assert logprobs[0].logprob == pytest.approx(raw[tokens[0]].item(), abs=1e-5)
+
+
+def test_nothing_left_to_sample_is_no_token(sample: Sample) -> None:
+    row = make_row(allowed_token_ids=(3, 4), banned_sequences=((3,), (4,)))
+    assert sample(make_logits(), [row], [])[0] == [NO_TOKEN]

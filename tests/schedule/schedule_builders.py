@@ -96,6 +96,7 @@ def make_state(
     max_new_tokens: int = 1_000,
     arrival_s: float = 0.0,
     slo: SLO = NO_GOALS,
+    priority: int = 0,
 ) -> RequestState:
     """The state of a request that waits; ``output``: its true length."""
     number = next(_numbers) if number is None else number
@@ -105,6 +106,7 @@ def make_state(
         prompt=SyntheticPrompt(prompt),
         arrival_ns=round(arrival_s * SECOND),
         true_output_tokens=output,
+        priority=priority,
     )
     state = new_request_state(request, number, max_new_tokens, ())
     state.service_time_ns = round(service_time_s * SECOND)

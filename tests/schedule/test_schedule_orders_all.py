@@ -43,6 +43,7 @@ def a_request(name):
         predicted=st.integers(21, 50),
         arrival_s=st.floats(0, 5),
         slo=st.sampled_from([SLO(), SLO(ttft_s=1.0, tpot_s=0.1), SLO(e2e_s=3.0)]),
+        priority=st.integers(-3, 3),
     )
 
 
@@ -133,6 +134,7 @@ def test_orders_are_found_by_name_and_others_refused():
         "doubling-budget",
         "shortest-remaining",
         "edf",
+        "priority",
         "weighted-turns",
     }
     with pytest.raises(ConfigError, match="did you mean 'mlfq'"):

@@ -8,6 +8,7 @@ from orders_builders import SECOND, FakeService, Machine, decide, make_state, ta
 from shoal.core import SLO, ConfigError
 from shoal.schedule.orders import (
     PATIENCE_STEPS,
+    ClientPriority,
     EarliestDeadline,
     Fcfs,
     FcfsStrict,
@@ -203,6 +204,31 @@ def test_before_anything_has_finished_a_token_takes_what_is_assumed():
 
 def test_the_queue_is_ranked_by_predicted_tokens_left():
     assert ShortestRemaining().rank(make_state(predicted=9, generated=2), FakeService()) == 7
+
+
+# Priorities of clients
+
+
+def test_the_lowest_priority_first_and_equals_as_they_came():
+    low, high = make_state("a", priority=3), make_state("a", priority=-2)
+    a = FakeService("a", running=[low, high])
+    b = FakeService("b", running=[make_state("b", priority=-1), make_state("b", priority=3)])
+    turns = decide(ClientPriority(), a, b)
+    assert [turn.service for turn in turns] == ["a", "b"]
+    assert taking_part(turns[0], a) == [high, low]
+    high.num_generated = 50
+    assert [turn.service for turn in decide(ClientPriority(), a, b)] == ["a", "b"]
+    first, second = make_state("a"), make_state("b")
+    services = FakeService("a", running=[first]), FakeService("b", running=[second])
+    assert [turn.service for turn in decide(ClientPriority(), *services[::-1])] == ["a", "b"]
+
+
+def test_a_waiting_request_of_higher_priority_makes_its_service_step():
+    a = FakeService("a", running=[make_state("a")])
+    b = FakeService("b", waiting=[make_state("b", priority=-1)])
+    turns = decide(ClientPriority(), a, b)
+    assert [(turn.service, turn.prefill) for turn in turns] == [("b", True), ("a", False)]
+    assert ClientPriority().rank(b.waiting[0], b) == -1
 
 
 # Earliest deadline

@@ -10,6 +10,7 @@ from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, 
 from shoal.core import SLO, FinishReason
 from shoal.schedule.orders import (
     ORDERS,
+    ClientPriority,
     DoublingBudget,
     EarliestDeadline,
     Fcfs,
@@ -34,6 +35,7 @@ TUNED = [
     ShortestRemaining(token_s=STEP_S),
     EarliestDeadline(default_s=50 * STEP_S),
     WeightedTurns(),
+    ClientPriority(),
 ]
 """With knobs that mean something for steps of a microsecond."""
 
@@ -51,7 +53,8 @@ def requests():
             service=service,
         )
         slo = draw.choice([SLO(), SLO(ttft_s=5 * STEP_S, tpot_s=2 * STEP_S)])
-        made.append(replace(request, arrival_ns=number * STEP_NS, slo=slo))
+        priority = draw.randint(-2, 2)
+        made.append(replace(request, arrival_ns=number * STEP_NS, slo=slo, priority=priority))
     return made
 
 

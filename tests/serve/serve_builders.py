@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
@@ -30,7 +31,7 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.engine.stream import Stream
-from shoal.engine.validation import check_request
+from shoal.engine.validation import check_priority, check_request
 from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
@@ -49,7 +50,7 @@ SERVICES = (
 
 
 class ByteTokenizer:
-    """One token for each byte of UTF-8; ``encode`` adds a begin token."""
+    """One token for each byte of UTF-8; ``encode`` adds a begin token. Special tokens are shown as <id>."""
 
     vocab_size = VOCAB
     eos_token_ids = (EOS,)
@@ -70,7 +71,11 @@ class ByteTokenizer:
         return bytes([token - FIRST_BYTE]) if token >= FIRST_BYTE else b""
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+        pieces = [
+            self.token_bytes(token) or (b"" if skip_special_tokens else f"<{token}>".encode())
+            for token in tokens
+        ]
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def least_tokens(self, text: str) -> int:
         return len(text.encode())
@@ -115,6 +120,7 @@ class FakeEngine:
     paused: int = 0
     """How many requests have reached ``pause_at``."""
     submitted: list[Request] = field(default_factory=list)
+    takes_priorities: bool = False
     cancelled: list[str] = field(default_factory=list)
     waiting: int = 0
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -142,6 +148,7 @@ class FakeEngine:
             merged_blocks=64,
             kv_bytes=2**20,
             weight_bytes=2**20,
+            takes_priorities=self.takes_priorities,
         )
 
     async def submit(
@@ -151,15 +158,25 @@ class FakeEngine:
         sampling: SamplingParams,
         slo: SLO = NO_GOALS,
         arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Stream:
         if not self.alive:
             raise EngineDied("the engine process ended (exit code 1)")
         check_request(self.info, service, prompt, sampling, slo)
+        check_priority(self.info, priority)
         if self.waiting and self.waiting + sampling.n > self.max_queue:
             raise QueueFull(f"{self.waiting} requests wait already", retry_after_s=2.4)
         self.waiting += sampling.n
         requests = expand_choices(
-            f"request-{len(self.submitted)}", service, list(prompt), sampling, arrival_ns or 0, slo
+            f"request-{len(self.submitted)}",
+            service,
+            list(prompt),
+            sampling,
+            arrival_ns or 0,
+            slo,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         self.submitted += requests
         stream = Stream(f"request-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
@@ -213,7 +230,21 @@ class FakeEngine:
             likeliest = [(token, -0.5), *((other, -2.0) for other in range(100, 130))]
             logprobs = (TokenLogprobs(token, -0.5, tuple(likeliest[: sampling.logprobs])),)
         finish = FinishReason.STOP if stop is not None else FinishReason.LENGTH if last else None
-        return TokenEvent(request.id, (token,), logprobs, finish, stop, None, cached_tokens=1)
+        event = TokenEvent(request.id, (token,), logprobs, finish, stop, None, cached_tokens=1)
+        return event if position else event._replace(**self._of_prompt(request))
+
+    def _of_prompt(self, request: Request) -> dict[str, Any]:
+        """Each token of the prompt is the second likeliest behind that with the next id; embeddings count."""
+        told: dict[str, Any] = {}
+        count = request.sampling.prompt_logprobs
+        if count is not None:
+            told["prompt_logprobs"] = tuple(
+                TokenLogprobs(token, -1.5, ((token + 1, -0.25), (token, -1.5))[:count], rank=2)
+                for token in request.prompt[1:]
+            )
+        if request.sampling.embed:
+            told["embedding"] = struct.pack("<3f", 0.0, 0.5, len(request.prompt))
+        return told
 
     def _token(self, request: Request, position: int) -> int:
         prompt = [token for token in request.prompt if token >= FIRST_BYTE]

@@ -71,20 +71,31 @@ def error_of(response, status):
         ({"model": 1}, "model"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-        ({"echo": True}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"logit_bias": {"50256": -100}}, "logit_bias"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
-        ({"return_token_ids": True}, "return_token_ids"),
-        ({"priority": 1}, "priority"),
         ({"priority": False}, "priority"),
-        ({"bad_words": ["a"]}, "bad_words"),
+        ({"priority": 1}, "priority"),
+        ({"echo": 1}, "echo"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"logit_bias": {"258": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [258]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words.0"),
+        ({"bad_words": "a"}, "bad_words"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "prompt"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"prompt_embeds": "AA=="}, "prompt_embeds"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"messages": []}, "messages"),
         ({"slo": 2}, "slo"),
         ({"slo": {"ttft": 0}}, "slo.ttft"),
@@ -134,7 +145,6 @@ def test_wrong_completion_fields_are_named(fields, param):
         ),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
-        ({"logit_bias": {"1": 1}}, "logit_bias"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "highest"}, "reasoning_effort"),
         ({"audio": {"voice": "x"}}, "audio"),
@@ -166,6 +176,21 @@ def test_wrong_completion_fields_are_named(fields, param):
 def test_wrong_chat_fields_are_named(fields, param):
     error = error_of(ask(CHAT, chat(**fields)), 400)
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "instead"),
+    [
+        ({"suffix": "end"}, "into the prompt"),
+        ({"best_of": 3}, "ask for n outputs with logprobs"),
+        ({"use_beam_search": True}, "ask for n outputs with logprobs"),
+        ({"kv_transfer_params": {}}, "leave it out"),
+    ],
+)
+def test_refused_fields_say_what_to_do_instead(fields, instead):
+    message = error_of(ask(COMPLETIONS, completion(**fields)), 400)["message"]
+    assert "is not supported by this server; " in message
+    assert instead in message
 
 
 def test_unknown_field_gets_a_hint():

@@ -245,3 +245,12 @@ def test_responses_parse():
         assert parsed.output_parsed == Weather(city="Oslo")
         sent_back = [item.model_dump() for item in parsed.output]
         assert client.responses.create(model="chat", input=sent_back, temperature=0).output
+
+
+def test_embeddings(client):
+    for format in (None, "float", "base64"):
+        options = {} if format is None else {"encoding_format": format}
+        response = client.embeddings.create(model="base", input=["ab", "c"], **options)
+        if format != "base64":
+            assert [entry.embedding for entry in response.data] == [[0.0, 0.5, 3.0], [0.0, 0.5, 2.0]]
+    assert response.usage.total_tokens == 5

@@ -56,6 +56,8 @@ class Carried:
     """How often it lost them to a starved request."""
     num_recomputed_tokens: int = 0
     """Tokens computed again."""
+    num_scored_tokens: int = 0
+    """Leading prompt tokens whose log-probabilities were told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,10 @@ class Request:
     ``oracle`` read it."""
     slo: SLO = NO_GOALS
     """Goals of this request; those left None are its service's."""
+    priority: int = 0
+    """Where the order is ``priority``: lower ones come first."""
+    cache_salt: str | None = None
+    """Only requests with the same salt, or all without, share prefixes."""
     output_tokens: tuple[int, ...] | int = ()
     """Output that was made before this submission, the prompt's continuation so far: token ids, or their
     number where the prompt is synthetic. No event tells them again."""
@@ -124,14 +130,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, from the distribution before temperature and truncation."""
+    """Log-probabilities at one position, from the distribution before temperature and truncation."""
 
     token: int
-    """The sampled token."""
+    """The sampled token, or that of the prompt."""
     logprob: float
     """Its log-probability."""
     top: tuple[tuple[int, float], ...] = ()
     """(token, log-probability) of the likeliest tokens, in falling order."""
+    rank: int = 0
+    """Of a prompt's token: its place among all tokens by falling probability, from 1."""
 
 
 class TokenEvent(NamedTuple):
@@ -155,3 +163,8 @@ class TokenEvent(NamedTuple):
     """Explains FinishReason.ERROR and REFUSED."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index at the first admission."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the next prompt tokens, if the request wants them; those of all its events together are of all
+    prompt tokens but the first."""
+    embedding: bytes | None = None
+    """The prompt's embedding as float32, little-endian, if the request wants it; with its first token."""

@@ -13,6 +13,12 @@ MAX_CHOICES = 128
 """Largest ``n``."""
 MAX_LOGPROBS = 20
 """Largest ``logprobs``."""
+LARGEST_BIAS = 100.0
+"""Largest bias of a logit, up or down."""
+MAX_BIASED_TOKENS = 1024
+"""Most tokens with a bias."""
+MAX_BANNED_SEQUENCES = 256
+"""Most banned token sequences."""
 MAX_STOP_STRINGS = 16
 """Most stop strings of a request."""
 MAX_STOP_CHARACTERS = 2048
@@ -59,8 +65,21 @@ class SamplingParams:
     """How many independent outputs of the same prompt."""
     grammar: Grammar | None = None
     """What the output must look like; None: anything."""
+    prompt_logprobs: int | None = None
+    """How many of the likeliest tokens to report with each prompt token; None: no log-probabilities. Of ``n``
+    outputs only the first reports them."""
+    embed: bool = False
+    """Report the prompt's embedding: what the model's last norm gives for its last token, of length 1."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these tokens can be sampled; empty: all."""
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output cannot contain."""
     skip_special_tokens: bool = True
     """Special tokens have no text."""
+    include_stop_str_in_output: bool = False
+    """The stop string that ends the output is part of it."""
 
     def __post_init__(self) -> None:
         """Reject values that have no meaning; raises an InvalidRequest that names the parameter."""
@@ -81,10 +100,12 @@ class SamplingParams:
         self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self._check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self._check_stops()
+        self._check_bias()
+        for name in ("logprobs", "prompt_logprobs"):
+            if (reported := getattr(self, name)) is not None:
+                self._check_range(name, reported, 0, MAX_LOGPROBS)
         if self.grammar is not None:
             self._check_grammar(self.grammar)
-        if self.logprobs is not None:
-            self._check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             self._check_range("seed", self.seed, -(2**63), 2**63 - 1)
         self._check_range("n", self.n, 1, MAX_CHOICES)
@@ -95,6 +116,21 @@ class SamplingParams:
         longest = max(map(len, self.stop), default=0)
         _require(longest <= MAX_STOP_CHARACTERS, "stop", f"at most {MAX_STOP_CHARACTERS} characters each")
         _require(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "must not be negative")
+
+    def _check_bias(self) -> None:
+        _require(
+            len(self.logit_bias) <= MAX_BIASED_TOKENS, "logit_bias", f"at most {MAX_BIASED_TOKENS} tokens"
+        )
+        for token, bias in self.logit_bias:
+            _require(token >= 0, "logit_bias", f"token ids must not be negative, got {token}")
+            self._check_range("logit_bias", bias, -LARGEST_BIAS, LARGEST_BIAS)
+        _require(all(t >= 0 for t in self.allowed_token_ids), "allowed_token_ids", "must not be negative")
+        _require(
+            len(self.banned_sequences) <= MAX_BANNED_SEQUENCES,
+            "banned_sequences",
+            f"at most {MAX_BANNED_SEQUENCES} sequences",
+        )
+        _require(all(self.banned_sequences), "banned_sequences", "must not be empty")
 
     def _check_grammar(self, grammar: Grammar) -> None:
         _require(not self.ignore_eos, "ignore_eos", "must be false where a grammar says when the output ends")
@@ -122,6 +158,11 @@ class SamplingParams:
     def penalised(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def biased(self) -> bool:
+        """Whether single tokens are made likelier, less likely or impossible."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.banned_sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ decode step over 256 unchanged sequences carries almost nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shoal.core.request import TokenLogprobs
 from shoal.core.sampling import SamplingParams
@@ -121,6 +122,15 @@ ANONYMOUS_TOKEN = -2
 """Stands in a result for a token of which only the time is known (simulation): it ends no output."""
 
 
+class PromptLogprobs(NamedTuple):
+    """Log-probabilities of successive tokens of one prompt."""
+
+    first: int
+    """The place of the first of them in the prompt, at least 1: nothing comes before the first token."""
+    entries: Sequence[TokenLogprobs]
+    """Of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a plan produced: at least one token for each entry of ``plan.sampled``, in that order."""
@@ -138,6 +148,11 @@ class StepResult:
     """Of each token (None where the request wants none); or None."""
     timings: StepTimings = field(default_factory=StepTimings)
     """Where the time went."""
+    prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
+    """By row: of the prompt tokens that follow those it has computed, where the request wants them. Tokens
+    computed again after a preemption come again."""
+    embeddings: Mapping[int, bytes] = field(default_factory=dict)
+    """By row: the prompt's embedding, with the first token of a request that wants it."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """Why a row has NO_TOKEN, by its place in ``plan.sampled``; of others, its logits were not finite."""
 

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ class Completion:
     """What went wrong, if something did."""
     record: RequestRecord | None = None
     """Its times; None if it failed."""
+    embedding: tuple[float, ...] | None = None
+    """The prompt's, if it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ class RequestOutput:
     """Its tokens."""
     outputs: tuple[Completion, ...]
     """Its ``n`` completions, in the order of their choices."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Of each prompt token, if they were asked for; None of the first, before which there is nothing."""
 
     @property
     def text(self) -> str:
@@ -81,6 +86,10 @@ class _Choice:
     """Output tokens so far."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Their log-probabilities, if asked for."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens but the first; of the first choice, if asked for."""
+    embedding: bytes | None = None
+    """The prompt's, if asked for."""
     completion: Completion | None = None
     """The finished output, once it has ended."""
 
@@ -95,6 +104,17 @@ class _Prompt:
     """Its tokens."""
     choices: list[_Choice]
     """Its ``n`` choices."""
+    scored: bool
+    """Whether log-probabilities of the prompt were asked for."""
+
+    def output(self) -> RequestOutput:
+        """All of it, once it has ended."""
+        return RequestOutput(
+            prompt=self.prompt,
+            prompt_token_ids=self.tokens,
+            outputs=tuple(choice.completion for choice in self.choices if choice.completion),
+            prompt_logprobs=(None, *self.choices[0].prompt_logprobs) if self.scored else None,
+        )
 
 
 class Batch:
@@ -134,7 +154,7 @@ class Batch:
             if (delta := reader.read_past(now_ns)) is not None:
                 self._add(request.id, delta)
         self._engine.submit(*[request for request in requests if request.id in self._unfinished])
-        self._prompts.append(_Prompt(prompt, tuple(tokens), choices))
+        self._prompts.append(_Prompt(prompt, tuple(tokens), choices, sampling.prompt_logprobs is not None))
 
     def run(self) -> list[RequestOutput]:
         """Step the engine until every output is finished."""
@@ -154,14 +174,7 @@ class Batch:
                 self._engine.add_reply_time(time.monotonic_ns() - started)
                 if self._unfinished and self._engine.waits:
                     self._wait()
-        return [
-            RequestOutput(
-                prompt=prompt.prompt,
-                prompt_token_ids=prompt.tokens,
-                outputs=tuple(choice.completion for choice in prompt.choices if choice.completion),
-            )
-            for prompt in self._prompts
-        ]
+        return [prompt.output() for prompt in self._prompts]
 
     def cancel(self) -> None:
         """Cancel what is unfinished, and let the engine finish the steps that it has begun."""
@@ -188,6 +201,8 @@ class Batch:
         choice.text.append(delta.text)
         choice.tokens += delta.tokens
         choice.logprobs += delta.logprobs or ()
+        choice.prompt_logprobs += delta.prompt_logprobs or ()
+        choice.embedding = delta.embedding or choice.embedding
         if delta.finish is not None:
             del self._unfinished[request_id]
             choice.completion = Completion(
@@ -202,6 +217,7 @@ class Batch:
                 cached_tokens=delta.cached_tokens,
                 error=delta.error,
                 record=choice.reader.record(),
+                embedding=None if choice.embedding is None else read_embedding(choice.embedding),
             )
 
     def _wait(self) -> None:
@@ -211,6 +227,11 @@ class Batch:
                 f"{len(self._unfinished)} requests are unfinished, but the scheduler has nothing to do"
             )
         time.sleep(max(0, until_ns - self._engine.now_ns()) / 1e9)
+
+
+def read_embedding(vector: bytes) -> tuple[float, ...]:
+    """The numbers of an embedding as events have it."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 @contextmanager

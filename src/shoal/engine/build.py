@@ -103,6 +103,7 @@ def assemble_engine(
         kv_bytes=layout.total_bytes,
         weight_bytes=models.weight_bytes,
         max_running=scheduler.max_running,
+        takes_priorities=options.scheduler.order.reads_priorities,
         kernels=native_status() if models.device.type == "cpu" else "torch only: native kernels are for CPUs",
     )
     return engine, info

@@ -16,26 +16,32 @@ def expand_choices(
     arrival_ns: int,
     slo: SLO = NO_GOALS,
     output_tokens: tuple[int, ...] = (),
+    priority: int = 0,
+    cache_salt: str | None = None,
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
     Their seeds derive from ``sampling.seed``, or from a random one if it is None, so that the choices
     differ. Their sampling parameters are those that an engine needs: ``n`` is 1, and there are no stop
-    strings, which are found where text is made. slo: goals of each request. output_tokens: output that each
-    has already.
+    strings, which are found where text is made. Only the first is asked for log-probabilities of the prompt,
+    which are the same for all. slo: goals of each request. output_tokens: output that each
+    has already. priority, cache_salt: of each request.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     single = replace(sampling, n=1, stop=(), seed=seed)
+    further = single if sampling.prompt_logprobs is None else replace(single, prompt_logprobs=None)
     return [
         Request(
             id=f"{call_id}-{choice}",
             service=service,
             prompt=prompt,
-            sampling=single,
+            sampling=further if choice else single,
             arrival_ns=arrival_ns,
             seed=derive_seed(seed, choice),
             slo=slo,
             output_tokens=output_tokens,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         for choice in range(sampling.n)
     ]

@@ -26,6 +26,7 @@ class IncrementalDecoder:
     character may be spread over several tokens. So a short window is decoded instead of single
     tokens: ``_tokens[:_read]`` is text that was returned already, the rest waits. The window is
     bounded, hence the cost of a token too. ``context`` is what the text continues (the end of a prompt).
+    ``skip_special_tokens``: these have no text.
     """
 
     def __init__(
@@ -78,18 +79,21 @@ class IncrementalDecoder:
         return len(self._tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens, skip_special_tokens=self._skip_special_tokens) if tokens else ""
+        if not tokens:
+            return ""
+        return self._decoder.decode(tokens, skip_special_tokens=self._skip_special_tokens)
 
 
 class StopStrings:
     """Cuts a text at the first stop string to be completed, however the text is split.
 
     Text that may be the beginning of a stop string is held back until that is known. Of stop strings that
-    are completed together, the longest counts. The search is that of Knuth, Morris and Pratt (1977), so its
-    cost does not depend on how much is held back.
+    are completed together, the longest counts. ``include``: it is shown, too. The search is that of Knuth,
+    Morris and Pratt (1977), so its cost does not depend on how much is held back.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self._include = include
         self._stops = sorted(stops, key=len, reverse=True)
         # How much of each stop string the text so far ends with.
         self._matched = [0] * len(stops)
@@ -107,7 +111,7 @@ class StopStrings:
                 if self._matched[number] == len(stop):
                     self.found, self._held = stop, ""
                     self._matched = [0] * len(self._stops)
-                    return text[: end - len(stop)]
+                    return text[: end if self._include else end - len(stop)]
         shown = len(text) - max(self._matched)
         self._held = text[shown:]
         return text[:shown]
@@ -142,8 +146,9 @@ def _borders(stop: str) -> list[int]:
 class IncrementalDetokenizer:
     """Text of one output, as it may be shown: whole characters, and cut before a stop string.
 
-    Stop strings count only in text of tokens after the first ``min_tokens``. Special tokens have no
-    text unless ``skip_special_tokens`` is false. After ``stop_reason`` is set, further tokens give no text.
+    Stop strings count only in text of tokens after the first ``min_tokens``; ``include_stop``: the text is
+    cut behind them. Special tokens have no text unless ``skip_special_tokens`` is false. After
+    ``stop_reason`` is set, further tokens give no text.
     """
 
     def __init__(
@@ -152,10 +157,12 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         context: Sequence[int] = (),
+        *,
         skip_special_tokens: bool = True,
+        include_stop: bool = False,
     ) -> None:
         self._text = IncrementalDecoder(decoder, context, skip_special_tokens)
-        self._stops = StopStrings(stop)
+        self._stops = StopStrings(stop, include_stop)
         self._exempt = min_tokens
 
     @property

@@ -32,7 +32,7 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.reader import ChoiceReader, Delta
 from shoal.engine.stats import EngineStats
 from shoal.engine.stream import Stream
-from shoal.engine.validation import check_request, check_resumed
+from shoal.engine.validation import check_priority, check_request, check_resumed
 from shoal.engine.vitals import Vitals
 
 BUILDER = "shoal.engine.build:build_engine"
@@ -154,17 +154,20 @@ class EngineHandle:
         sampling: SamplingParams,
         slo: SLO = NO_GOALS,
         arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Stream:
         """Send a call to the engine and return its stream.
 
         slo: goals, which replace the service's. arrival_ns: when the call came, on the monotonic clock, which
-        all processes of a machine share; None: now.
+        all processes of a machine share; None: now. priority, cache_salt: as in ``Request``.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
         if self._closed_reason is not None:
             raise EngineDied(self._closed_reason)
         check_request(self.info, service, prompt, sampling, slo)
+        check_priority(self.info, priority)
         if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
             raise QueueFull(
                 f"{self._waiting} requests wait already and at most {self._max_queue} may "
@@ -175,7 +178,16 @@ class EngineHandle:
             await self.prepare(service, sampling.grammar)
         call_id = f"call-{next(self._ids)}"
         arrival_ns = time.monotonic_ns() if arrival_ns is None else arrival_ns
-        requests = expand_choices(call_id, service, list(prompt), sampling, arrival_ns, slo)
+        requests = expand_choices(
+            call_id,
+            service,
+            list(prompt),
+            sampling,
+            arrival_ns,
+            slo,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         return self._open(dict(enumerate(requests)), sampling)
 
     async def resume(self, requests: Mapping[int, Request], sampling: SamplingParams) -> Stream:

@@ -44,5 +44,7 @@ class EngineInfo:
     """Size of all weights."""
     max_running: int | None = None
     """Most requests that hold KV at once; None where batches have sizes of their own."""
+    takes_priorities: bool = False
+    """Whether the order of the scheduler looks at ``Request.priority``."""
     kernels: str = "torch only"
     """What computes on the device, as ``native_status`` says it."""

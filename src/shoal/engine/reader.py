@@ -18,6 +18,7 @@ class Delta:
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
     of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
     FinishReason.ERROR and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
+    prompt_logprobs: of the next prompt tokens, which begin with the second. embedding: of the prompt.
     """
 
     choice: int
@@ -28,6 +29,8 @@ class Delta:
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    embedding: bytes | None = None
 
 
 class ChoiceReader:
@@ -53,8 +56,14 @@ class ChoiceReader:
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._include_stop = sampling.include_stop_str_in_output
         self._detokenizer = IncrementalDetokenizer(
-            decoder, sampling.stop, sampling.min_tokens, context, sampling.skip_special_tokens
+            decoder,
+            sampling.stop,
+            sampling.min_tokens,
+            context,
+            skip_special_tokens=sampling.skip_special_tokens,
+            include_stop=self._include_stop,
         )
         past = _past_event(request, sampling, eos_token_ids)
         self.past_text, self.output_tokens = self._read_tokens(past)
@@ -101,11 +110,15 @@ class ChoiceReader:
             stop_reason=stop_reason,
             cached_tokens=self.cached_tokens,
             error=event.error,
+            prompt_logprobs=event.prompt_logprobs,
+            embedding=event.embedding,
         )
 
     def _read_tokens(self, event: TokenEvent) -> tuple[str, int]:
         """The event's text, and how many of its tokens belong to the output."""
-        shown = event.tokens if event.stop_token is None else event.tokens[:-1]
+        shown = event.tokens
+        if event.stop_token is not None and not self._include_stop:
+            shown = shown[:-1]
         pieces = []
         for used, token in enumerate(shown, start=1):
             pieces.append(self._detokenizer.push(token))

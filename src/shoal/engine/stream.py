@@ -97,9 +97,12 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
     if len(deltas) == 1:
         return last
     logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    prompt = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
     return replace(
         last,
         text="".join(delta.text for delta in deltas),
         tokens=tuple(chain.from_iterable(delta.tokens for delta in deltas)),
         logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+        prompt_logprobs=tuple(chain.from_iterable(prompt)) if prompt else None,
+        embedding=next((delta.embedding for delta in deltas if delta.embedding is not None), None),
     )

@@ -25,13 +25,8 @@ def check_request(
         raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
     _check_tokens(limits, service, prompt, "prompt")
     _check_tokens(limits, service, output, "output_tokens")
-    for token in sampling.stop_token_ids:
-        if token >= limits.vocab_size:
-            raise InvalidRequest(
-                f"stop token {token} is outside the vocabulary of {service}; "
-                f"token ids go from 0 to {limits.vocab_size - 1}",
-                param="stop_token_ids",
-            )
+    for name, tokens in _sampled_tokens(sampling).items():
+        _check_tokens(limits, service, tokens, name)
     if found := slo_problem(slo, limits.execution_s):
         goal, why = found
         raise InvalidRequest(f"slo.{goal} {why}", param=f"slo.{goal}")
@@ -43,6 +38,26 @@ def check_request(
             f"output_tokens has {len(output)} tokens, but the request can have at most {most}",
             param="output_tokens",
         )
+
+
+def check_priority(info: EngineInfo, priority: int) -> None:
+    """Reject a priority that nobody would look at; raises InvalidRequest."""
+    if priority and not info.takes_priorities:
+        raise InvalidRequest(
+            f"priority must be 0, got {priority}: the server's scheduler does not look at priorities, "
+            "unless scheduler.order is priority",
+            param="priority",
+        )
+
+
+def _sampled_tokens(sampling: SamplingParams) -> dict[str, Sequence[int]]:
+    """Tokens that the sampling parameters name, by parameter."""
+    return {
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "banned_sequences": [token for sequence in sampling.banned_sequences for token in sequence],
+    }
 
 
 def check_resumed(info: EngineInfo, request: Request) -> None:

@@ -34,6 +34,8 @@ class Choice(msgspec.Struct, array_like=True, frozen=True):
     """As in ``Request``."""
     carried: Carried | None = None
     """As in ``Request``."""
+    prompt_logprobs: int | None = None
+    """As in ``SamplingParams``: only the first choice has it."""
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -48,7 +50,14 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
     def from_requests(cls, requests: Sequence[Request]) -> "Submit":
         """The message for requests of one call."""
         choices = [
-            Choice(request.id, request.seed, request.output_tokens, request.carried) for request in requests
+            Choice(
+                request.id,
+                request.seed,
+                request.output_tokens,
+                request.carried,
+                request.sampling.prompt_logprobs,
+            )
+            for request in requests
         ]
         return cls(replace(requests[0], output_tokens=(), carried=None), choices)
 
@@ -61,6 +70,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
                 seed=choice.seed,
                 output_tokens=choice.output_tokens,
                 carried=choice.carried,
+                sampling=replace(self.request.sampling, prompt_logprobs=choice.prompt_logprobs),
             )
             for choice in self.choices
         ]

@@ -51,6 +51,12 @@ class FusedForward:
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
         """See Forward."""
+        return self.logits(self.hidden(input_ids, positions, rows, step))
+
+    def hidden(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
         embedded = self._embed(input_ids)
         x = embedded[0].contiguous()
         first = self._layers[0]
@@ -61,5 +67,10 @@ class FusedForward:
             cos, sin = angles[table]
             x, made = layer.compute(x, normed, cos, sin, step)
             x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, scale, layer.eps)
-        logits: torch.Tensor = self._head(self._norm(x[rows]))
+        hidden: torch.Tensor = self._norm(x[rows])
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Forward."""
+        logits: torch.Tensor = self._head(hidden)
         return logits

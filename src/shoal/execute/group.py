@@ -3,10 +3,14 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal.core import Joined, SamplingParams, StepPlan
+
+if TYPE_CHECKING:
+    from shoal.execute.biases import TokenBias
 
 
 @dataclass(slots=True)
@@ -25,6 +29,8 @@ class RunningSequence:
     """Keys its draws, with the output position."""
     penalty: "TokenCounts | None" = None
     """Token statistics of a sequence whose earlier tokens change its logits."""
+    bias: "TokenBias | None" = None
+    """What changes the logits of a sequence at every position."""
 
     @property
     def output_tokens(self) -> int:

@@ -1,10 +1,11 @@
-"""What earlier tokens and ``min_tokens`` do to logits: of all rows that ask for it at once."""
+"""What earlier tokens, biases and ``min_tokens`` do to logits: of all rows that ask for it at once."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from shoal.execute.biases import bias
 from shoal.execute.grammar_masks import RowMasks
 from shoal.execute.group import RunningSequence, TokenCounts
 
@@ -12,7 +13,12 @@ from shoal.execute.group import RunningSequence, TokenCounts
 def is_adjusted(row: RunningSequence) -> bool:
     """Whether ``adjust`` changes the logits of this row."""
     params = row.sampling
-    return params.penalised or row.output_tokens < params.min_tokens or params.grammar is not None
+    return (
+        params.penalised
+        or params.biased
+        or row.output_tokens < params.min_tokens
+        or params.grammar is not None
+    )
 
 
 def adjust(
@@ -21,10 +27,12 @@ def adjust(
     eos_token_ids: Sequence[int],
     masks: RowMasks | None = None,
 ) -> None:
-    """Apply penalties, masks and the ban on early ends to logits [rows, vocab] of float32, in place.
+    """Apply biases, penalties, masks and the ban on early ends, in this order, to logits [rows, vocab] of
+    float32, in place.
 
     Where a mask allows only what is banned, it is not banned.
     """
+    bias(logits, rows)
     penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
     if penalised:
         _penalise(logits, rows, penalised)

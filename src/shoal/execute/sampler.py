@@ -58,7 +58,7 @@ def sample(
     if not asked:
         return tokens, None
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-    reported = _report(raw, asked) if native is None else native.report(raw, asked)
+    reported = report(raw, asked) if native is None else native.report(raw, asked)
     for (i, _, _), one in zip(asked, reported, strict=True):
         logprobs[i] = one
     return tokens, logprobs
@@ -190,7 +190,7 @@ def _cut(weights: torch.Tensor, params: Sequence[SamplingParams], total: torch.T
     return kept
 
 
-def _report(logits: torch.Tensor, asked: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
+def report(logits: torch.Tensor, asked: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
     """For each (row, token, n) the log-probability of the token, and the n likeliest tokens."""
     logprobs = logits[[row for row, _, _ in asked]].float().log_softmax(-1)
     token = torch.tensor([[token] for _, token, _ in asked], device=logits.device)

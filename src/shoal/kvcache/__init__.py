@@ -9,7 +9,7 @@ from shoal.kvcache.compaction import Move
 from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.kvcache.pool import BlockPool
-from shoal.kvcache.prefix import PrefixIndex, hash_blocks, hash_next, hash_synthetic
+from shoal.kvcache.prefix import PrefixIndex, hash_blocks, hash_next, hash_salt, hash_synthetic
 from shoal.kvcache.shape import SCALE_BYTES, SCALED, KVShape, LayerShape, scales_of
 from shoal.kvcache.store import IntegrityError
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
@@ -32,6 +32,7 @@ __all__ = [
     "ServiceUsage",
     "hash_blocks",
     "hash_next",
+    "hash_salt",
     "hash_synthetic",
     "plan_layout",
     "scales_of",

@@ -26,6 +26,13 @@ def hash_blocks(tokens: Sequence[int], block_size: int, parent: bytes = b"") -> 
     return hashes
 
 
+def hash_salt(salt: str | None) -> bytes:
+    """What the hash of a first block hangs on: with another salt nothing is equal."""
+    if salt is None:
+        return b""
+    return blake2b(salt.encode(errors="replace"), digest_size=HASH_BYTES, person=b"salt").digest()
+
+
 def hash_next(parent: bytes, block_tokens: Sequence[int]) -> bytes:
     """The hash of one more full block behind the block with hash ``parent`` (b"" for the first)."""
     return hash_blocks(block_tokens, len(block_tokens), parent)[0]

@@ -194,12 +194,12 @@ class Admitter:
         admitted = [admitted.request for admitted in self.admitted]
         return any(choice.seq_id >= 0 or choice in admitted for choice in request.choices)
 
-    def _find_in_choices(self, request: RequestState) -> list[int]:
+    def _find_in_choices(self, request: RequestState, most: int) -> list[int]:
         """Full blocks of its prompt that another choice of the same call holds, now with a reference more."""
         holder = prompt_holder(request, self._state.running)
-        if holder is None:
+        full = min(most, request.num_prompt_tokens // self._pool.block_size)
+        if holder is None or not full:
             return []
-        full = request.num_prompt_tokens // self._pool.block_size
         # From now on others know of them.
         if holder.num_shareable < full:
             self._state.shared.hold(holder.block_ids[holder.num_shareable : full])
@@ -211,10 +211,11 @@ class Admitter:
     def _find(self, request: RequestState) -> list[int]:
         """Blocks of its leading tokens that are at hand, now with a reference each."""
         hits: list[int] = []
+        most = request.num_findable // self._pool.block_size
         if self._pool.prefix_caching:
             request.hash_known(self._pool.block_size, request.num_tokens // self._pool.block_size)
-            hits = self._pool.match_prefix(request.service, request.block_hashes)
-        return hits or self._find_in_choices(request)
+            hits = self._pool.match_prefix(request.service, request.block_hashes[:most])
+        return hits or self._find_in_choices(request, most)
 
     def _judge(
         self, coming: Sequence[RequestState], kept: Sequence[int], needed: int, *, always: bool

@@ -1,10 +1,10 @@
 """From a step's result to events: tokens arrive, blocks become final, requests end."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,12 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
 
-_NOT_FINITE = "the model's logits were not finite; in float16 a model may overflow, try bfloat16 or float32"
+T = TypeVar("T")
+
+_NOT_FINITE = (
+    "no token could be sampled: the request's own limits leave none, or the model's logits were not finite; "
+    "in float16 a model may overflow, try bfloat16 or float32"
+)
 
 
 class _End(NamedTuple):
@@ -45,6 +50,8 @@ class _Outcome(NamedTuple):
     """Of those that end."""
     made: int | IntArray
     """Tokens that each got."""
+    told: Mapping[int, tuple[tuple[TokenLogprobs, ...] | None, bytes | None]] = {}
+    """Of those of whose prompts something is told: log-probabilities and embedding."""
 
 
 class _Part(NamedTuple):
@@ -93,6 +100,8 @@ class OutputProcessor:
             outcome = self._take_anonymous(batch, part, columns, len(result.tokens), ends_ns)
         else:
             outcome = self._take(batch, part, columns, result, ends_ns)
+            if result.prompt_logprobs or result.embeddings:
+                outcome = outcome._replace(told=_told_of_prompts(part, result))
         made = outcome.made
         if plan.iterations > 1:
             batch.advance(part.rows, made, duration_ns, now_ns)
@@ -240,7 +249,7 @@ class OutputProcessor:
 
     def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
         """The events, for which requests that end leave the batch; others may have outgrown predictions."""
-        events, ends, _ = outcome
+        events, ends, _, told = outcome
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
         places = {*outgrown.nonzero()[0].tolist(), *ends}
         for at in sorted(places):
@@ -250,7 +259,11 @@ class OutputProcessor:
             else:
                 reason, ids, logprobs, stop_token, error = end
                 events[at] = self._store.end(request, reason, now_ns, ids, logprobs, stop_token, error)
-        return [events[at] for at in sorted(events)] if ends else list(events.values())
+        for at, (logprobs, embedding) in told.items():
+            request = part.requests[at]
+            event = events.get(at) or TokenEvent(request.request.id, cached_tokens=request.num_cached_tokens)
+            events[at] = event._replace(prompt_logprobs=logprobs, embedding=embedding)
+        return [events[at] for at in sorted(events)] if ends or told else list(events.values())
 
     def _predict(self, batch: RunningBatch, request: RequestState) -> None:
         """It has outgrown what was predicted of its length."""
@@ -268,6 +281,24 @@ def _columns(plan: StepPlan, part: _Part) -> IntArray | None:
     columns = np.full(len(plan.seq_ids), -1)
     columns[list(plan.sampled)] = np.arange(len(plan.sampled))
     return columns[part.places]
+
+
+def _told_of_prompts(
+    part: _Part, result: StepResult
+) -> dict[int, tuple[tuple[TokenLogprobs, ...] | None, bytes | None]]:
+    """What is told of prompts, each of their tokens once although a preemption makes it computed again."""
+    places = range(len(part.requests)) if isinstance(part.places, slice) else part.places.tolist()
+    told = {}
+    for at, row in enumerate(places):
+        request, logprobs = part.requests[at], None
+        if (scored := result.prompt_logprobs.get(row)) is not None:
+            known = max(1, request.num_scored_tokens) - scored.first
+            logprobs = tuple(scored.entries[max(0, known) :]) or None
+            request.num_scored_tokens = max(request.num_scored_tokens, scored.first + len(scored.entries))
+        embedding = result.embeddings.get(row)
+        if logprobs or embedding:
+            told[at] = (logprobs, embedding)
+    return told
 
 
 def _logprobs(
@@ -312,14 +343,17 @@ def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
                 tokens=[tokens[own] for tokens in result.tokens],
                 counts=None if result.counts is None else result.counts[own],
                 logprobs=None if result.logprobs is None else [known[own] for known in result.logprobs],
-                failures={
-                    row - own.start: why
-                    for row, why in result.failures.items()
-                    if own.start <= row < own.stop
-                },
+                prompt_logprobs=_of_rows(result.prompt_logprobs, rows),
+                embeddings=_of_rows(result.embeddings, rows),
+                failures=_of_rows(result.failures, own),
             )
         )
     return results
+
+
+def _of_rows(told: Mapping[int, T], rows: slice) -> dict[int, T]:
+    """What is told of some rows, numbered from the first of these."""
+    return {row - rows.start: one for row, one in told.items() if rows.start <= row < rows.stop}
 
 
 def check_result(plan: StepPlan, result: StepResult) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, derive_seed
-from shoal.kvcache import hash_blocks, hash_next, hash_synthetic
+from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +80,8 @@ class RequestState:
     """Tokens whose KV the last preemption dropped, until they are computed again."""
     num_recomputed_tokens: int = 0
     """Tokens computed again."""
+    num_scored_tokens: int = 0
+    """Leading prompt tokens whose log-probabilities were told, where they are wanted."""
 
     num_generated: int = 0
     """Progress: output tokens known."""
@@ -117,6 +119,16 @@ class RequestState:
         return self.num_prompt_tokens + self.num_generated
 
     @property
+    def num_findable(self) -> int:
+        """Leading tokens whose KV may be somebody else's.
+
+        Whose log-probabilities are still to be told must be computed behind the tokens before it.
+        """
+        if self.request.sampling.prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens:
+            return self.num_tokens
+        return max(0, self.num_scored_tokens - 1)
+
+    @property
     def num_blocks(self) -> int:
         """Length of the block table."""
         return len(self.block_ids)
@@ -125,6 +137,11 @@ class RequestState:
     def arrival_ns(self) -> int:
         """When it arrived."""
         return self.request.arrival_ns
+
+    @property
+    def priority(self) -> int:
+        """Given by its client: lower first."""
+        return self.request.priority
 
     @property
     def prefilling(self) -> bool:
@@ -170,15 +187,15 @@ class RequestState:
             return
         while len(hashes) < until and (len(hashes) + 1) * block_size <= len(self.token_ids):
             start = len(hashes) * block_size
-            parent = hashes[-1] if hashes else b""
+            parent = hashes[-1] if hashes else hash_salt(self.request.cache_salt)
             hashes.append(hash_next(parent, self.token_ids[start : start + block_size]))
 
 
-def hash_prompt(prompt: Prompt, block_size: int) -> list[bytes]:
-    """Hashes of the full blocks of a prompt."""
+def hash_prompt(prompt: Prompt, block_size: int, salt: str | None = None) -> list[bytes]:
+    """Hashes of the full blocks of a prompt; a salt counts for token ids only."""
     if isinstance(prompt, SyntheticPrompt):
         return hash_synthetic(prompt.block_hashes[: len(prompt) // block_size])
-    return hash_blocks(prompt, block_size)
+    return hash_blocks(prompt, block_size, hash_salt(salt))
 
 
 def new_request_state(

@@ -22,6 +22,7 @@ def to_resume(state: RequestState, now_ns: int) -> Request:
         num_preemptions=state.num_preemptions,
         num_preempted_by_starvation=state.num_preempted_by_starvation,
         num_recomputed_tokens=state.num_recomputed_tokens,
+        num_scored_tokens=state.num_scored_tokens,
     )
     output = state.num_generated if synthetic else tuple(state.token_ids[state.num_prompt_tokens :])
     return replace(state.request, output_tokens=output, carried=carried)
@@ -45,6 +46,7 @@ def resume(state: RequestState) -> None:
     state.num_preemptions = carried.num_preemptions
     state.num_preempted_by_starvation = carried.num_preempted_by_starvation
     state.num_recomputed_tokens = carried.num_recomputed_tokens
+    state.num_scored_tokens = carried.num_scored_tokens
     if state.num_generated and state.num_admissions:
         state.num_lost_tokens = state.num_tokens - 1
 

@@ -27,6 +27,7 @@ _FIXED = (
     "num_final_tokens",
     "forecast_seed",
     "arrival_ns",
+    "priority",
     "num_preempted_by_starvation",
 )
 _PROGRESS = (
@@ -73,6 +74,7 @@ class RequestTable:
     num_final_tokens: IntArray
     forecast_seed: IntArray
     arrival_ns: IntArray
+    priority: IntArray
     num_preempted_by_starvation: IntArray
     num_generated: IntArray
     num_scheduled: IntArray

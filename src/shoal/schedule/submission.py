@@ -43,7 +43,7 @@ class Submitter:
             if first is None or request.prompt is not first.prompt or request.service != first.service:
                 choices = []
                 if self._pool.prefix_caching:
-                    hashes = hash_prompt(request.prompt, self._pool.block_size)
+                    hashes = hash_prompt(request.prompt, self._pool.block_size, request.cache_salt)
             states.append(self._queue(request.on_clock(now_ns), most_tokens, hashes, now_ns))
             choices.append(states[-1])
             if len(choices) > 1:

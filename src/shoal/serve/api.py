@@ -27,6 +27,8 @@ _MAX_TOKENISER_THREADS = 2
 # A token is about 4 bytes of text, and JSON may escape a character with 6 or 12.
 _BODY_BYTES_PER_TOKEN = 64
 _MIN_BODY_BYTES = 2**20
+# Most characters that a chat template may write for each byte of the largest body.
+_TEMPLATE_GROWTH = 2
 
 
 class Api:
@@ -84,20 +86,47 @@ class Api:
             request, body_type, self.max_body_bytes, self.backend.info, self.workers, self._parse_lock
         )
 
-    async def encode(
-        self, service: str, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
+    async def encode_cut(
+        self,
+        service: str,
+        prompts: Sequence[str] | Sequence[list[int]],
+        add_special_tokens: bool,
+        most: int | None,
+        output_tokens: int,
     ) -> list[list[int]]:
-        """Token ids of all prompts; those that were sent as ids stay as they are."""
+        """The same as ``encode``, of each prompt the last ``most`` tokens.
+
+        most: None: all; -1: as many as leave room for ``output_tokens``.
+        """
+        tokens = await self.encode(service, prompts, add_special_tokens, any_length=most is not None)
+        if most is None:
+            return tokens
+        if most == -1:
+            most = self.cards[service].max_model_len - output_tokens
+        return [own[max(0, len(own) - most) :] for own in tokens]
+
+    async def encode(
+        self,
+        service: str,
+        prompts: Sequence[str] | Sequence[list[int]],
+        add_special_tokens: bool,
+        *,
+        any_length: bool = False,
+    ) -> list[list[int]]:
+        """Token ids of all prompts; those that were sent as ids stay as they are.
+
+        Raises InvalidRequest for texts that leave no room for output, unless they may have any length.
+        """
         tokenizer = self.tokenizers[service]
         limits = self.backend.info.services[service]
 
         def encode_all() -> list[list[int]]:
-            return [
-                encode_prompt(tokenizer, limits, service, prompt, add_special_tokens)
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in prompts
-            ]
+            return [encode_one(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+        def encode_one(text: str) -> list[int]:
+            if any_length:
+                return tokenizer.encode(text, add_special_tokens)
+            return encode_prompt(tokenizer, limits, service, text, add_special_tokens)
 
         if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT_CHARACTERS:
             return encode_all()

@@ -8,6 +8,7 @@ import shoal
 from shoal.core import Service
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import install_error_handlers
 from shoal.serve.generation_endpoints import GenerationEndpoints
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
@@ -15,6 +16,7 @@ from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
 from shoal.serve.stateless.endpoints import ResponsesEndpoints
+from shoal.serve.token_endpoints import TokenEndpoints
 from shoal.serve.workers import WorkerProcesses, Workers
 
 
@@ -44,7 +46,13 @@ def create_app(
     )
     install_error_handlers(app)
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
-    for endpoints in (GenerationEndpoints(api), ResponsesEndpoints(api), ServerEndpoints(api)):
+    for endpoints in (
+        GenerationEndpoints(api),
+        ResponsesEndpoints(api),
+        EmbeddingEndpoints(api),
+        TokenEndpoints(api),
+        ServerEndpoints(api),
+    ):
         endpoints.add_to(app)
     names = [service.name for service in services]
     chat_names = [name for name in names if tokenizers[name].has_chat_template]

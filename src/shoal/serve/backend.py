@@ -49,11 +49,13 @@ class Backend(Protocol):
         sampling: SamplingParams,
         slo: SLO = NO_GOALS,
         arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> DeltaStream:
         """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied.
 
         slo: latency goals that override those of the service. arrival_ns: arrival of the request on the
-        monotonic clock; None: now.
+        monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``.
         """
 
     @property
@@ -70,6 +72,9 @@ class TextCodec(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``tokens``."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; they may be a part of a character."""

@@ -12,18 +12,17 @@ from pydantic import AfterValidator, Field
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
+from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
 from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
 from shoal.serve.structured import MAX_OPTIONS, StructuredFields, errors_named
 from shoal.serve.tool_fields import TemplateFields, ToolFields
 
-INT32_MAX = 2**31 - 1
 MAX_STOP_TOKENS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
@@ -34,9 +33,11 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 
 # Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
 # branches of a union does not help.
-FORMS = {
+FORMS = FURTHER_FORMS | {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
     f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
+    "input": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
+    "lists must not be empty and have at most 2048 inputs, token ids are integers from 0 on",
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
@@ -88,7 +89,9 @@ class ServiceBody(StrictModel):
     """What every body has."""
 
     forms: ClassVar[Mapping[str, str]] = {}
-    """What errors say instead of ``FORMS``, and of more fields at the top, also of such that are not here."""
+    """What errors say instead of ``FORMS``."""
+    top_forms: ClassVar[Mapping[str, str]] = {}
+    """What they say of fields at the top, not of what is within them; also of fields that are not here."""
 
     model: str
     """Name of a service; GET /v1/models lists them."""
@@ -98,7 +101,7 @@ class ServiceBody(StrictModel):
         return []
 
 
-class GenerationBody(StructuredFields, ServiceBody):
+class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
     """The fields of both generation endpoints."""
 
     max_tokens: Count | None = None
@@ -137,6 +140,10 @@ class GenerationBody(StructuredFields, ServiceBody):
         """Most output tokens; None: as many as fit."""
         return self.max_tokens
 
+    def reported_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return self.prompt_logprobs
+
     def reported_logprobs(self) -> int | None:
         """How many of the likeliest tokens to report; None: no log-probabilities."""
         raise NotImplementedError
@@ -148,6 +155,10 @@ class GenerationBody(StructuredFields, ServiceBody):
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs"
+            )
         parameters = {
             name: value
             for name in SamplingParams.__dataclass_fields__
@@ -156,6 +167,9 @@ class GenerationBody(StructuredFields, ServiceBody):
         limit = self.output_limit()
         parameters["max_tokens"] = default_max_tokens if limit is None else limit
         parameters["logprobs"] = self.reported_logprobs()
+        parameters["prompt_logprobs"] = self.reported_prompt_logprobs()
+        parameters["logit_bias"] = self.biases()
+        parameters["allowed_token_ids"] = tuple(self.allowed_token_ids or ())
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         field, parameters["grammar"] = self.structure() or ("", None)
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
@@ -170,13 +184,40 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
     """One prompt or several, as text or as token ids."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Report the log-probability of each token, and of this many of the likeliest."""
+    echo: bool | None = None
+    """true: the text begins with the prompt, as do the log-probabilities; these not with stream."""
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    """Most output tokens; 0, with echo: none."""
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether there is no output: the engine makes a token all the same, which is not shown."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def output_limit(self) -> int | None:
+        """``max_tokens``, at least 1."""
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens: 0 needs echo: true; ask for at least 1", param="max_tokens")
+        return 1 if self.only_echoes else self.max_tokens
 
     def reported_logprobs(self) -> int | None:
         """The ``logprobs`` field."""
+        if self.echo and self.stream and self.logprobs is not None:
+            raise InvalidRequest(
+                "logprobs with echo cannot be streamed; leave out stream or logprobs", param="logprobs"
+            )
         return self.logprobs
 
+    def reported_prompt_logprobs(self) -> int | None:
+        """Those asked for, or those that are echoed."""
+        if self.prompt_logprobs is None and self.echo:
+            return self.logprobs
+        return self.prompt_logprobs
+
     def token_prompts(self) -> list[list[int]]:
-        """The prompts that were sent as token ids."""
+        """The prompts that were sent as token ids, unless they will be cut."""
+        if self.truncate_prompt_tokens is not None:
+            return []
         return [prompt for prompt in self.prompts() if not isinstance(prompt, str)]
 
     def prompts(self) -> list[str] | list[list[int]]:

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from shoal.core import FinishReason
 from shoal.engine.reader import Delta
 from shoal.serve.formats import Output, StreamUsage, finish_reason
 from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.presentation import Presentation
 from shoal.serve.responses import (
     CalledFunction,
     ChatChoice,
@@ -99,11 +100,13 @@ class ChatFormat:
         model: str,
         logprobs: LogprobFormatter | None,
         usage: StreamUsage,
+        presentation: Presentation,
         reading: ChatReading,
     ) -> None:
         self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs
         self._usage = usage
+        self._shown = presentation
         self._reading = reading
         self._choices: dict[int, _Choice] = {}
 
@@ -114,17 +117,19 @@ class ChatFormat:
             choice = self._choices[index] = _Choice(self._reading.parser())
             # With tools there may be no content at all, which is null.
             content = None if self._reading.calls else ""
-            yield self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content=content)), usage)
+            begin = ChatChunkChoice(index, ChatDelta(role="assistant", content=content))
+            yield self._chunk(begin, usage, self._shown.prompt_token_ids(index))
         pieces = choice.parser.push(delta.text)
         if delta.finish is not None:
             pieces += choice.parser.finish()
         deltas = [self._delta(choice, piece) for piece in self._reading.shown(pieces)]
         logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
-        if logprobs and not deltas:
+        ids = self._shown.token_ids(delta.tokens)
+        if (logprobs or ids) and not deltas:
             deltas = [ChatDelta(content="")]
         for chat_delta in deltas:
-            yield self._chunk(ChatChunkChoice(index, chat_delta, logprobs), usage)
-            logprobs = None
+            yield self._chunk(ChatChunkChoice(index, chat_delta, logprobs, token_ids=ids), usage)
+            logprobs, ids = None, UNSET
         if delta.finish is not None:
             reason = _finish_reason(delta.finish, choice.calls > 0)
             last = ChatChunkChoice(index, ChatDelta(), finish_reason=reason, stop_reason=delta.stop_reason)
@@ -144,8 +149,11 @@ class ChatFormat:
             case CallArguments():
                 return ChatDelta(tool_calls=[ToolCallDelta(choice.calls - 1, FunctionDelta(piece.text))])
 
-    def _chunk(self, choice: ChatChunkChoice, usage: Usage) -> bytes:
-        return encode(ChatChunk(*self._header, [choice], self._usage.in_chunk(usage)))
+    def _chunk(
+        self, choice: ChatChunkChoice, usage: Usage, prompt_ids: list[int] | UnsetType = UNSET
+    ) -> bytes:
+        shown = self._usage.in_chunk(usage)
+        return encode(ChatChunk(*self._header, [choice], shown, prompt_token_ids=prompt_ids))
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
         """Token counts, without choices."""
@@ -158,8 +166,16 @@ class ChatFormat:
             message = _Message.of(self._reading.pieces(output.text), self._reading.call_id)
             logprobs = self._logprobs.chat(output.logprobs) if self._logprobs else None
             reason = _finish_reason(output.finish, bool(message.calls))
-            choices.append(ChatChoice(index, message.written(), logprobs, reason, output.stop_reason))
-        return encode(ChatCompletion(*self._header, choices, usage))
+            ids = self._shown.token_ids(output.tokens)
+            choices.append(ChatChoice(index, message.written(), logprobs, reason, output.stop_reason, ids))
+        response = ChatCompletion(
+            *self._header,
+            choices,
+            usage,
+            prompt_token_ids=self._shown.prompt_token_ids(0),
+            prompt_logprobs=self._shown.prompt_logprobs(outputs[0].prompt_logprobs),
+        )
+        return encode(response)
 
 
 def _finish_reason(finish: FinishReason | None, calls: bool) -> FinishReasonName:

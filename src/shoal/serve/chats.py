@@ -27,7 +27,8 @@ Messages = Sequence[Mapping[str, Any]]
 class PreparedChat:
     """A chat as the engine takes it."""
 
-    prompt: list[int]
+    text: str
+    """The prompt, with its special tokens."""
     sampling: SamplingParams
     reading: ChatReading
     grammar_field: str
@@ -56,25 +57,13 @@ async def prepare_chat(
     with errors_named("tools"):
         sampling = use.constrain(sampling, format)
     thinks = sampling.grammar is None
-    text = await api.workers.run(
-        f"chats of {service}",
-        f"laying out these messages with the chat template of {service}",
-        lay_out,
-        template,
-        messages,
-        fields.layout(template.source, thinks),
-        use.tools,
-        format,
-        _TEMPLATE_GROWTH * api.max_body_bytes,
-    )
+    text = await chat_text(api, service, messages, fields.layout(template.source, thinks), use.tools)
     marks = None if fields.continue_final_message else marks_of(template.source)
     opened = marks is not None and is_open(text, marks)
     if marks is not None and opened and not thinks:
         text, opened = f"{text}\n{marks[1]}\n\n", False
     if marks is not None and tokenizer.special_token(marks[1]) is not None:
         sampling = replace(sampling, skip_special_tokens=False)
-    # The template writes every special token itself.
-    (prompt,) = await api.encode(service, [text], add_special_tokens=False)
     reading = ChatReading(
         parser=partial(_parser, use, format, marks if thinks else None, opened),
         calls=use.parsed,
@@ -82,7 +71,30 @@ async def prepare_chat(
         include_reasoning=fields.include_reasoning is not False,
     )
     return PreparedChat(
-        prompt, sampling, reading, grammar_field if sampling.grammar is own_grammar else "tools"
+        text, sampling, reading, grammar_field if sampling.grammar is own_grammar else "tools"
+    )
+
+
+async def chat_text(
+    api: Api,
+    service: str,
+    messages: Messages,
+    layout: Layout,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The conversation as the text of a prompt; raises the errors of ``ChatTemplate.render``."""
+    tokenizer = api.tokenizers[service]
+    template = tokenizer.chat_template
+    return await api.workers.run(
+        f"chats of {service}",
+        f"laying out these messages with the chat template of {service}",
+        lay_out,
+        template,
+        messages,
+        layout,
+        tools,
+        format_of(template.source, tokenizer.special_token),
+        _TEMPLATE_GROWTH * api.max_body_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from shoal.core import FinishReason, TokenLogprobs
 from shoal.engine.reader import Delta
 from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.presentation import Presentation
 from shoal.serve.responses import (
     Completion,
     CompletionChoice,
@@ -24,6 +25,10 @@ class Output:
     """The complete output of one choice, collected from its deltas."""
 
     pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of its prompt, from the second token on; the first choice of a prompt has them."""
+    embedding: bytes | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -31,7 +36,10 @@ class Output:
     def add(self, delta: Delta) -> None:
         """Append a delta."""
         self.pieces.append(delta.text)
+        self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs or ())
+        self.prompt_logprobs.extend(delta.prompt_logprobs or ())
+        self.embedding = delta.embedding or self.embedding
         if delta.finish is not None:
             self.finish, self.stop_reason = delta.finish, delta.stop_reason
 
@@ -74,18 +82,32 @@ class CompletionFormat:
     """Completions."""
 
     def __init__(
-        self, request_id: str, model: str, logprobs: LogprobFormatter | None, usage: StreamUsage
+        self,
+        request_id: str,
+        model: str,
+        logprobs: LogprobFormatter | None,
+        usage: StreamUsage,
+        presentation: Presentation,
     ) -> None:
         self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs
         self._usage = usage
+        self._shown = presentation
+        self._started_choices: set[int] = set()
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Text, then the finish reason."""
+        """First an echoed prompt and its token ids, then text, then the finish reason."""
+        if index not in self._started_choices:
+            self._started_choices.add(index)
+            prompt, prompt_ids = self._shown.echo(index), self._shown.prompt_token_ids(index)
+            if prompt or prompt_ids:
+                begin = CompletionChoice(index, prompt, None, None, prompt_token_ids=prompt_ids)
+                yield self._chunk(begin, usage)
         entries = delta.logprobs if self._logprobs else None
-        if delta.text or entries:
+        ids = self._shown.token_ids(delta.tokens)
+        if delta.text or entries or ids:
             logprobs = self._logprobs.completion(index, entries) if self._logprobs and entries else None
-            yield self._chunk(CompletionChoice(index, delta.text, logprobs, None), usage)
+            yield self._chunk(CompletionChoice(index, delta.text, logprobs, None, token_ids=ids), usage)
         if delta.finish is not None:
             yield self._chunk(
                 CompletionChoice(index, "", None, finish_reason(delta.finish), delta.stop_reason), usage
@@ -100,17 +122,27 @@ class CompletionFormat:
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """One text for each choice."""
-        choices = [
-            CompletionChoice(
-                index,
-                output.text,
-                self._logprobs.completion(index, output.logprobs) if self._logprobs else None,
-                finish_reason(output.finish),
-                output.stop_reason,
-            )
-            for index, output in enumerate(outputs)
-        ]
+        choices = [self._choice(index, outputs) for index in range(len(outputs))]
         return encode(Completion(*self._header, choices, usage))
+
+    def _choice(self, index: int, outputs: Sequence[Output]) -> CompletionChoice:
+        output, shown = outputs[index], self._shown
+        scores = outputs[shown.first_of(index)].prompt_logprobs
+        logprobs = None
+        if self._logprobs is not None and shown.echoed is not None:
+            logprobs = self._logprobs.completion(index, [*scores, *output.logprobs], shown.prompt(index)[:1])
+        elif self._logprobs is not None:
+            logprobs = self._logprobs.completion(index, output.logprobs)
+        return CompletionChoice(
+            index,
+            shown.echo(index) + output.text,
+            logprobs,
+            finish_reason(output.finish),
+            output.stop_reason,
+            shown.token_ids(output.tokens),
+            shown.prompt_token_ids(index),
+            shown.prompt_logprobs(scores),
+        )
 
 
 def finish_reason(finish: FinishReason | None) -> FinishReasonName:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.core import (
     SLO,
@@ -37,6 +37,12 @@ class GenerationRequest:
     """When the headers of the HTTP request had been read, on the monotonic clock."""
     slo: SLO = NO_GOALS
     """Latency goals of the request; they override those of the service."""
+    priority: int = 0
+    """As in ``shoal.core.Request``."""
+    cache_salt: str | None = None
+    """As in ``shoal.core.Request``."""
+    silent: bool = False
+    """What it asks is about its prompts: the output, which is one token, is not shown and does not count."""
     grammar_field: str = ""
     """The field of the body that has the grammar of ``sampling``, if it has one."""
 
@@ -72,13 +78,19 @@ class Generation:
         if len(self.streams) == 1:
             async for delta in self.streams[0]:
                 self._add(delta.choice, delta)
-                yield delta.choice, delta
+                yield delta.choice, self._shown(delta)
             return
         async with aclosing(_merge(self.streams)) as merged:
             async for prompt, delta in merged:
                 index = prompt * n + delta.choice
                 self._add(index, delta)
-                yield index, delta
+                yield index, self._shown(delta)
+
+    def _shown(self, delta: Delta) -> Delta:
+        if not self.request.silent:
+            return delta
+        finish = delta.finish and FinishReason.LENGTH
+        return replace(delta, text="", tokens=(), logprobs=None, finish=finish, stop_reason=None)
 
     def _add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
@@ -122,15 +134,17 @@ class Generation:
         """Token counts of one choice so far, with its prompt."""
         prompt_number = index // self.request.sampling.n
         prompt_tokens = len(self.request.prompts[prompt_number])
-        return _usage(
-            prompt_tokens, self._choices[index].output_tokens, self._cached_tokens.get(prompt_number, 0)
-        )
+        output_tokens = self._count(self._choices[index : index + 1])
+        return _usage(prompt_tokens, output_tokens, self._cached_tokens.get(prompt_number, 0))
 
     def usage(self) -> Usage:
         """Token counts of all choices so far."""
         prompt_tokens = sum(map(len, self.request.prompts))
-        output_tokens = sum(choice.output_tokens for choice in self._choices)
-        return _usage(prompt_tokens, output_tokens, sum(self._cached_tokens.values()))
+        return _usage(prompt_tokens, self._count(self._choices), sum(self._cached_tokens.values()))
+
+    def _count(self, choices: Sequence[_ChoiceProgress]) -> int:
+        """Output tokens of some choices that are shown."""
+        return 0 if self.request.silent else sum(choice.output_tokens for choice in choices)
 
 
 def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
@@ -153,7 +167,13 @@ async def submit_request(
             try:
                 with errors_named(request.grammar_field):
                     stream = await backend.submit(
-                        request.service, prompt, request.sampling, request.slo, request.arrival_ns
+                        request.service,
+                        prompt,
+                        request.sampling,
+                        request.slo,
+                        request.arrival_ns,
+                        request.priority,
+                        request.cache_salt,
                     )
             except (QueueFull, EngineDied) as error:
                 choices = len(request.prompts) * request.sampling.n

@@ -2,7 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -23,8 +25,10 @@ from shoal.serve.chats import PreparedChat, prepare_chat
 from shoal.serve.formats import CompletionFormat, Format, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
-from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.logprobs import LogprobFormatter, prompt_logprobs
 from shoal.serve.openapi import fails, returns, streams, takes
+from shoal.serve.presentation import Presentation
+from shoal.serve.prompts import banned_sequences
 from shoal.serve.responses import ChatChunk, ChatCompletion, Completion
 
 
@@ -52,11 +56,14 @@ class GenerationEndpoints:
         card = self._api.card(body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
-        tokens = await self._api.encode(body.model, prompts, body.add_special_tokens is not False)
+        tokens = await self._encode(body, prompts, body.add_special_tokens is not False)
         longest_output = card.max_model_len - max(map(len, tokens))
         default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
         sampling = body.sampling(card.sampling_defaults, default_max_tokens)
-        return self._generate(body, "cmpl", tokens, sampling, arrival_ns)
+        echoed = partial(self._echo, body, tokens) if body.echo else None
+        return self._generate(
+            body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, silent=body.only_echoes
+        )
 
     async def chat_completions(self, request: Request) -> Response:
         """Write the next message of a chat."""
@@ -72,7 +79,30 @@ class GenerationEndpoints:
             body.sampling(card.sampling_defaults),
             _grammar_field(body),
         )
-        return self._generate(body, "chatcmpl", [chat.prompt], chat.sampling, arrival_ns, chat)
+        # The template writes every special token itself.
+        tokens = await self._encode(body, [chat.text], add_special_tokens=False)
+        return self._generate(body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
+
+    def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
+        """Text of a prompt: as it was sent, unless that was as token ids or it was cut."""
+        prompt = body.prompts()[number]
+        if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+            return prompt
+        return self._api.tokenizers[body.model].decode(
+            tokens[number], skip_special_tokens=body.skip_special_tokens is not False
+        )
+
+    async def _encode(
+        self, body: GenerationBody, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of the prompts, cut as the body says."""
+        return await self._api.encode_cut(
+            body.model,
+            prompts,
+            add_special_tokens,
+            body.truncate_prompt_tokens,
+            max(1, body.output_limit() or 1),
+        )
 
     def _generate(
         self,
@@ -81,8 +111,13 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
+        *,
         chat: PreparedChat | None = None,
+        echoed: Callable[[int], str] | None = None,
+        silent: bool = False,
     ) -> Response:
+        tokenizer = self._api.tokenizers[body.model]
+        sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words or ()))
         request = GenerationRequest(
             id=f"{prefix}-{secrets.token_hex(12)}",
             service=body.model,
@@ -90,19 +125,33 @@ class GenerationEndpoints:
             sampling=sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            silent=silent,
             grammar_field=_grammar_field(body) if chat is None else chat.grammar_field,
         )
-        num_logprobs = sampling.logprobs
-        logprobs = (
-            None if num_logprobs is None else LogprobFormatter(self._api.tokenizers[body.model], num_logprobs)
+        logprobs = None
+        if sampling.logprobs is not None:
+            logprobs = LogprobFormatter(
+                tokenizer,
+                sampling.logprobs,
+                as_token_ids=bool(body.return_tokens_as_token_ids),
+                skip_special_tokens=sampling.skip_special_tokens,
+            )
+        presentation = Presentation(
+            prompts=prompts,
+            n=sampling.n,
+            echoed=echoed,
+            returns_token_ids=bool(body.return_token_ids),
+            format_prompt=None if body.prompt_logprobs is None else partial(prompt_logprobs, tokenizer),
         )
         options = body.stream_options or StreamOptions()
         usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
         format: Format
         if chat is None:
-            format = CompletionFormat(request.id, body.model, logprobs, usage)
+            format = CompletionFormat(request.id, body.model, logprobs, usage, presentation)
         else:
-            format = ChatFormat(request.id, body.model, logprobs, usage, chat.reading)
+            format = ChatFormat(request.id, body.model, logprobs, usage, presentation, chat.reading)
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )

@@ -95,12 +95,11 @@ class GenerationResponse(Response):
             await (self._send_stream if self._stream else self._send_full)(generation, send)
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
-        outputs = [Output() for _ in range(len(self._request.prompts) * self._request.sampling.n)]
-        async with aclosing(generation.deltas()) as deltas:
-            async for index, delta in deltas:
-                outputs[index].add(delta)
+        outputs = await collect(generation)
         # A response may have megabytes of log-probabilities.
-        body = await to_thread.run_sync(self._format.full, outputs, generation.usage())
+        await self._send_body(send, await to_thread.run_sync(self._format.full, outputs, generation.usage()))
+
+    async def _send_body(self, send: Send, body: bytes) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._start(send, headers)
         await send({"type": "http.response.body", "body": body})
@@ -132,6 +131,16 @@ class GenerationResponse(Response):
             await send({"type": "http.response.body", "body": self._framing.event(error_payload(error))})
         else:
             raise error
+
+
+async def collect(generation: Generation) -> list[Output]:
+    """All outputs, once they are complete."""
+    request = generation.request
+    outputs = [Output() for _ in range(len(request.prompts) * request.sampling.n)]
+    async with aclosing(generation.deltas()) as deltas:
+        async for index, delta in deltas:
+            outputs[index].add(delta)
+    return outputs
 
 
 async def _wait_disconnected(receive: Receive) -> None:

@@ -32,10 +32,16 @@ class StrictModel(BaseModel):
         return sent
 
     @classmethod
-    def unsupported(cls) -> frozenset[str]:
-        """Names of the fields that accept only neutral values."""
-        fields = cls.model_fields.items()
-        return frozenset(name for name, field in fields if (field.description or "").startswith("Not supp"))
+    def unsupported(cls) -> dict[str, str]:
+        """Fields that accept only neutral values, each with what to do instead, as its description says."""
+        described = {
+            name: " ".join((field.description or "").split()) for name, field in cls.model_fields.items()
+        }
+        return {
+            name: description.partition(": ")[2].rstrip(".") or "leave it out"
+            for name, description in described.items()
+            if description.startswith("Not supported")
+        }
 
 
 def _must_be_false(value: bool) -> bool:
@@ -55,7 +61,6 @@ NotTrue = Annotated[bool, AfterValidator(_must_be_false), WithJsonSchema({"const
 NotFalse = Annotated[bool, AfterValidator(_must_be_true), WithJsonSchema({"const": True})]
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
-Zero = Annotated[int, Field(ge=0, le=0)]
 Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
 
 
@@ -65,40 +70,26 @@ class NeutralFields(StrictModel):
     user: str | None = None
     """Ignored."""
     spaces_between_special_tokens: bool | None = None
-    """Ignored: special tokens have no text."""
+    """Ignored: tokenizers here write none."""
     length_penalty: float | None = None
     """Ignored: it is for beam search."""
 
-    skip_special_tokens: NotFalse | None = None
-    """Special tokens have no text."""
-    logit_bias: EmptyDict | None = None
-    """Not supported, must be empty."""
-    echo: NotTrue | None = None
-    """Not supported."""
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    """Not supported: ask for n outputs with logprobs, and choose the best of them."""
+    early_stopping: bool | None = None
+    """Ignored: it is for beam search."""
+    request_id: str | None = None
+    """Ignored: a response has an id of its own."""
+    truncation_side: Literal["left"] | None = None
+    """Not supported: truncate_prompt_tokens keeps the end of a prompt."""
+    thinking_token_budget: None = None
     """Not supported."""
+    repetition_detection: None = None
+    """Not supported: frequency_penalty and repetition_penalty make repetitions rarer."""
     use_beam_search: NotTrue | None = None
-    """Not supported."""
-    include_stop_str_in_output: NotTrue | None = None
-    """Not supported."""
-    return_token_ids: NotTrue | None = None
-    """Not supported."""
-    return_tokens_as_token_ids: NotTrue | None = None
-    """Not supported."""
-    priority: Zero | None = None
-    """Not supported, must be 0."""
-    bad_words: EmptyList | None = None
-    """Not supported."""
+    """Not supported: ask for n outputs with logprobs, and choose the best of them."""
     logits_processors: EmptyList | None = None
-    """Not supported."""
-    allowed_token_ids: None = None
-    """Not supported."""
-    prompt_logprobs: None = None
-    """Not supported."""
-    truncate_prompt_tokens: None = None
-    """Not supported."""
-    cache_salt: None = None
-    """Not supported."""
+    """Not supported: logit_bias, allowed_token_ids and bad_words say which tokens are sampled."""
     kv_transfer_params: None = None
     """Not supported."""
     vllm_xargs: EmptyDict | None = None
@@ -112,7 +103,10 @@ class NeutralCompletionFields(NeutralFields):
     """Ignored: reasoning is text like any other."""
 
     suffix: Literal[""] | None = None
-    """Not supported."""
+    """Not supported: write the text before and after the gap into the prompt, with the tokens that the model
+    has for that (such as <fim_prefix>, <fim_suffix> and <fim_middle>)."""
+    prompt_embeds: None = None
+    """Not supported: send the prompt as text or token ids."""
 
 
 class NeutralChatFields(NeutralFields):
@@ -133,6 +127,8 @@ class NeutralChatFields(NeutralFields):
     prediction: Ignored | None = None
     """Ignored: it may speed up a response, but does not change it."""
 
+    echo: NotTrue | None = None
+    """Not supported: the answer is a new message."""
     add_special_tokens: NotTrue | None = None
     """The chat template already has them."""
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
@@ -149,6 +145,8 @@ class NeutralChatFields(NeutralFields):
     chat_template: None = None
     """Not supported; a service may have one in its configuration."""
     mm_processor_kwargs: EmptyDict | None = None
+    """Not supported."""
+    media_io_kwargs: EmptyDict | None = None
     """Not supported."""
 
 

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal.serve import responses
 from shoal.serve.bodies import ChatBody, CompletionBody
+from shoal.serve.further_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from shoal.serve.stateless.body import ResponsesBody
 
 _REF = "#/components/schemas/{name}"
@@ -20,11 +21,15 @@ _RESPONSE_TYPES = (
     responses.ChatChunk,
     responses.ResponseObject,
     responses.ResponseEvent,
+    responses.EmbeddingList,
+    responses.Tokenized,
+    responses.Detokenized,
     responses.ModelList,
     responses.ModelCard,
     responses.Health,
     responses.Version,
 )
+_BODY_TYPES = (CompletionBody, ChatBody, ResponsesBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 _ERRORS = {
     400: "The request cannot be served as asked; `param` names the field.",
     404: "No such model or route.",
@@ -95,13 +100,13 @@ def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]
         for operation in path.values():
             operation["responses"].pop("422", None)
     _, bodies = models_json_schema(
-        [(body, "validation") for body in (ChatBody, CompletionBody, ResponsesBody)],
+        [(body, "validation") for body in _BODY_TYPES],
         ref_template="#/components/schemas/{model}",
     )
     _, response_schemas = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
     schemas = {**bodies["$defs"], **response_schemas}
-    chats = chat_services or services
-    for body, names in ((CompletionBody, services), (ChatBody, chats), (ResponsesBody, chats)):
+    for body in _BODY_TYPES:
+        names = chat_services if body in (ChatBody, ResponsesBody) and chat_services else services
         schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
     schema["components"] = {"schemas": schemas}
     return schema

@@ -147,20 +147,29 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
 def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[ServiceBody]) -> InvalidRequest:
     path = [shorten(step, _MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
     names = [step for step in path if isinstance(step, str)]
-    for depth, step in enumerate(path):
-        if (step in FORMS or (path == [step] and step in body_type.forms)) and detail["type"] != "missing":
+    for depth in range(len(path)) if detail["type"] != "missing" else ():
+        if (form := _form(path, depth, body_type)) is not None:
             where = ".".join(map(str, path[: depth + 1]))
-            form = body_type.forms.get(str(step)) or FORMS[str(step)]
             return InvalidRequest(f"{where} {form}", param=where)
     where = ".".join(map(str, path))
     if detail["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"{where} is missing", param=where)
-    if names[-1] in UNSUPPORTED or names[0] in UNSUPPORTED:
-        return InvalidRequest(f"{where} is not supported by this server; leave it out", param=where)
+    unsupported = UNSUPPORTED | body_type.unsupported()
+    instead = unsupported.get(names[-1]) or unsupported.get(names[0])
+    if instead is not None:
+        return InvalidRequest(f"{where} is not supported by this server; {instead}", param=where)
     problem = detail["msg"].replace(" after validation", "")
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
+
+
+def _form(path: list[int | str], depth: int, body_type: type[ServiceBody]) -> str | None:
+    """What is said of any error at or below ``path[depth]``, if something is."""
+    step = str(path[depth])
+    if depth == 0 and step in body_type.top_forms:
+        return body_type.top_forms[step] if len(path) == 1 else None
+    return body_type.forms.get(step) or FORMS.get(step)
 
 
 def _hint(names: list[str], body_type: type[BaseModel]) -> str:

@@ -1,11 +1,20 @@
 """Tokenises prompts, and rejects those that are too long before they use much memory."""
 
+from collections.abc import Sequence
+
 from shoal.engine.info import ServiceInfo
 from shoal.engine.validation import check_prompt_length
 from shoal.serve.backend import TextCodec
 
 # Characters of the pieces in which the tokens of a long text are num_tokens.
 _PIECE_CHARACTERS = 2**15
+
+
+def banned_sequences(tokenizer: TextCodec, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of words that an output must not have: each as a text begins with it, and behind a blank."""
+    spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+    encoded = [tuple(tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings]
+    return tuple(dict.fromkeys(filter(None, encoded)))
 
 
 def encode_prompt(

@@ -47,12 +47,28 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class PromptLogprob(Struct):
+    """A token at some place of the prompt."""
+
+    logprob: float
+    rank: int
+    """Its place among all tokens by falling probability, from 1."""
+    decoded_token: str
+    """Its text; a part of a character is shown as U+FFFD."""
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""vLLM's log-probabilities of a prompt: by token id of each token itself and of the likeliest ones; null for
+the first."""
+
+
 class CompletionLogprobs(Struct):
-    """Log-probabilities of a text: parallel lists with an entry for each output token."""
+    """Log-probabilities of a text: parallel lists with an entry for each token, of the prompt too if it is
+    echoed. That of the first token, before which there is nothing, is null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
     """Where each token begins in the text, in characters."""
 
@@ -66,6 +82,12 @@ class CompletionChoice(Struct):
     finish_reason: FinishReasonName | None
     """Null until the last piece."""
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Of the output, or of this piece; with return_token_ids."""
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Of the prompt, in a stream only in the first piece; with return_token_ids."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """With prompt_logprobs."""
 
 
 class Completion(Struct):
@@ -141,6 +163,8 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReasonName
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
 
 
 class ChatCompletion(Struct):
@@ -152,6 +176,10 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """With prompt_logprobs."""
 
 
 class FunctionDelta(Struct):
@@ -187,6 +215,8 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReasonName | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
 
 
 class ChatChunk(Struct):
@@ -198,6 +228,52 @@ class ChatChunk(Struct):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """In the first chunk, with return_token_ids."""
+
+
+class Embedding(Struct):
+    """The vector of one input."""
+
+    index: int
+    embedding: list[float] | str
+    """Numbers, or base64 of float32 in little-endian order."""
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    """Token counts of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """Response of /v1/embeddings."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class Tokenized(Struct):
+    """Response of /tokenize."""
+
+    count: int
+    """How many tokens there are."""
+    max_model_len: int
+    """As in ModelCard."""
+    tokens: list[int]
+    token_strs: list[str] | None
+    """Their text, with return_token_strs; a part of a character is U+FFFD."""
+
+
+class Detokenized(Struct):
+    """Response of /detokenize."""
+
+    prompt: str
+    """The text."""
 
 
 class InputTokensDetails(Struct):

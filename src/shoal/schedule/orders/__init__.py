@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from shoal.core import lookup
 from shoal.schedule.orders.by_priority import ByPriority
+from shoal.schedule.orders.client_priority import ClientPriority
 from shoal.schedule.orders.doubling_budget import DoublingBudget
 from shoal.schedule.orders.edf import EarliestDeadline
 from shoal.schedule.orders.fcfs import PATIENCE_STEPS, Fcfs, FcfsStrict
@@ -29,6 +30,7 @@ ORDERS: Mapping[str, type[Order]] = {
     "doubling-budget": DoublingBudget,
     "shortest-remaining": ShortestRemaining,
     "edf": EarliestDeadline,
+    "priority": ClientPriority,
     "weighted-turns": WeightedTurns,
 }
 """Orders by name."""
@@ -43,6 +45,7 @@ __all__ = [
     "ORDERS",
     "PATIENCE_STEPS",
     "ByPriority",
+    "ClientPriority",
     "Decision",
     "DoublingBudget",
     "EarliestDeadline",

@@ -52,6 +52,7 @@ class ByPriority(ABC):
 
     steady: ClassVar[bool] = False
     reads_lengths: ClassVar[bool] = False
+    reads_priorities: ClassVar[bool] = False
 
     @abstractmethod
     def rank(self, request: RequestState, view: ServiceView) -> float:

@@ -20,6 +20,7 @@ class BySubmission:
 
     steady: ClassVar[bool] = True
     reads_lengths: ClassVar[bool] = False
+    reads_priorities: ClassVar[bool] = False
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
         """The same for all, so that the arrival decides."""

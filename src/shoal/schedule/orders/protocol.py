@@ -52,6 +52,8 @@ class Order(Protocol):
     """That also holds while some wait, who are offered in the order of the queue."""
     reads_lengths: ClassVar[bool]
     """It looks at predicted lengths."""
+    reads_priorities: ClassVar[bool]
+    """It looks at ``Request.priority``; with another order clients cannot give one."""
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
         """The place of a request among the waiting of its service: smaller first, equals by arrival.

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_LOGPROBS
-from shoal.serve.bodies import INT32_MAX, Count, Goals, Penalty, ServiceBody, StreamOptions
+from shoal.serve.bodies import Count, Goals, Penalty, ServiceBody, StreamOptions
+from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel
 from shoal.serve.stateless.items import InputItems, to_messages
 from shoal.serve.structured import errors_named
@@ -90,13 +91,15 @@ class ResponsesBody(ServiceBody):
     """Write the next items of a conversation."""
 
     forms: ClassVar[Mapping[str, str]] = {
-        "input": "must be a string, or a list of items that is not empty; items are messages, function_call, "
-        "function_call_output and reasoning",
         "content": 'must be a string or a list of parts {"type": "input_text", "text": "..."}; images, '
         "audio and files are not supported",
         "role": "must be system, developer, user or assistant; results of tools are items of type "
         "function_call_output",
         "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "name": "..."}',
+    }
+    top_forms: ClassVar[Mapping[str, str]] = {
+        "input": "must be a string, or a list of items that is not empty; items are messages, function_call, "
+        "function_call_output and reasoning",
         "previous_response_id": _STATELESS,
         "conversation": _STATELESS,
         "background": "must be false: nothing is stored here; read the response as a stream",

@@ -70,7 +70,7 @@ class ResponsesEndpoints:
         generation = GenerationRequest(
             id=f"resp_{secrets.token_hex(12)}",
             service=body.model,
-            prompts=[chat.prompt],
+            prompts=await self._api.encode(body.model, [chat.text], add_special_tokens=False),
             sampling=chat.sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),

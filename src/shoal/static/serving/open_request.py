@@ -19,6 +19,11 @@ def check_static_sampling(sampling: SamplingParams) -> None:
         "frequency_penalty": sampling.frequency_penalty != 0.0,
         "min_tokens": sampling.min_tokens > 0,
         "logprobs": sampling.logprobs is not None,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "embed": sampling.embed,
+        "logit_bias": bool(sampling.logit_bias),
+        "allowed_token_ids": bool(sampling.allowed_token_ids),
+        "banned_sequences": bool(sampling.banned_sequences),
         "n": sampling.n != 1,
         "grammar": sampling.grammar is not None,
     }
@@ -26,7 +31,8 @@ def check_static_sampling(sampling: SamplingParams) -> None:
         if wanted:
             raise InvalidRequest(
                 f"{param}: static batches decode greedily, one output for a prompt (temperature 0, no "
-                "penalties, min_tokens, logprobs, n or grammar); `shoal generate` does the rest",
+                "penalties, biases, min_tokens, logprobs, embeddings, n or grammar); `shoal generate` does "
+                "the rest",
                 param=param,
             )
 

@@ -1,0 +1,92 @@
+"""Request bodies of the endpoints that make no text: tokenising and embedding."""
+
+from typing import Annotated, Literal, cast
+
+from pydantic import AfterValidator, Field
+
+from shoal.core import InvalidRequest
+from shoal.serve.bodies import ServiceBody
+from shoal.serve.further_fields import Priority, Salt, TokenId, Truncation
+from shoal.serve.messages import MAX_MESSAGES, Message, messages_for_template
+from shoal.serve.neutral import EmptyDict, NotFalse, NotTrue
+
+MAX_INPUTS = 2048
+
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+IdLists = Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+
+
+class TokenizeBody(ServiceBody):
+    """What to tokenise: either a text or a chat."""
+
+    prompt: str | None = None
+    """A text."""
+    messages: (
+        Annotated[
+            list[Message],
+            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+            AfterValidator(messages_for_template),
+        ]
+        | None
+    ) = None
+    """A chat, which the model's template lays out."""
+    add_special_tokens: bool | None = None
+    """Let the tokenizer add its special tokens. Default true for a text, and false for a chat, whose template
+    has them."""
+    return_token_strs: bool | None = None
+    """Also return the text of each token."""
+    add_generation_prompt: NotFalse | None = None
+    """The chat ends where the answer begins."""
+    continue_final_message: NotTrue | None = None
+    """Not supported."""
+    chat_template_kwargs: EmptyDict | None = None
+    """Not supported."""
+
+    def conversation(self) -> list[dict[str, str]] | None:
+        """The messages as chat templates expect them; None for a text.
+
+        Raises InvalidRequest where both or neither are given.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give either prompt or messages", param="prompt")
+        return cast("list[dict[str, str]] | None", self.messages)
+
+
+class DetokenizeBody(ServiceBody):
+    """Of which tokens to make text."""
+
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    """Token ids."""
+
+
+class EmbeddingBody(ServiceBody):
+    """What to embed."""
+
+    input: str | Texts | Ids | IdLists
+    """One text or several, also as token ids."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """Numbers, or base64 of float32 in little-endian order. Default float."""
+    dimensions: None = None
+    """Not supported: the first numbers of an embedding mean something only in models trained for that."""
+    add_special_tokens: bool | None = None
+    """Let the tokenizer add its special tokens to a text. Default true."""
+    truncate_prompt_tokens: Truncation | None = None
+    """Only the last so many tokens of an input count; -1: as many as the model takes."""
+    priority: Priority | None = None
+    """Lower ones come first. Other than 0 only where scheduler.order is priority."""
+    cache_salt: Salt | None = None
+    """The KV of inputs is shared only with requests that have the same salt."""
+    user: str | None = None
+    """Ignored."""
+    request_id: str | None = None
+    """Ignored: a response has an id of its own."""
+
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The inputs, one or several."""
+        if isinstance(self.input, str):
+            return [self.input]
+        # Validation made sure that all entries of a list are of one kind.
+        return cast(
+            "list[str] | list[list[int]]", [self.input] if isinstance(self.input[0], int) else self.input
+        )
