@@ -387,7 +387,7 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
             assert min(ends.values()) > 100
             assert handle.unfinished == handle.waiting == 0
             assert not handle._calls
-            await until(lambda: not handle._stats_futures)
+            await until(lambda: not handle._answers)
             stats = await handle.stats()
             assert stats.pool.live_bytes == 0
             # Calls that were cancelled before they were submitted never came to the scheduler.

@@ -1,12 +1,12 @@
-"""Log-probabilities of prompt tokens, for rows of a step that want them: a piece of the logits at once."""
+"""What requests ask of their prompts: log-probabilities of the tokens, and embeddings."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from shoal.core import PromptLogprobs, TokenLogprobs
+from shoal.core import PromptLogprobs, StepPlan, TokenLogprobs
 from shoal.execute.group import RunningSequence
 from shoal.execute.interface import Forward
 
@@ -15,6 +15,16 @@ Report = Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], list[TokenLogp
 
 _PIECE_LOGITS = 2**24
 """Logits that are computed at once: 64 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldOfPrompts:
+    """What one step tells of prompts, by row of the plan."""
+
+    logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    """As in ``StepResult``."""
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    """As in ``StepResult``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +47,62 @@ class ScoredRow:
             yield token, count
 
 
-def scored_rows(
+@dataclass(frozen=True, slots=True)
+class AskedOfPrompts:
+    """What the rows of one step ask."""
+
+    scored: Sequence[ScoredRow]
+    """Rows that score prompt tokens."""
+    embedded: Sequence[tuple[int, int]]
+    """(which of the rows that sample, its place in the plan) of those that want an embedding."""
+
+    @classmethod
+    def of(
+        cls, plan: StepPlan, rows: Sequence[RunningSequence], last: np.ndarray, computed: np.ndarray
+    ) -> "AskedOfPrompts":
+        """What ``rows`` ask in a step of ``plan``.
+
+        last: places of each row's last token in the step. computed: tokens with KV so far, by slot.
+        """
+        embedded = [
+            (which, row)
+            for which, row in enumerate(plan.sampled)
+            if rows[row].sampling.embed and rows[row].output_tokens == 0
+        ]
+        return cls(_scored_rows(rows, plan.new_tokens, last, computed), embedded)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nobody asks anything."""
+        return not self.scored and not self.embedded
+
+    def places(self, last: np.ndarray) -> np.ndarray:
+        """Places in the step of all hidden states needed; last: those of the rows that sample."""
+        return np.concatenate([last, *[row.places for row in self.scored]])
+
+    def answer(
+        self, hidden: torch.Tensor, sampled: int, forward: Forward, vocab_size: int, report: Report
+    ) -> ToldOfPrompts:
+        """The answers. hidden: states at ``places``, the first ``sampled`` of them of rows that sample."""
+        embeddings = {row: _embedding(hidden[which]) for which, row in self.embedded}
+        asked = [one for row in self.scored for one in row.asked()]
+        size = max(1, _PIECE_LOGITS // vocab_size)
+        entries: list[TokenLogprobs] = []
+        for start in range(0, len(asked), size):
+            logits = forward.logits(hidden[sampled:][start : start + size])
+            entries += _score(logits, asked[start : start + size], report)
+        logprobs = {}
+        for row in self.scored:
+            count = len(row.places)
+            logprobs[row.row] = PromptLogprobs(row.first, entries[:count])
+            del entries[:count]
+        return ToldOfPrompts(logprobs, embeddings)
+
+
+def _scored_rows(
     rows: Sequence[RunningSequence], new_tokens: Sequence[int], last: np.ndarray, computed: np.ndarray
 ) -> list[ScoredRow]:
-    """The rows of a step that score prompt tokens: behind all that they compute but the last of the prompt.
-
-    last: places of each row's last token in the step. computed: tokens with KV so far, by slot.
-    """
+    """They score behind all tokens that they compute but the last of the prompt."""
     found = []
     for at, row in enumerate(rows):
         if row.sampling.prompt_logprobs is None:
@@ -56,24 +115,6 @@ def scored_rows(
     return found
 
 
-def score(
-    scored: Sequence[ScoredRow], hidden: torch.Tensor, forward: Forward, vocab_size: int, report: Report
-) -> dict[int, PromptLogprobs]:
-    """Log-probabilities by row. hidden: of all their ``places``, one row after the other."""
-    asked = [one for row in scored for one in row.asked()]
-    size = max(1, _PIECE_LOGITS // vocab_size)
-    entries: list[TokenLogprobs] = []
-    for start in range(0, len(asked), size):
-        piece = asked[start : start + size]
-        entries += _score(forward.logits(hidden[start : start + size]), piece, report)
-    results = {}
-    for row in scored:
-        count = len(row.places)
-        results[row.row] = PromptLogprobs(row.first, entries[:count])
-        del entries[:count]
-    return results
-
-
 def _score(logits: torch.Tensor, asked: Sequence[tuple[int, int]], report: Report) -> list[TokenLogprobs]:
     tokens = torch.tensor([[token] for token, _ in asked], device=logits.device)
     ranks = ((logits > logits.gather(1, tokens)).sum(-1) + 1).tolist()
@@ -84,7 +125,7 @@ def _score(logits: torch.Tensor, asked: Sequence[tuple[int, int]], report: Repor
     ]
 
 
-def embedding(hidden: torch.Tensor) -> bytes:
+def _embedding(hidden: torch.Tensor) -> bytes:
     """A hidden state [hidden size] as a vector of length 1: float32, little-endian."""
     vector = torch.nn.functional.normalize(hidden.float(), dim=0)
     return vector.cpu().numpy().astype("<f4").tobytes()

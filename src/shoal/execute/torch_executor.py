@@ -5,22 +5,20 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 import torch
 
-from shoal.core import NO_TOKEN, PromptLogprobs, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_pool import GrammarModel, GrammarPool
 from shoal.execute.group import RunningGroups, RunningSequence
-from shoal.execute.interface import AttentionStep
 from shoal.execute.kv_store import KVStore, Transfer
 from shoal.execute.loading import LoadedModel, ModelSet
 from shoal.execute.native_sampling import NativeSampler
-from shoal.execute.prompt_scores import ScoredRow, embedding, score, scored_rows
+from shoal.execute.prompt_scores import AskedOfPrompts, ToldOfPrompts
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampler import report, sample
 from shoal.execute.service_cache import UnitIds
@@ -121,12 +119,10 @@ class TorchExecutor:
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs | None] | None] = []
         prepare_ns = forward_ns = sample_ns = 0
-        prompt_logprobs: dict[int, PromptLogprobs] = {}
-        embeddings: dict[int, bytes] = {}
+        told: ToldOfPrompts | None = None
         while True:
             made = self._survive(plan, rows)
-            prompt_logprobs |= made.prompt_logprobs
-            embeddings |= made.embeddings
+            told = told or made.told  # later iterations compute no prompt
             prepare_ns += made.prepared_ns - ends_ns[-1]
             forward_ns += made.forwarded_ns - made.prepared_ns
             sample_ns += made.ended_ns - made.forwarded_ns
@@ -143,8 +139,8 @@ class TorchExecutor:
             logprobs=_complete(logprobs, len(plan.sampled)),
             timings=timings,
             failures=made.failures,
-            prompt_logprobs=prompt_logprobs,
-            embeddings=embeddings,
+            prompt_logprobs=told.logprobs,
+            embeddings=told.embeddings,
         )
 
     def _survive(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
@@ -166,21 +162,18 @@ class TorchExecutor:
         self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])
         batch = build_batch(self._groups, rows, plan.new_tokens, self.store.services[plan.service])
         prepared_ns = time.perf_counter_ns()
-        forwarded = self._forward(plan, rows, batch)
+        asked = AskedOfPrompts.of(plan, rows, batch.last, self._groups.computed)
+        told = ToldOfPrompts()
+        if asked.nothing:
+            logits = self._forward(plan, batch)
+        else:
+            logits, told = self._forward_for_prompts(plan, batch, asked)
         self._groups.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
         masks = self._masks.finish()
-        tokens, logprobs = self._sample(plan, rows, forwarded.logits, masks)
-        return _Iteration(
-            tokens,
-            logprobs,
-            {} if masks is None else masks.failures,
-            forwarded.prompt_logprobs,
-            forwarded.embeddings,
-            prepared_ns,
-            forwarded_ns,
-            time.perf_counter_ns(),
-        )
+        tokens, logprobs = self._sample(plan, rows, logits, masks)
+        failures = {} if masks is None else masks.failures
+        return _Iteration(tokens, logprobs, failures, prepared_ns, forwarded_ns, time.perf_counter_ns(), told)
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
         """Whether one of the rows, all of which were to get a token, has come to its end."""
@@ -188,44 +181,25 @@ class TorchExecutor:
         pairs = zip(rows, tokens, strict=True)
         return any(token == NO_TOKEN or row.ends_with(token, eos) for row, token in pairs)
 
-    def _forward(self, plan: StepPlan, rows: Sequence[RunningSequence], batch: StepBatch) -> "_Forwarded":
-        """One pass; only the tokens of rows that sample or are scored go through the output head."""
+    def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
+        """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
         step = self._backends[plan.service](batch, self.store.services[plan.service])
         last = batch.last[list(plan.sampled) or [0]]
-        scored = scored_rows(rows, plan.new_tokens, batch.last, self._groups.computed)
-        embedded = [
-            (at, row)
-            for at, row in enumerate(plan.sampled)
-            if rows[row].sampling.embed and rows[row].output_tokens == 0
-        ]
+        rows = torch.from_numpy(last).to(batch.input_ids.device)
+        return self._models[plan.service].forward(batch.input_ids, batch.positions, rows, step)
+
+    def _forward_for_prompts(
+        self, plan: StepPlan, batch: StepBatch, asked: AskedOfPrompts
+    ) -> tuple[torch.Tensor, ToldOfPrompts]:
+        """The same where something is asked of prompts, and what is told of them."""
+        step = self._backends[plan.service](batch, self.store.services[plan.service])
+        last = batch.last[list(plan.sampled) or [0]]
+        places = torch.from_numpy(asked.places(last)).to(batch.input_ids.device)
         model = self._models[plan.service]
-        if scored or embedded:
-            return self._forward_apart(model, batch, step, last, scored, embedded)
-        places = torch.from_numpy(last).to(batch.input_ids.device)
-        return _Forwarded(model.forward(batch.input_ids, batch.positions, places, step))
-
-    def _forward_apart(
-        self,
-        model: LoadedModel,
-        batch: StepBatch,
-        step: AttentionStep,
-        last: np.ndarray,
-        scored: Sequence[ScoredRow],
-        embedded: Sequence[tuple[int, int]],
-    ) -> "_Forwarded":
-        """The same where more than the last tokens' logits is wanted of the hidden states.
-
-        last: places of the tokens to sample after. embedded: (which of these, row of the plan).
-        """
-        places = np.concatenate([last, *[row.places for row in scored]])
-        at = torch.from_numpy(places).to(batch.input_ids.device)
-        hidden = model.forward.hidden(batch.input_ids, batch.positions, at, step)
+        hidden = model.forward.hidden(batch.input_ids, batch.positions, places, step)
+        logits = model.forward.logits(hidden[: len(last)])
         told = report if self._sampler is None else self._sampler.report
-        return _Forwarded(
-            model.forward.logits(hidden[: len(last)]),
-            score(scored, hidden[len(last) :], model.forward, model.vocab_size, told),
-            {row: embedding(hidden[one]) for one, row in embedded},
-        )
+        return logits, asked.answer(hidden, len(last), model.forward, model.vocab_size, told)
 
     def _sample(
         self,
@@ -263,18 +237,6 @@ def _grammar_model(model: LoadedModel) -> GrammarModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Forwarded:
-    """What a forward pass gave."""
-
-    logits: torch.Tensor
-    """Of the rows that sample [len(plan.sampled), vocab]; at least one row."""
-    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
-    """As in ``StepResult``."""
-    embeddings: dict[int, bytes] = field(default_factory=dict)
-    """As in ``StepResult``."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Iteration:
     """What one iteration made, and when its parts ended."""
 
@@ -282,11 +244,10 @@ class _Iteration:
     logprobs: list[TokenLogprobs | None] | None
     failures: Mapping[int, str]
     """Why rows of those that sample have no token, if it is not for their logits."""
-    prompt_logprobs: dict[int, PromptLogprobs]
-    embeddings: dict[int, bytes]
     prepared_ns: int
     forwarded_ns: int
     ended_ns: int
+    told: ToldOfPrompts
 
 
 def _complete(
