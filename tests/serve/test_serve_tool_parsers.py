@@ -275,6 +275,14 @@ def test_text_is_held_back_only_where_a_marker_may_begin():
     assert parser.push("s") == [Content(" <tools")]
 
 
+def test_empty_texts_are_no_pieces():
+    parser = HermesFormat.parser(NAMES)
+    assert parser.push("") == []
+    assert parser.push("a") == [Content("a")]
+    assert parser.push("") == []
+    assert parser.finish() == []
+
+
 def test_long_outputs_take_time_in_proportion():
     parser = DescribedFormat.parser(NAMES)
     text = '<tool_call>{"x": "' * 5000

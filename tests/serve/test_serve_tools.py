@@ -359,6 +359,17 @@ def test_calls_and_other_grammars_do_not_go_together():
     )
 
 
+def test_schemas_of_any_shape_become_grammars():
+    strange = [
+        {"type": "object", "properties": [1], "required": 3},
+        {"type": "object", "properties": {"a": 1, "b": {"type": ["string", "null"]}}, "required": "a"},
+        {"type": "object", "properties": {"c": {"enum": []}, "d": {"type": "array", "items": [1]}}},
+    ]
+    for template in TEMPLATES.values():
+        format = format_of(template, lambda text: None)
+        assert format.grammar([Function(f"f{n}", schema) for n, schema in enumerate(strange)], True)
+
+
 def test_formats_are_told_from_the_template():
     for family, template in TEMPLATES.items():
         name = type(format_of(template, lambda text: None)).__name__

@@ -52,14 +52,25 @@ class CallParser:
         self._after_call = False  # whether only blanks came since a call
         strings = (*self.markers, self.end_marker) if self.end_marker else self.markers
         self._marker = StopStrings(strings)
+        self._begins = {text[0] for text in strings}
+        self._waiting = 0  # characters that may be the beginning of a marker
+        self._reading = False  # whether a marker has come
         self._machine = self._run()
         next(self._machine)
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain after some more text."""
-        for character in text:
-            self._machine.send(character)
+        if self._is_plain(text):
+            self._say(text)
+        else:
+            for character in text:
+                self._machine.send(character)
         return self._take()
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether no call can begin in ``text``, so that its characters need not be looked at."""
+        elsewhere = self._reading or self._waiting or self._after_call or (self.bare and not self._spoken)
+        return not elsewhere and not any(character in text for character in self._begins)
 
     def finish(self) -> list[Piece]:
         """What was held back, now that the output has ended."""
@@ -71,20 +82,24 @@ class CallParser:
         return pieces
 
     def _run(self) -> Reading[None]:
-        character = yield
+        character: str | None = yield
         while character != _END:
-            marker = self._look_for_marker(character)
-            if marker is None:
+            if character is None:  # a new one is needed
                 character = yield
                 continue
-            self._held = [marker]
+            marker = self._look_for_marker(character)
+            if marker is None:
+                character = None
+                continue
+            self._held, self._reading = [marker], True
             try:
-                character = (yield from self._read_calls(marker)) or (yield)
+                character = yield from self._read_calls(marker)
             except NotACall:
                 character = self._stop_reading()
             except OutputEnded:
                 self._last = _END
                 character = self._stop_reading()
+            self._reading = False
         self._say(self._marker.release())
         if not self._calls:
             self._pieces += [Content(blank) for blank in self._blanks]
@@ -93,11 +108,15 @@ class CallParser:
     def _look_for_marker(self, character: str) -> str | None:
         """The marker that ``character`` completes, if it does; else it is content, or held back."""
         text = self._marker.push(character)
+        self._waiting += 1 - len(text)
         if self.bare and not self._spoken and text == character and character in "{[":
             return character
         self._say(text)
         found, self._marker.found = self._marker.found, None
-        if found is None or found in self.markers:
+        if found is None:
+            return None
+        self._waiting = 0
+        if found in self.markers:
             return found
         if self._after_call:
             self._blanks.clear()
@@ -106,15 +125,16 @@ class CallParser:
         return None
 
     def _say(self, text: str) -> None:
-        for character in text:
-            if character.isspace() or (self._after_call and character in self.separators):
-                self._blanks.append(character)
-                continue
-            self._pieces += [Content(blank) for blank in self._blanks]
-            self._blanks.clear()
-            self._pieces.append(Content(character))
-            self._spoken = True
-            self._after_call = False
+        if self._after_call and all(c.isspace() or c in self.separators for c in text):
+            self._blanks.append(text)
+            return
+        said = text.rstrip()
+        if said:
+            self._pieces += map(Content, (*self._blanks, said))
+            self._blanks = []
+            self._spoken, self._after_call = True, False
+        if len(said) < len(text):
+            self._blanks.append(text[len(said) :])
 
     def _stop_reading(self) -> str:
         """End a call early, or say what turned out to be none; returns the character to go on with."""

@@ -126,8 +126,9 @@ class _RuleWriter:
         kind = schema.get("type")
         if isinstance(choices, list) and choices:
             body = " | ".join(map(self._constant, choices))
-        elif kind == "object" and schema.get("properties"):
-            body = self._members(schema["properties"], schema.get("required") or (), name)
+        elif kind == "object" and isinstance(members := schema.get("properties"), Mapping) and members:
+            required = schema.get("required")
+            body = self._members(members, required if isinstance(required, list) else (), name)
         elif kind == "object":
             body = '"{" "}"'
         elif kind == "array":
