@@ -111,7 +111,8 @@ def test_every_attention_backend_is_described(name: str) -> None:
 def exported() -> dict[str, dict[str, set[str]]]:
     """Every sample on a page of /metrics after a request: its labels, and the values they took."""
     service = Service(name="chat", model="m", slo=SLO(e2e_scale=5), execution_s=1)
-    metrics = ServerMetrics([service])
+    metrics = ServerMetrics([service], {"version": "1", "kernels": "k", "device": "cpu"})
+    metrics.count_http("/health", "GET", 200)
     record = RequestRecord(
         request_id="1",
         service="chat",
@@ -121,7 +122,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
         prompt_tokens=1,
         output_tokens=2,
     )
-    metrics.count_finished(FinishReason.STOP, record, SLO())
+    metrics.count_finished(FinishReason.STOP, record, SLO(), 0.0)
     pool = dict.fromkeys(PoolStats.__dataclass_fields__, 1)
     traffic = dict.fromkeys(Traffic.__dataclass_fields__, 1) | dict.fromkeys(
         ("prompt_tokens", "output_tokens", "execution_s"), Spread(1, 1)
@@ -158,7 +159,7 @@ def test_the_metrics_described_are_those_exported() -> None:
 def test_metrics_that_are_named_exist(page: Path) -> None:
     named = set(
         re.findall(
-            r"\bshoal_(?:engine|request|kv|step|evict|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
+            r"\bshoal_(?:engine|request|inter|http|build|kv|step|evict|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
             r"\w*",
             page.read_text(),
         )

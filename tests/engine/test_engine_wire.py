@@ -38,6 +38,7 @@ EVENTS = st.builds(
     st.none() | st.integers(0, 300_000),
     st.none() | st.text(max_size=8),
     st.integers(0, 10_000),
+    st.integers(0, 2**62),
     st.none() | st.lists(LOGPROBS, max_size=3).map(tuple),
     st.none() | st.binary(max_size=8),
 )

@@ -365,13 +365,13 @@ async def serving(
 
 
 @contextmanager
-def serving_in_thread(engine: FakeEngine) -> Iterator[str]:
+def serving_in_thread(engine: FakeEngine, **options: Any) -> Iterator[str]:
     """A real server in a thread, for clients that block."""
     begun = threading.Event()
     state: dict[str, Any] = {}
 
     async def main() -> None:
-        async with serving(engine) as (url, stop, task):
+        async with serving(engine, **options) as (url, stop, task):
             state.update(url=url, stop=stop, loop=asyncio.get_running_loop())
             begun.set()
             await asyncio.wait((task,))

@@ -290,7 +290,7 @@ def test_unknown_routes_and_methods():
             assert error_of(await client.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
             response = await client.get(COMPLETIONS)
             assert error_of(response, 405)["code"] == "method_not_allowed"
-            assert response.headers["allow"] == "POST"
+            assert response.headers["allow"] == "POST, OPTIONS"
 
     asyncio.run(main())
 

@@ -1,13 +1,18 @@
 """What clients can make the server write."""
 
 import asyncio
+import json
 import logging
+import re
+from datetime import datetime
 
 import httpx
-from serve_builders import FakeEngine, serving
+import pytest
+from serve_builders import FakeEngine, chat, completion, serving, until
 
+from shoal.config.api_keys import ApiKey
 from shoal.serve import logs
-from shoal.serve.logs import EscapeControls, OncePerMinute
+from shoal.serve.logs import OncePerMinute
 
 
 def record(message, *arguments, level=logging.WARNING):
@@ -27,22 +32,110 @@ def test_a_kind_of_warning_is_written_once_a_minute(monkeypatch):
     assert later.getMessage() == "bad 5 (and 3 more times)"
 
 
-def test_control_characters_are_escaped():
-    written = record('%s - "%s" %d', "a\x1b[31m", "b\nc\x7f\x9b", 200, level=logging.INFO)
-    assert EscapeControls().filter(written)
-    assert written.getMessage() == 'a\\x1b[31m - "b\\x0ac\\x7f\\x9b" 200'
+LINE = re.compile(
+    r'(?P<time>\S+) (?P<status>\d+) (?P<request>"(?:[^"\\]|\\.)*")(?P<rest>(?: \w+=(?:"[^"]*"|\S+))*)'
+)
 
 
-def test_the_access_log_tells_the_real_address_and_nothing_that_steers_a_terminal(capfd):
+def lines_of(requests, capfd, **options):
+    """The access log of (method, path, headers, body) sent one after the other."""
+
     async def main():
         async with (
-            serving(FakeEngine(), access_log=True) as (url, _, _),
+            serving(FakeEngine(), access_log=True, **options) as (url, _, _),
             httpx.AsyncClient(base_url=url) as client,
         ):
-            forged = {"X-Forwarded-For": "6.6.6.6"}
-            await client.get("/health?%1b[31m", headers=forged)
+            for method, path, headers, body in requests:
+                await client.request(method, path, headers=headers, json=body)
+
+    asyncio.run(main())
+    return capfd.readouterr().out.splitlines()
+
+
+def fields_of(line):
+    match = LINE.fullmatch(line)
+    rest = dict(re.findall(r'(\w+)=("[^"]*"|\S+)', match["rest"]))
+    return {"time": match["time"], "status": match["status"], "request": match["request"], **rest}
+
+
+ALICE = ApiKey(name="alice", key="sk-secret", services=("base",))
+HEADERS = {"Authorization": "Bearer sk-secret", "x-request-id": "r-1"}
+REQUESTS = [
+    ("POST", "/v1/completions?token=query", HEADERS, completion()),
+    ("POST", "/v1/completions", HEADERS, completion(stream=True, n=2)),
+    ("POST", "/v1/completions", HEADERS, completion(max_tokens=-1)),
+    ("POST", "/v1/chat/completions", HEADERS, chat()),
+    ("POST", "/v1/completions", {"Authorization": "Bearer sk-wrong"}, completion()),
+    ("GET", "/health", {}, None),
+]
+
+
+def test_a_request_is_a_line(capfd):
+    full, stream, bad, forbidden, unknown, health = map(
+        fields_of, lines_of(REQUESTS, capfd, api_keys=(ALICE,))
+    )
+    for line in (full, stream):
+        assert (line["status"], line["request"], line["id"]) == ("200", '"POST /v1/completions"', "r-1")
+        assert (line["key"], line["service"], line["prompt_tokens"]) == ("alice", "base", "12")
+        assert 0 <= float(line["queue_s"]) <= float(line["first_token_s"]) <= float(line["total_s"])
+        assert "why" not in line
+        assert datetime.fromisoformat(line["time"]).tzinfo is not None
+    assert (full["output_tokens"], stream["output_tokens"]) == ("12", "24")
+    assert bad["status"] == "400"
+    assert "max_tokens" in bad["why"]
+    assert (forbidden["status"], forbidden["service"]) == ("403", "chat")
+    assert "alice" in forbidden["why"]
+    assert unknown["status"] == "401"
+    assert "key" not in unknown
+    assert (health["status"], health["request"]) == ("200", '"GET /health"')
+    assert not {"key", "service", "prompt_tokens", "queue_s", "why"} & set(health)
+
+
+def test_a_line_can_be_json(capfd):
+    lines = lines_of(REQUESTS, capfd, api_keys=(ALICE,), access_log_format="json")
+    first, *_, last = map(json.loads, lines)
+    assert first["status"] == 200
+    assert (first["method"], first["path"], first["output_tokens"]) == ("POST", "/v1/completions", 12)
+    assert list(last) == ["time", "status", "method", "path", "id", "client", "total_s"]
+
+
+def test_no_secret_is_in_a_line(capfd):
+    for format in ("text", "json"):
+        written = "".join(lines_of(REQUESTS, capfd, api_keys=(ALICE,), access_log_format=format))
+        assert not {"sk-", "query", "hello"} & {word for word in ("sk-", "query", "hello") if word in written}
+
+
+def test_a_client_that_leaves_and_an_engine_that_dies_are_told(capfd):
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event(), pause_at=2)
+        async with serving(engine, access_log=True) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
+            async with client.stream("POST", "/v1/completions", json=completion(stream=True)) as response:
+                await anext(response.aiter_bytes())
+            await until(lambda: engine.cancelled)
+        async with (
+            serving(FakeEngine(fail_after=2), access_log=True) as (url, _, _),
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            await client.post("/v1/completions", json=completion(stream=True))
+
+    asyncio.run(main())
+    left, died = map(fields_of, capfd.readouterr().out.splitlines())
+    assert (left["status"], left["why"], left["output_tokens"]) == ("200", '"the client left"', "2")
+    assert died["status"] == "200"
+    assert "engine process ended" in died["why"]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_the_access_log_tells_the_real_address_and_nothing_that_steers_a_terminal(capfd, format):
+    async def main():
+        async with (
+            serving(FakeEngine(), access_log=True, access_log_format=format) as (url, _, _),
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            forged = {"X-Forwarded-For": "6.6.6.6", "x-request-id": "a\tb"}
+            await client.get('/a%1b[31m%0a%7f%c2%9b"%20key=root', headers=forged)
             host, _, port = url.removeprefix("http://").rpartition(":")
-            for raw in (b"GET /health?\x1b[31m\x07 HTTP/1.1\r\n\r\n", b"G\x1bT / HTTP/1.1\r\n\r\n"):
+            for raw in (b"GET /a?\x1b[31m\x07 HTTP/1.1\r\n\r\n", b"G\x1bT / HTTP/1.1\r\n\r\n"):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(raw)
                 await reader.readline()
@@ -50,10 +143,11 @@ def test_the_access_log_tells_the_real_address_and_nothing_that_steers_a_termina
 
     asyncio.run(main())
     written = "".join(capfd.readouterr())
-    assert '"GET /health?%1b[31m HTTP/1.1" 200' in written
+    assert r'/a\u001b[31m\n\u007f\u009b\" key=root"' in written
     assert "127.0.0.1:" in written
     assert "6.6.6.6" not in written
-    assert not set(written) & (set(map(chr, range(32))) - {"\n"})
+    assert not set(written) & (set(map(chr, [*range(32), *range(127, 160)])) - {"\n"})
+    assert len(written.splitlines()) <= 4
 
 
 def test_garbage_makes_one_line(capfd):

@@ -7,7 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
 
+import shoal
+from shoal.config.api_keys import ApiKey
 from shoal.core import SLO, FinishReason, RequestRecord, Service
+from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.forecast import Accuracy, Spread, Traffic
 from shoal.kvcache import PoolUsage, ServiceUsage
@@ -104,13 +107,6 @@ def test_what_the_policies_see_is_shown():
         ("shoal_arrival_rate",): 1.5,
         ("shoal_execution_seconds", "mean"): 4,
         ("shoal_execution_seconds", "deviation"): 0.5,
-        ("shoal_request_tokens", "prompt", "mean"): 100,
-        ("shoal_request_tokens", "prompt", "deviation"): 10,
-        ("shoal_request_tokens", "output", "mean"): 30,
-        ("shoal_request_tokens", "output", "deviation"): 3,
-        ("shoal_mean_latency_seconds", "ttft"): 0.75,
-        ("shoal_mean_latency_seconds", "e2e"): 6,
-        ("shoal_slo_attainment",): 0.9,
         ("shoal_length_prediction_accuracy",): 0.75,
         ("shoal_length_prediction_majority",): 0.625,
         ("shoal_length_corrections_total",): 3,
@@ -202,12 +198,17 @@ def test_latencies_come_from_the_record():
         prompt_tokens=4,
         output_tokens=11,
     )
-    metrics.count_finished(FinishReason.STOP, record, SLO())
+    metrics.count_finished(FinishReason.STOP, record, SLO(), 0.5)
     values = samples(metrics.render(None).decode())
     base = ("service", "base")
     assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
     assert values["shoal_request_tpot_seconds_sum", base] == pytest.approx(0.5)
     assert values["shoal_request_e2e_seconds_sum", base] == pytest.approx(7)
+    assert values["shoal_request_queue_seconds_sum", base] == pytest.approx(0.5)
+    assert values["shoal_request_prefill_seconds_sum", base] == pytest.approx(1.5)
+    assert values["shoal_request_decode_seconds_sum", base] == pytest.approx(5)
+    assert values["shoal_request_prompt_tokens_sum", base] == 4
+    assert values["shoal_request_output_tokens_sum", base] == 11
     assert values["shoal_request_normalised_latency_sum", base] == pytest.approx(3.5)
     assert values["shoal_request_normalised_latency_bucket", ("le", "3.0"), base] == 0
     assert values["shoal_request_normalised_latency_bucket", ("le", "5.0"), base] == 1
@@ -275,3 +276,120 @@ def test_only_services_with_an_execution_time_have_a_normalised_latency():
         if name == "shoal_request_normalised_latency_count"
     }
     assert counts == {"chat": 1}
+
+
+def test_times_between_tokens_are_one_fewer_than_the_tokens():
+    values = scrape_after(
+        ("/v1/completions", completion(n=2, max_tokens=3)),
+        ("/v1/completions", completion(max_tokens=6, stream=True)),
+        ("/v1/completions", completion(max_tokens=1)),
+    )
+    # What is not read at once is joined, so there may be fewer.
+    assert 2 <= values["shoal_inter_token_seconds_count", ("service", "base")] <= 2 + 2 + 5
+    assert values["shoal_inter_token_seconds_count", ("service", "chat")] == 0
+    assert values["shoal_request_output_tokens_sum", ("service", "base")] == 3 + 3 + 6 + 1
+
+
+def test_the_engine_s_queue_time_is_told(monkeypatch):
+    read = ChoiceReader.read
+
+    def read_queued(reader, event, now_ns):
+        return read(reader, event._replace(queue_ns=7 * 10**8), now_ns)
+
+    monkeypatch.setattr(ChoiceReader, "read", read_queued)
+    values = scrape_after(("/v1/completions", completion(n=2)))
+    base = ("service", "base")
+    assert values["shoal_request_queue_seconds_sum", base] == pytest.approx(1.4)
+    assert values["shoal_request_prefill_seconds_sum", base] >= 0
+
+
+def http_counts(*requests, **options):
+    """What is counted of (method, path, body)."""
+
+    async def main():
+        async with make_client(make_app(**options)) as client:
+            for method, path, body in requests:
+                await client.request(method, path, json=body)
+            return samples((await client.get("/metrics")).text)
+
+    return {
+        tuple(dict(labels)[name] for name in ("route", "method", "status")): value
+        for (name, *labels), value in asyncio.run(main()).items()
+        if name == "shoal_http_requests_total"
+    }
+
+
+def test_every_answer_is_counted_by_route_method_and_status():
+    completions = "/v1/completions"
+    assert http_counts(
+        ("POST", completions, completion()),
+        ("POST", completions, completion(stream=True)),
+        ("POST", completions, completion(n=-1)),
+        ("POST", completions, completion(model="gpt")),
+        ("GET", completions, None),
+        ("GET", "/v1/models/gpt", None),
+        ("GET", "/v1/models/chat", None),
+        ("HEAD", "/health", None),
+        *(("GET", f"/secret-{number}", None) for number in range(20)),
+        *((f"M{number}", "/health", None) for number in range(20)),
+    ) == {
+        (completions, "POST", "200"): 2,
+        (completions, "POST", "400"): 1,
+        (completions, "POST", "404"): 1,
+        (completions, "GET", "405"): 1,
+        ("/v1/models/{model_id}", "GET", "404"): 1,
+        ("/v1/models/{model_id}", "GET", "200"): 1,
+        ("/health", "HEAD", "200"): 1,
+        ("other", "GET", "404"): 20,
+        ("/health", "other", "405"): 20,
+    }
+
+
+def test_answers_that_no_endpoint_gave_are_counted_too():
+    key = ApiKey(key="k", requests_per_minute=1)
+    counts = http_counts(("POST", "/v1/completions", completion()), ("GET", "/x", None), api_keys=(key,))
+    assert counts == {("/v1/completions", "POST", "401"): 1, ("other", "GET", "401"): 1}
+
+
+def test_what_runs_is_told():
+    build = [labels for name, *labels in scrape_after() if name == "shoal_build_info"]
+    assert build == [[("device", "cpu"), ("kernels", "torch only"), ("version", shoal.__version__)]]
+
+
+def test_vllm_s_names_have_the_same_values():
+    requests = (completion(n=2, max_tokens=3), completion(stream=True))
+
+    async def main():
+        async with make_client(make_app(vllm_metrics=True)) as client:
+            for body in requests:
+                await client.post("/v1/completions", json=body)
+            return samples((await client.get("/metrics")).text)
+
+    values = asyncio.run(main())
+
+    def vllm(name, **labels):
+        return values[f"vllm:{name}", *sorted({"engine": "0", "model_name": "base", **labels}.items())]
+
+    base = ("service", "base")
+    assert vllm("time_to_first_token_seconds_sum") == values["shoal_request_ttft_seconds_sum", base]
+    assert vllm("e2e_request_latency_seconds_bucket", le="+Inf") == 3
+    assert vllm("request_success_total", finished_reason="length") == 2
+    assert vllm("request_success_total", finished_reason="stop") == 1
+    assert vllm("num_requests_running", model_name="chat") == 2
+    assert vllm("num_preemptions_total", model_name="chat") == 3
+    assert vllm("prompt_tokens_total", model_name="chat") == 40
+    assert vllm("prefix_cache_queries_total", model_name="chat") == 40
+    assert vllm("generation_tokens_total", model_name="chat") == 50
+    assert vllm("kv_cache_usage_perc") == vllm("kv_cache_usage_perc", model_name="chat") == 0.25
+    for name in (
+        "inter_token_latency_seconds_count",
+        "request_queue_time_seconds_count",
+        "request_prefill_time_seconds_sum",
+        "request_decode_time_seconds_sum",
+        "request_prompt_tokens_sum",
+        "request_generation_tokens_sum",
+        "num_requests_waiting",
+        "prefix_cache_hits_total",
+    ):
+        assert vllm(name) >= 0
+    assert not any(name.startswith("vllm:") for name, *_ in scrape_after())

@@ -30,6 +30,7 @@ def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any]
         @functools.wraps(command)
         def wrapped(**arguments: Any) -> None:
             values = {flag.name: arguments.pop(flag.argument) for flag in flags}
+            values.update({flag.name: tuple(values[flag.name] or ()) for flag in flags if flag.several})
             services = arguments.pop("service") or ()
             names = arguments.pop("models", None) or ()
             settings = flag_settings(values, services=services, models=names, flags=flags)
@@ -66,7 +67,15 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     if flag.switch:
         switch = typer.Option(f"--{flag.name}/--no-{flag.name}", help=flag.help, rich_help_panel=_PANEL)
         return _keyword(flag.argument, Annotated[bool | None, switch])
-    option = typer.Option(f"--{flag.name}", metavar=flag.metavar, help=flag.help, rich_help_panel=_PANEL)
+    option = typer.Option(
+        f"--{flag.name}",
+        metavar=flag.metavar,
+        help=flag.help,
+        envvar=flag.envvar,
+        rich_help_panel=_PANEL,
+    )
+    if flag.several:
+        return _keyword(flag.argument, Annotated[list[str] | None, option])
     return _keyword(flag.argument, Annotated[str | None, option])
 
 

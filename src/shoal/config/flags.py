@@ -21,6 +21,10 @@ class Flag:
     """What the help says."""
     switch: bool = False
     """Whether it is written --name or --no-name, without a value."""
+    several: bool = False
+    """Whether it may be repeated; the key is a list."""
+    envvar: str | None = None
+    """The environment variable that is read where the flag is not given."""
 
     @property
     def argument(self) -> str:
@@ -94,34 +98,59 @@ SERVER_FLAGS = (
     Flag("max-queue", "server.max_queue", "N", "Waiting requests before new ones get status 429."),
     Flag("drain", "server.drain", "TIME", "Time that running requests get to finish at shutdown, e.g. 30s."),
     Flag("max-body", "server.max_body", "SIZE", "Largest request body, e.g. 8MiB."),
+    Flag(
+        "api-key",
+        "server.api_keys",
+        "KEY",
+        "A key that clients must send; may be repeated. It shows in lists of processes; a file does not.",
+        several=True,
+        envvar="SHOAL_API_KEY",
+    ),
+    Flag("api-key-file", "server.api_key_file", "FILE", "YAML file with keys, their names and limits."),
+    Flag(
+        "cors-origins",
+        "server.cors_origins",
+        "ORIGIN",
+        "A web origin whose pages may use the server from a browser, or *; may be repeated.",
+        several=True,
+    ),
+    Flag("vllm-metrics", "server.vllm_metrics", "", "Also show metrics under vLLM's names.", switch=True),
     Flag("access-log", "server.access_log", "", "Print a line for each request.", switch=True),
+    Flag("access-log-format", "server.access_log_format", "NAME", "What such a line is: text or json."),
 )
 
 
 def flag_settings(
-    values: Mapping[str, str | bool | None],
+    values: Mapping[str, str | bool | Sequence[str] | None],
     *,
     services: Sequence[str] = (),
     models: Sequence[str] = (),
     flags: Sequence[Flag] = ENGINE_FLAGS + SERVER_FLAGS,
 ) -> Table:
-    """Settings from flags; ``values`` maps flag names to what was given, None where nothing was.
+    """Settings from flags; ``values`` maps flag names to what was given, None or () where nothing was.
 
     services: ``name=model[,key=value...]`` each; models: model names, each a service of its own.
     """
     entries: dict[str, Node] = {}
     for flag in flags:
         value = values.get(flag.name)
-        if value is None:
+        if value is None or value == ():
             continue
-        text = str(value).lower() if isinstance(value, bool) else value
         place = f"--{'no-' if value is False else ''}{flag.name}"
-        put(entries, flag.key.split("."), Scalar(text, place), flag.key)
+        put(entries, flag.key.split("."), _node(value, place), flag.key)
     written: list[Node] = [Table({"model": Scalar(m, "MODEL")}, "MODEL", {"model": "MODEL"}) for m in models]
     written += [_service(text) for text in services]
     if written:
         entries["services"] = Listing(tuple(written), written[0].where)
     return Table(entries, "the command line", dict.fromkeys(entries, "the command line"))
+
+
+def _node(value: str | bool | Sequence[str], place: str) -> Node:
+    if isinstance(value, bool):
+        return Scalar(str(value).lower(), place)
+    if isinstance(value, str):
+        return Scalar(value, place)
+    return Listing(tuple(Scalar(text, place) for text in value), place)
 
 
 def overlay(base: Table, over: Table) -> Table:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shoal.config.api_keys import KeyFile, api_key_section
 from shoal.config.flags import overlay
 from shoal.config.kinds import Choice, Maybe, OrNever, ScalarKind, Several, as_table, integer, seconds
 from shoal.config.nodes import Node, Table, problem, read_yaml
@@ -147,17 +148,22 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
     return SchedulerSection(SchedulerOptions, keys, renamed=_RENAMED)
 
 
-def config_section(server: type[S], template_folder: Path = Path()) -> Section:
-    """Every key there is; ``server`` is the HTTP server's option dataclass."""
+def config_section(server: type[S], folder: Path = Path()) -> Section:
+    """Every key there is.
+
+    server: the HTTP server's option dataclass. folder: where relative paths start.
+    """
     rules: dict[tuple[type, str], Any] = {
         (KVCacheOptions, "block_size"): integer(1, 4096),
         (KVCacheOptions, "dtype"): Choice(KV_DTYPES),
         (KVCacheOptions, "layout"): Choice(("merged", "split")),
         (server, "port"): integer(0, 65_535),
+        (server, "api_keys"): Several(api_key_section()),
+        (server, "api_key_file"): Maybe(KeyFile(folder)),
         (Config, "threads"): Maybe(integer(1)),
         (Config, "devices"): Several(DeviceName()),
     }
-    rules[Config, "services"] = Several(service_section(template_folder))
+    rules[Config, "services"] = Several(service_section(folder))
     rules[Config, "scheduler"] = scheduler_section()
     plain = section_of(server, rules)
     queue = Key("max_queue", "max_queue", integer(1), _MAX_QUEUE)
@@ -169,7 +175,7 @@ def config_section(server: type[S], template_folder: Path = Path()) -> Section:
 def load_config(server: type[S], *, file: Path | None = None, flags: Table | None = None) -> Config[S]:
     """The configuration in ``file``, with ``flags`` over it; raises ConfigError for the first mistake.
 
-    Relative paths of chat templates start at the file's folder, or where the command runs.
+    Relative paths of chat templates and files of keys start at the file's folder, or where the command runs.
     """
     table = read_yaml(file) if file else Table({}, "", {})
     section = config_section(server, file.parent if file else Path())

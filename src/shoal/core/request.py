@@ -48,6 +48,8 @@ class Carried:
     """Durations of the steps it took part in."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix index when it was first admitted."""
+    queue_ns: int = 0
+    """From its arrival to its first admission."""
     num_admissions: int = 0
     """How often it was admitted."""
     num_preemptions: int = 0
@@ -163,6 +165,8 @@ class TokenEvent(NamedTuple):
     """Explains FinishReason.ERROR and REFUSED."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index at the first admission."""
+    queue_ns: int = 0
+    """From arrival to the first admission; told with the first token and at the end, else 0."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """Of the next prompt tokens, if the request wants them; those of all its events together are of all
     prompt tokens but the first."""

@@ -18,7 +18,8 @@ class Delta:
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
     of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
     FinishReason.ERROR and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
-    prompt_logprobs: of the next prompt tokens, which begin with the second. embedding: of the prompt.
+    queue_ns: how long the request waited until it was first admitted. prompt_logprobs: of the next prompt
+    tokens, which begin with the second. embedding: of the prompt.
     """
 
     choice: int
@@ -28,6 +29,7 @@ class Delta:
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    queue_ns: int = 0
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     embedding: bytes | None = None
@@ -53,6 +55,7 @@ class ChoiceReader:
         self.request_id = request.id
         self.choice = choice
         self.cached_tokens = 0 if request.carried is None else request.carried.num_cached_tokens
+        self.queue_ns = 0 if request.carried is None else request.carried.queue_ns
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -89,6 +92,7 @@ class ChoiceReader:
         the caller must then cancel that one.
         """
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        self.queue_ns = max(self.queue_ns, event.queue_ns)
         text, used = self._read_tokens(event)
         tokens = event.tokens[:used]
         if tokens and self._first_token_ns is None:
@@ -109,6 +113,7 @@ class ChoiceReader:
             finish=self.finish,
             stop_reason=stop_reason,
             cached_tokens=self.cached_tokens,
+            queue_ns=self.queue_ns,
             error=event.error,
             prompt_logprobs=event.prompt_logprobs,
             embedding=event.embedding,

@@ -221,8 +221,8 @@ class OutputProcessor:
                 if reason is not None:
                     ends[at] = _End(reason, ids, logprobs and logprobs[: len(ids)], stop_token)
             request.token_ids += ids
-            cached = request.num_cached_tokens
-            events[at] = TokenEvent(request.request.id, ids, logprobs, None, None, None, cached)
+            cached, queue_ns = request.num_cached_tokens, 0 if before else request.queue_ns
+            events[at] = TokenEvent(request.request.id, ids, logprobs, None, None, None, cached, queue_ns)
             receivers.append(at)
             counts.append(len(ids))
         self._store.count_output(part.requests[0].service, sum(counts))

@@ -64,6 +64,7 @@ class Planner:
         state: ServiceState,
         scheduled: ScheduledBatch,
         admitted: Sequence[Admitted],
+        now_ns: int,
     ) -> InFlightStep:
         """Plan ``number``: the batch of those running, for whose growth there are blocks, those admitted, and
         decodes of others on the same weights.
@@ -76,7 +77,7 @@ class Planner:
         swapped: list[int] = []
         first = len(batch)
         for some in admitted:
-            store.admit(some.request)
+            store.admit(some.request, now_ns)
             swapped += store.forget_swapped(some.request)
         for row, end in scheduled.slices:
             batch.slice_end[row] = end

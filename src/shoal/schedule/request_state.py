@@ -68,6 +68,8 @@ class RequestState:
     """Why it ends at the update of the plan in flight; None: it does not."""
     finished: bool = False
     """Whether its last event was made."""
+    queue_ns: int = 0
+    """From its arrival to its first admission."""
     num_admissions: int = 0
     """How often it was admitted."""
     num_cached_tokens: int = 0

@@ -94,13 +94,14 @@ class RequestStore:
         refused, self._refused = self._refused, []
         return refused
 
-    def admit(self, request: RequestState) -> None:
+    def admit(self, request: RequestState, now_ns: int) -> None:
         """A waiting request whose table has been filled runs."""
         state = self.services[request.service]
         request.seq_id = self.num_admissions
         self.num_admissions += 1
         counters = self._counters[request.service]
         if not request.num_admissions:
+            request.queue_ns = now_ns - request.arrival_ns
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             counters.prompt_tokens += request.num_prompt_tokens
             counters.cached_tokens += request.num_cached_tokens
@@ -252,6 +253,7 @@ class RequestStore:
             stop_token,
             error,
             cached_tokens=request.num_cached_tokens,
+            queue_ns=request.queue_ns,
         )
 
     def remove(self, request: RequestState) -> None:

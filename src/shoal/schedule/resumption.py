@@ -18,6 +18,7 @@ def to_resume(state: RequestState, now_ns: int) -> Request:
         largest_gap_ns=state.largest_gap_ns,
         service_time_ns=state.service_time_ns,
         num_cached_tokens=state.num_cached_tokens,
+        queue_ns=state.queue_ns,
         num_admissions=state.num_admissions,
         num_preemptions=state.num_preemptions,
         num_preempted_by_starvation=state.num_preempted_by_starvation,
@@ -42,6 +43,7 @@ def resume(state: RequestState) -> None:
     state.largest_gap_ns = carried.largest_gap_ns
     state.service_time_ns = carried.service_time_ns
     state.num_cached_tokens = carried.num_cached_tokens
+    state.queue_ns = carried.queue_ns
     state.num_admissions = carried.num_admissions
     state.num_preemptions = carried.num_preemptions
     state.num_preempted_by_starvation = carried.num_preempted_by_starvation

@@ -178,7 +178,7 @@ class Scheduler:
                 epoch = self._epoch
                 turns = with_trials(decision.turns, self._services)
                 for turn in self._gaps.turns(turns, self._services.values(), now_ns):
-                    plan = self._take(turn)
+                    plan = self._take(turn, now_ns)
                     if plan is not None:
                         return plan
                 # A turn that made room may have preempted the very requests it was for.
@@ -190,7 +190,7 @@ class Scheduler:
 
     def _serve_starved(self, now_ns: int) -> StepPlan | None:
         for request, turn in self._guard.turns(self._services, now_ns):
-            plan = self._take(turn, urgent=request)
+            plan = self._take(turn, now_ns, urgent=request)
             if plan is not None:
                 if request in self._in_flight[-1].parts[0].requests:
                     self._guard.served(self._services[turn.service], now_ns)
@@ -204,7 +204,7 @@ class Scheduler:
         times += [state.waiting.next_hopeless_ns for state in self._services.values()]
         return Idle(min([time for time in times if time is not None], default=None))
 
-    def _take(self, turn: Turn, urgent: RequestState | None = None) -> StepPlan | None:
+    def _take(self, turn: Turn, now_ns: int, urgent: RequestState | None = None) -> StepPlan | None:
         """The plan for a turn, or None if it comes to nothing.
 
         urgent: a starved request that the turn is for; if it waits, it preempts whom it must.
@@ -240,15 +240,16 @@ class Scheduler:
             return None
         if scheduled.empty and not admitter.admitted:
             return None
-        return self._commit(turn.service, scheduled, admitter)
+        return self._commit(turn.service, scheduled, admitter, now_ns)
 
     def _changed(self, something: bool) -> bool:
         """Note that ``something`` was changed, if it was."""
         self._epoch += something
         return something
 
-    def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter) -> StepPlan:
-        step = self._planner.commit(self._num_steps, self._services[service], scheduled, admitter.admitted)
+    def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter, now_ns: int) -> StepPlan:
+        state, admitted = self._services[service], admitter.admitted
+        step = self._planner.commit(self._num_steps, state, scheduled, admitted, now_ns)
         self._in_flight.append(step)
         if self.on_steps is not None:
             self.on_steps(self._num_steps, 1)

@@ -9,14 +9,16 @@ from fastapi import Request
 from msgspec import Struct
 from starlette.responses import Response
 
+import shoal
 from shoal.core import InvalidRequest, Service
 from shoal.engine.info import EngineInfo
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import MODEL_NOT_FOUND
+from shoal.serve.exchange import exchange_of
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.options import ServerOptions
-from shoal.serve.parse import Body, parse_body
+from shoal.serve.parse import Body, parse_body, parse_bytes
 from shoal.serve.prompts import encode_prompt
 from shoal.serve.responses import ModelCard, encode
 from shoal.serve.workers import Workers
@@ -51,7 +53,12 @@ class Api:
         """Whether the server drains."""
         self.workers = workers
         """Run long work on client input outside the event loop."""
-        self.metrics = ServerMetrics(services)
+        build = {
+            "version": shoal.__version__,
+            "kernels": backend.info.kernels,
+            "device": backend.info.device,
+        }
+        self.metrics = ServerMetrics(services, build, options.vllm_metrics)
         """What the server measures itself."""
         self.max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
         """The largest body that is read."""
@@ -69,22 +76,44 @@ class Api:
         }
         """The services by name, in the order of the configuration."""
 
-    def card(self, model: str, param: str | None) -> ModelCard:
-        """The service called ``model``; raises an InvalidRequest (404) about ``param``."""
+    def visible_cards(self, request: Request) -> dict[str, ModelCard]:
+        """The services that the API key of ``request`` may use, by name."""
+        key = exchange_of(request.scope).key
+        return self.cards if key is None else {n: card for n, card in self.cards.items() if key.may_use(n)}
+
+    def card(self, request: Request, model: str, param: str | None) -> ModelCard:
+        """The service called ``model``.
+
+        Raises an InvalidRequest (404) about ``param`` if there is none, and ServiceNotAllowed if the API key
+        of ``request`` may not use it.
+        """
         card = self.cards.get(model)
         if card is None:
             raise InvalidRequest(
-                f"model {model!r} is not served here; available: {', '.join(self.cards)}",
+                f"model {model!r} is not served here; available: {', '.join(self.visible_cards(request))}",
                 param=param,
                 code=MODEL_NOT_FOUND,
             )
+        exchange = exchange_of(request.scope)
+        exchange.service = model
+        if exchange.key:
+            exchange.key.check_service(model)
         return card
 
     async def body(self, request: Request, body_type: type[Body]) -> Body:
-        """The body of ``request``; raises the errors of ``parse_body``."""
+        """The body of ``request``, which counts for the rate of its API key.
+
+        Raises RateLimited, and the errors of ``parse_body``.
+        """
+        if key := exchange_of(request.scope).key:
+            key.start_request(time.monotonic())
         return await parse_body(
             request, body_type, self.max_body_bytes, self.backend.info, self.workers, self._parse_lock
         )
+
+    async def parse(self, raw: bytes, body_type: type[Body]) -> Body:
+        """A body that was made of another; raises the errors of ``parse_bytes``."""
+        return await parse_bytes(raw, body_type, self.backend.info, self.workers, self._parse_lock)
 
     async def encode_cut(
         self,

@@ -1,23 +1,35 @@
 """The HTTP application: OpenAI's endpoints and those for operators."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
 import shoal
 from shoal.core import Service
+from shoal.serve.access_log import log_exchange
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import install_error_handlers
+from shoal.serve.exchange import REQUEST_ID, Exchange, ExchangeMiddleware
 from shoal.serve.generation_endpoints import GenerationEndpoints
+from shoal.serve.hosts import AllowedHosts
+from shoal.serve.keys import KeyMiddleware, Keyring
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
+from shoal.serve.metrics import ServerMetrics
+from shoal.serve.ollama import OllamaEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
 from shoal.serve.stateless.endpoints import ResponsesEndpoints
 from shoal.serve.token_endpoints import TokenEndpoints
 from shoal.serve.workers import WorkerProcesses, Workers
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+_OTHER = "other"
 
 
 def create_app(
@@ -27,16 +39,18 @@ def create_app(
     options: ServerOptions | None = None,
     lifecycle: Lifecycle | None = None,
     workers: Workers | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: tells when the server drains; by default it never does.
-    workers: run long work outside the event loop; by default in other processes.
+    workers: run long work outside the event loop; by default in other processes. hosts: names that the Host
+    header may have; None: any. Raises ConfigError if an API key names a service that there is not.
     """
-    lifecycle = lifecycle or Lifecycle()
-    api = Api(
-        backend, tokenizers, services, options or ServerOptions(), lifecycle, workers or WorkerProcesses()
-    )
+    lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
+    api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses())
+    names = [service.name for service in services]
+    keys = options.named_api_keys()
     app = FastAPI(
         title="Shoal",
         version=shoal.__version__,
@@ -45,21 +59,48 @@ def create_app(
         redirect_slashes=False,
     )
     install_error_handlers(app)
+    # The last one added is the first that a request meets.
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
+    if keys:
+        app.add_middleware(KeyMiddleware, keyring=Keyring(keys, names))
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
+    if hosts is not None:
+        app.add_middleware(AllowedHosts, hosts=hosts)
+    app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
+    generation = GenerationEndpoints(api)
     for endpoints in (
-        GenerationEndpoints(api),
+        generation,
         ResponsesEndpoints(api),
         EmbeddingEndpoints(api),
         TokenEndpoints(api),
+        OllamaEndpoints(api, generation),
         ServerEndpoints(api),
     ):
         endpoints.add_to(app)
-    names = [service.name for service in services]
     chat_names = [name for name in names if tokenizers[name].has_chat_template]
 
     def openapi() -> dict[str, object]:
-        app.openapi_schema = app.openapi_schema or document(app, names, chat_names)
+        app.openapi_schema = app.openapi_schema or document(app, names, chat_names, bool(keys))
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
+
+
+def _end(
+    metrics: ServerMetrics, options: ServerOptions, app: FastAPI, exchange: Exchange, scope: Scope
+) -> None:
+    """Count and log a request that is over; paths and methods that we do not have are counted as one."""
+    paths = {getattr(route, "path", None) for route in app.routes}
+    route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
+    method = scope["method"] if scope["method"] in _METHODS else _OTHER
+    metrics.count_http(route, method, exchange.status)
+    if options.access_log:
+        log_exchange(exchange, scope, options.access_log_format)

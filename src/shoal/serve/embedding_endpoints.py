@@ -1,7 +1,6 @@
 """The endpoint that embeds: /v1/embeddings."""
 
 import base64
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from shoal.engine.batch import read_embedding
 from shoal.engine.reader import Delta
 from shoal.engine.validation import check_request
 from shoal.serve.api import Api
+from shoal.serve.exchange import exchange_of
 from shoal.serve.formats import Output
 from shoal.serve.further_bodies import EmbeddingBody
 from shoal.serve.generation import GenerationRequest, submit_request
@@ -53,10 +53,10 @@ class EmbeddingEndpoints:
         """Embed one text or several."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, EmbeddingBody)
-        self._api.card(body.model, "model")
+        self._api.card(request, body.model, "model")
         tokens = await self._encode(body)
         asked = GenerationRequest(
-            id=f"embd-{secrets.token_hex(12)}",
+            id=f"embd-{exchange_of(request.scope).id}",
             service=body.model,
             prompts=tokens,
             sampling=_SAMPLING,
@@ -92,6 +92,7 @@ class EmbeddingResponse(GenerationResponse):
         for start in range(0, len(prompts), _INPUTS_AT_ONCE):
             some = replace(self._request, prompts=prompts[start : start + _INPUTS_AT_ONCE])
             async with submit_request(self._backend, some, self._metrics) as generation:
+                self._exchange.count_tokens(generation.usage().prompt_tokens, 0)
                 outputs += await collect(generation)
         count = sum(map(len, prompts))
         usage = Usage(count, 0, count, PromptTokensDetails(0))

@@ -8,10 +8,16 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from shoal.core import EngineDied, GoalsOutOfReach, InvalidRequest, QueueFull, ShoalError
+from shoal.serve.exchange import REQUEST_ID, exchange_of
+from shoal.serve.hints import route_hint
 from shoal.serve.responses import ErrorBody, ErrorResponse, encode
 
+OLLAMA_PREFIX = "/api/"
+"""Paths of Ollama's API, whose errors have a shape of their own."""
 MODEL_NOT_FOUND = "model_not_found"
 RESPONSE_NOT_FOUND = "response_not_found"
 _INTERNAL = ErrorBody(
@@ -39,6 +45,23 @@ class WrongContentType(ShoalError):
 
 class HostNotAllowed(ShoalError):
     """The Host header of a request names another host (HTTP 403)."""
+
+
+class InvalidApiKey(ShoalError):
+    """A request has no API key, or one that the server does not know (HTTP 401)."""
+
+
+class ServiceNotAllowed(ShoalError):
+    """The API key of a request may not use its service (HTTP 403)."""
+
+
+class RateLimited(ShoalError):
+    """The API key of a request has used up its rate (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When it can be tried again."""
 
 
 class RequestTimeout(ShoalError):
@@ -70,7 +93,15 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
         case QueueFull():
             code = "goals_out_of_reach" if isinstance(error, GoalsOutOfReach) else "queue_full"
             body = ErrorBody(str(error), "rate_limit_error", None, code)
-            return 429, body, {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            return 429, body, _retry_after(error.retry_after_s)
+        case RateLimited():
+            body = ErrorBody(str(error), "rate_limit_error", None, "rate_limit_exceeded")
+            return 429, body, _retry_after(error.retry_after_s)
+        case InvalidApiKey():
+            body = ErrorBody(str(error), "invalid_request_error", None, "invalid_api_key")
+            return 401, body, {"WWW-Authenticate": "Bearer"}
+        case ServiceNotAllowed():
+            return 403, ErrorBody(str(error), "invalid_request_error", "model", "model_not_allowed"), {}
         case EngineDied():
             return 503, ErrorBody(str(error), "server_error", None, "engine_died"), {}
         case EngineSilent():
@@ -91,16 +122,25 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 500, ErrorBody(str(error), "server_error", None, "generation_failed"), {}
         case HTTPException():
             headers = dict(error.headers or {})
-            if headers.get("Allow") == "GET":
-                headers["Allow"] = "GET, HEAD"
+            if "Allow" in headers:
+                headers["Allow"] = _allowed(headers["Allow"])
             return error.status_code, ErrorBody(*_routing_error(error, headers)), headers
     _log.error("request failed", exc_info=error)
     return 500, _INTERNAL, {}
 
 
+def _allowed(methods: str) -> str:
+    """All methods of a route; the framework names those of its GET alone."""
+    return f"{methods}{', HEAD' if methods == 'GET' else ''}, OPTIONS"
+
+
+def _retry_after(wait_s: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(wait_s)))}
+
+
 def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[str, str, None, str]:
     if error.status_code == 404:
-        return "no such route; GET /openapi.json lists them", "invalid_request_error", None, "unknown_url"
+        return f"no such route; {error.detail}", "invalid_request_error", None, "unknown_url"
     if error.status_code == 405:
         return (
             f"method not allowed; allowed: {headers.get('Allow', '')}",
@@ -111,15 +151,35 @@ def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[st
     return str(error.detail), "invalid_request_error", None, "http_error"
 
 
+class ErrorAnswer(Response):
+    """The response for an error; its exchange is told what was wrong."""
+
+    def __init__(self, error: BaseException) -> None:
+        status, self._body, headers = classify(error)
+        super().__init__(encode(ErrorResponse(self._body)), status, headers, "application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        exchange_of(scope).why = self._body.message
+        self.body = _in_shape(self._body, scope)
+        self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: BaseException) -> Response:
     """The response for an error."""
-    status, body, headers = classify(error)
-    return Response(encode(ErrorResponse(body)), status, headers, "application/json")
+    return ErrorAnswer(error)
 
 
-def error_payload(error: BaseException) -> bytes:
+def error_payload(error: BaseException, scope: Scope) -> bytes:
     """The JSON of an error after a stream has started."""
-    return encode(ErrorResponse(classify(error)[1]))
+    return _in_shape(classify(error)[1], scope)
+
+
+def _in_shape(body: ErrorBody, scope: Scope) -> bytes:
+    """The JSON of an error, in the shape of the API that was asked."""
+    is_ollama = scope["path"].startswith(OLLAMA_PREFIX)
+    return encode({"error": body.message} if is_ollama else ErrorResponse(body))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -128,14 +188,27 @@ def install_error_handlers(app: FastAPI) -> None:
     async def respond(_: Request, error: Exception) -> Response:
         return error_response(error)
 
+    async def route_missing(request: Request, _: Exception) -> Response:
+        routes = [route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path]
+        return error_response(HTTPException(404, route_hint(request.url.path, routes)))
+
+    async def method_not_allowed(request: Request, error: Exception) -> Response:
+        if request.method == "OPTIONS" and isinstance(error, HTTPException):
+            return Response(status_code=204, headers={"Allow": _allowed((error.headers or {})["Allow"])})
+        return error_response(error)
+
     async def client_disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
-    async def unexpected(_: Request, __: Exception) -> Response:
-        # The framework raises the error again after this response, and the web server logs it.
-        return Response(encode(ErrorResponse(_INTERNAL)), 500, media_type="application/json")
+    async def unexpected(request: Request, _: Exception) -> Response:
+        # The framework raises the error again after this response, and the web server logs it. No middleware
+        # sees the response.
+        headers = {REQUEST_ID: exchange_of(request.scope).id}
+        return Response(encode(ErrorResponse(_INTERNAL)), 500, headers, "application/json")
 
     app.add_exception_handler(ShoalError, respond)
     app.add_exception_handler(HTTPException, respond)
+    app.add_exception_handler(404, route_missing)
+    app.add_exception_handler(405, method_not_allowed)
     app.add_exception_handler(ClientDisconnect, client_disconnected)
     app.add_exception_handler(Exception, unexpected)

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from prometheus_client import Histogram
+
 from shoal.core import (
     SLO,
     EngineDied,
@@ -53,6 +55,8 @@ class _ChoiceProgress:
 
     output_tokens: int = 0
     first_token_ns: int = 0
+    last_token_ns: int = 0
+    queue_ns: int = 0
     finish: FinishReason | None = None
 
 
@@ -68,8 +72,11 @@ class Generation:
     _cached_tokens: dict[int, int] = field(init=False, default_factory=dict)
     """Prompt tokens found in the prefix cache, by the prompt's number."""
 
+    _inter_token: Histogram = field(init=False)
+
     def __post_init__(self) -> None:
         """Create the progress of every choice."""
+        self._inter_token = self.metrics.inter_token(self.request.service)
         self._choices = [_ChoiceProgress() for _ in range(len(self.streams) * self.request.sampling.n)]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -94,9 +101,15 @@ class Generation:
 
     def _add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
-        if delta.tokens and not choice.output_tokens:
-            choice.first_token_ns = time.monotonic_ns()
-        choice.output_tokens += len(delta.tokens)
+        if delta.tokens:
+            now_ns = time.monotonic_ns()
+            if choice.output_tokens:
+                # Where a client reads slowly, several tokens come at once: their mean.
+                self._inter_token.observe((now_ns - choice.last_token_ns) / len(delta.tokens) / 1e9)
+            else:
+                choice.first_token_ns, choice.queue_ns = now_ns, delta.queue_ns
+            choice.last_token_ns = now_ns
+            choice.output_tokens += len(delta.tokens)
         prompt, number = divmod(index, self.request.sampling.n)
         if number == 0:  # the others find the prompt that the first computed
             self._cached_tokens[prompt] = delta.cached_tokens
@@ -105,7 +118,8 @@ class Generation:
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationFailed(f"the engine ended the request: {delta.error or delta.finish.value}")
         choice.finish = delta.finish
-        self.metrics.count_finished(delta.finish, self._record(index, choice), self.request.slo)
+        record = self._record(index, choice)
+        self.metrics.count_finished(delta.finish, record, self.request.slo, choice.queue_ns / 1e9)
 
     def _record(self, index: int, choice: _ChoiceProgress) -> RequestRecord:
         now_ns = time.monotonic_ns()
@@ -129,6 +143,14 @@ class Generation:
         """Count the choices that have not finished as refused."""
         unfinished = sum(choice.finish is None for choice in self._choices)
         self.metrics.count_refused(self.request.service, error, unfinished, self.request.slo)
+
+    def first_times(self) -> tuple[float | None, float | None]:
+        """Seconds from arrival to the admission and first token of the choice that had one first, if any."""
+        begun = [choice for choice in self._choices if choice.output_tokens]
+        if not begun:
+            return None, None
+        first = min(begun, key=lambda choice: choice.first_token_ns)
+        return first.queue_ns / 1e9, (first.first_token_ns - self.request.arrival_ns) / 1e9
 
     def choice_usage(self, index: int) -> Usage:
         """Token counts of one choice so far, with its prompt."""

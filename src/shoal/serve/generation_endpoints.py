@@ -1,6 +1,5 @@
 """The endpoints that generate: /v1/completions and /v1/chat/completions."""
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from shoal.serve.bodies import (
 )
 from shoal.serve.chat_format import ChatFormat
 from shoal.serve.chats import PreparedChat, prepare_chat
+from shoal.serve.exchange import exchange_of
 from shoal.serve.formats import CompletionFormat, Format, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
@@ -52,24 +52,33 @@ class GenerationEndpoints:
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, CompletionBody)
-        card = self._api.card(body.model, "model")
+        return await self.complete(request, await self._api.body(request, CompletionBody), arrival_ns)
+
+    async def complete(
+        self, request: Request, body: CompletionBody, arrival_ns: int, whole_context: bool = False
+    ) -> GenerationResponse:
+        """Complete the prompts of ``body``; whole_context: without ``max_tokens`` as many as fit, not 16."""
+        card = self._api.card(request, body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
         tokens = await self._encode(body, prompts, body.add_special_tokens is not False)
         longest_output = card.max_model_len - max(map(len, tokens))
         default_max_tokens = max(1, min(longest_output, max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)))
-        sampling = body.sampling(card.sampling_defaults, default_max_tokens)
+        default = None if whole_context else default_max_tokens
+        sampling = body.sampling(card.sampling_defaults, default)
         echoed = partial(self._echo, body, tokens) if body.echo else None
         return self._generate(
-            body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, silent=body.only_echoes
+            request, body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, silent=body.only_echoes
         )
 
     async def chat_completions(self, request: Request) -> Response:
         """Write the next message of a chat."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, ChatBody)
-        card = self._api.card(body.model, "model")
+        return await self.chat(request, await self._api.body(request, ChatBody), arrival_ns)
+
+    async def chat(self, request: Request, body: ChatBody, arrival_ns: int) -> GenerationResponse:
+        """Write the next message of the chat in ``body``."""
+        card = self._api.card(request, body.model, "model")
         chat = await prepare_chat(
             self._api,
             body.model,
@@ -81,7 +90,7 @@ class GenerationEndpoints:
         )
         # The template writes every special token itself.
         tokens = await self._encode(body, [chat.text], add_special_tokens=False)
-        return self._generate(body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
+        return self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
 
     def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
         """Text of a prompt: as it was sent, unless that was as token ids or it was cut."""
@@ -106,6 +115,7 @@ class GenerationEndpoints:
 
     def _generate(
         self,
+        http_request: Request,
         body: GenerationBody,
         prefix: str,
         prompts: Sequence[Sequence[int]],
@@ -115,11 +125,11 @@ class GenerationEndpoints:
         chat: PreparedChat | None = None,
         echoed: Callable[[int], str] | None = None,
         silent: bool = False,
-    ) -> Response:
+    ) -> GenerationResponse:
         tokenizer = self._api.tokenizers[body.model]
         sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words or ()))
         request = GenerationRequest(
-            id=f"{prefix}-{secrets.token_hex(12)}",
+            id=f"{prefix}-{exchange_of(http_request.scope).id}",
             service=body.model,
             prompts=prompts,
             sampling=sampling,

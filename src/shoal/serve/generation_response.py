@@ -13,13 +13,13 @@ from starlette.types import Receive, Scope, Send
 from shoal.core import ShoalError
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown, error_payload, error_response
+from shoal.serve.exchange import exchange_of
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 
-_EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+_STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     # Without this, proxies may buffer the stream.
     (b"x-accel-buffering", b"no"),
@@ -36,6 +36,8 @@ class Framing:
     """An event with this JSON."""
     end: bytes
     """What comes after the last event."""
+    media_type: bytes = b"text/event-stream; charset=utf-8"
+    """Of the response."""
 
 
 def _event(payload: bytes) -> bytes:
@@ -72,8 +74,13 @@ class GenerationResponse(Response):
         self._framing = framing
         self._started = False
 
+    def rewrite(self, format: Callable[[Format], Format], framing: Framing) -> None:
+        """Send another format, made of that which it has, and frame streams in another way."""
+        self._format, self._framing = format(self._format), framing
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the output is complete, the client disconnects or the drain time is over."""
+        self._exchange = exchange_of(scope)
         generating = asyncio.create_task(self._run(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
@@ -87,15 +94,24 @@ class GenerationResponse(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
         error = generating.exception() if ended else ShuttingDown(_CUT_OFF)
         connected = ended or not disconnected.done() or disconnected.cancelled()
-        if error is not None and connected:
+        if not connected:
+            self._exchange.why = "the client left"
+        elif error is not None:
             await self._fail(error, scope, receive, send)
 
     async def _run(self, send: Send) -> None:
+        exchange = self._exchange
         async with submit_request(self._backend, self._request, self._metrics) as generation:
-            await (self._send_stream if self._stream else self._send_full)(generation, send)
+            exchange.count_tokens(generation.usage().prompt_tokens, 0)
+            try:
+                await (self._send_stream if self._stream else self._send_full)(generation, send)
+            finally:
+                exchange.count_tokens(0, generation.usage().completion_tokens)
+                self._note_times(generation)
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
         outputs = await collect(generation)
+        self._note_times(generation)
         # A response may have megabytes of log-probabilities.
         await self._send_body(send, await to_thread.run_sync(self._format.full, outputs, generation.usage()))
 
@@ -112,11 +128,20 @@ class GenerationResponse(Response):
                 if not events:
                     continue
                 if not self._started:
-                    await self._start(send, _EVENT_STREAM)
+                    await self._start_stream(send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+        self._note_times(generation)
         usage = self._format.usage_chunk(generation.usage())
-        end = (self._framing.event(usage) if usage is not None else b"") + self._framing.end
+        end = (b"" if usage is None else self._framing.event(usage)) + self._framing.end
+        if not self._started:
+            await self._start_stream(send)
         await send({"type": "http.response.body", "body": end})
+
+    def _note_times(self, generation: Generation) -> None:
+        self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()
+
+    async def _start_stream(self, send: Send) -> None:
+        await self._start(send, [(b"content-type", self._framing.media_type), *_STREAM_HEADERS])
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._started = True
@@ -128,7 +153,9 @@ class GenerationResponse(Response):
                 raise error
             await error_response(error)(scope, receive, send)
         elif self._stream:
-            await send({"type": "http.response.body", "body": self._framing.event(error_payload(error))})
+            self._exchange.why = str(error)
+            payload = self._framing.event(error_payload(error, scope))
+            await send({"type": "http.response.body", "body": payload})
         else:
             raise error
 

@@ -11,6 +11,7 @@ from shoal.engine import EngineHandle, EngineInfo, EngineOptions
 from shoal.engine.launch import check_open_files
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, check_model, resolve_model
+from shoal.serve.keys import Keyring
 from shoal.serve.lifecycle import StopSignal
 from shoal.serve.options import ServerOptions
 from shoal.serve.server import check_address, serve_until_stopped
@@ -34,6 +35,7 @@ def run_server(
     """
     check_open_files()
     check_address(options)
+    Keyring(options.named_api_keys(), [service.name for service in engine.services])  # finds mistakes early
     for service in engine.services:
         check_model(service.model)
     folders = {service.name: resolve_model(service.model, on_download) for service in engine.services}

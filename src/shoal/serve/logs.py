@@ -1,4 +1,4 @@
-"""Filters for the server's log."""
+"""The configuration of the server's log."""
 
 import copy
 import logging
@@ -7,8 +7,9 @@ from typing import Any
 
 from uvicorn.config import LOGGING_CONFIG
 
+from shoal.serve.access_log import ACCESS_LOGGER
+
 _INTERVAL_S = 60
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 class OncePerMinute(logging.Filter):
@@ -39,23 +40,11 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-class EscapeControls(logging.Filter):
-    """Escapes control characters, as ``\\x1b``: a client could use them to control a terminal."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Always true."""
-        if isinstance(record.args, tuple):
-            record.args = tuple(
-                argument.translate(_CONTROLS) if isinstance(argument, str) else argument
-                for argument in record.args
-            )
-        return True
-
-
 def log_config() -> dict[str, Any]:
-    """uvicorn's logging with these filters, as ``logging.config.dictConfig`` takes it."""
+    """uvicorn's logging with this filter and our access log, as ``logging.config.dictConfig`` takes it."""
     config = copy.deepcopy(LOGGING_CONFIG)
-    config["filters"] = {"once": {"()": OncePerMinute}, "escape": {"()": EscapeControls}}
+    config["filters"] = {"once": {"()": OncePerMinute}}
     config["handlers"]["default"]["filters"] = ["once"]
-    config["handlers"]["access"]["filters"] = ["escape"]
+    config["formatters"]["access"] = {"format": "%(message)s"}
+    config["loggers"][ACCESS_LOGGER] = {"handlers": ["access"], "level": "INFO", "propagate": False}
     return config

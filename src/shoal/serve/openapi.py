@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from shoal.serve import responses
 from shoal.serve.bodies import ChatBody, CompletionBody
 from shoal.serve.further_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
+from shoal.serve.keys import OPEN_PATHS
 from shoal.serve.stateless.body import ResponsesBody
 
 _REF = "#/components/schemas/{name}"
@@ -32,6 +33,8 @@ _RESPONSE_TYPES = (
 _BODY_TYPES = (CompletionBody, ChatBody, ResponsesBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 _ERRORS = {
     400: "The request cannot be served as asked; `param` names the field.",
+    401: "No API key, or one that the server does not know.",
+    403: "The API key may not use this model.",
     404: "No such model or route.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON in UTF-8.",
@@ -93,8 +96,13 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
 
 
-def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]) -> dict[str, Any]:
-    """The document of ``app``. The values of ``model`` are ``services``, and ``chat_services`` for chats."""
+def document(
+    app: FastAPI, services: Sequence[str], chat_services: Sequence[str], needs_key: bool
+) -> dict[str, Any]:
+    """The document of ``app``. The values of ``model`` are ``services``, and ``chat_services`` for chats.
+
+    needs_key: whether clients must send an API key.
+    """
     schema: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for path in schema["paths"].values():
         for operation in path.values():
@@ -109,4 +117,15 @@ def document(app: FastAPI, services: Sequence[str], chat_services: Sequence[str]
         names = chat_services if body in (ChatBody, ResponsesBody) and chat_services else services
         schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
     schema["components"] = {"schemas": schemas}
+    if needs_key:
+        _require_key(schema)
     return schema
+
+
+def _require_key(schema: dict[str, Any]) -> None:
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in schema["paths"].items():
+        if path not in OPEN_PATHS:
+            for operation in operations.values():
+                operation["security"] = [{"key": []}]
+                operation["responses"].update({str(code): body for code, body in fails(401, 403).items()})

@@ -1,8 +1,13 @@
 """Options of the HTTP server."""
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 
+from shoal.config.api_keys import ApiKey, named_keys
 from shoal.core import ConfigError
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +25,19 @@ class ServerOptions:
     and at least 1 MiB."""
     access_log: bool = False
     """Print a line for each request."""
+    access_log_format: Literal["text", "json"] = "text"
+    """What such a line is."""
+    vllm_metrics: bool = False
+    """Also show metrics under vLLM's names."""
     allowed_hosts: tuple[str, ...] | None = None
     """Names that the Host header may have, with any port; "*" allows all. None: on a loopback address its own
     names, else all."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Keys that clients must send; none here and in api_key_file: they need none."""
+    api_key_file: tuple[ApiKey, ...] | None = None
+    """Further keys, from a file."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that browsers let read responses; "*": all. None here: those of no other site."""
     max_connections: int | None = None
     """Most open connections; further ones get a 503. None: as many as the process may open files, and at most
     4096."""
@@ -38,6 +53,12 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises ConfigError."""
+        self.named_api_keys()
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"server cors_origins must be origins such as https://example.org or *, got {origin!r}"
+                )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server port must be in [0, 65535], got {self.port}")
         if not self.drain_s >= 0:
@@ -49,3 +70,7 @@ class ServerOptions:
         for name in ("read_timeout_s", "write_timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"server {name} must be more than 0, got {getattr(self, name)}")
+
+    def named_api_keys(self) -> tuple[ApiKey, ...]:
+        """All API keys, each with a name."""
+        return named_keys(self.api_keys + (self.api_key_file or ()))

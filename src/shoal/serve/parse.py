@@ -46,7 +46,13 @@ async def parse_body(
     parse_lock: shared by all requests; held while a body is parsed in this process.
     """
     _check_content_type(request.headers.get("content-type"))
-    raw = await _read(request, max_bytes)
+    return await parse_bytes(await _read(request, max_bytes), body_type, info, workers, parse_lock)
+
+
+async def parse_bytes(
+    raw: bytes, body_type: type[Body], info: EngineInfo, workers: Workers, parse_lock: asyncio.Lock
+) -> Body:
+    """Parse ``raw`` where it delays nobody; raises InvalidRequest."""
     if len(raw) > _SMALL_BYTES:
         queue = "bodies" if len(raw) <= _LARGE_BYTES else "large bodies"
         return await workers.run(queue, f"a body of {len(raw)} bytes", read_body, raw, body_type, info)

@@ -367,3 +367,16 @@ class Version(Struct):
     """Response of /version."""
 
     version: str
+
+
+class Index(Struct):
+    """Response of /."""
+
+    version: str
+    routes: list[str]
+    """Methods and paths."""
+    server: str = "shoal"
+    docs: str = "/docs"
+    """A page about them."""
+    base_url: str = "/v1"
+    """Where the base URL of OpenAI's clients ends."""

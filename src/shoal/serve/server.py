@@ -16,7 +16,7 @@ from shoal.core import ConfigError, Service
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.connection import Connection
-from shoal.serve.hosts import AllowedHosts, allowed_hosts
+from shoal.serve.hosts import allowed_hosts
 from shoal.serve.lifecycle import Lifecycle, StopSignal
 from shoal.serve.listener import Listener, connection_limit
 from shoal.serve.logs import log_config
@@ -57,9 +57,9 @@ async def serve_until_stopped(
     listen_socket = _listen(options)
     host, port = listen_socket.getsockname()[:2]
     lifecycle = Lifecycle()
-    app: ASGIApp = create_app(backend, tokenizers, services, options, lifecycle, workers)
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
-    server = _Server(_uvicorn_config(app if hosts is None else AllowedHosts(app, hosts), options))
+    app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts)
+    server = _Server(_uvicorn_config(app, options))
     # Without sockets: the listener accepts the connections.
     serving = asyncio.create_task(server.serve(sockets=[]))
     while not (server.started or serving.done()):
@@ -95,8 +95,8 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         http="httptools",
         ws="none",
         log_config=log_config(),
-        log_level="info" if options.access_log else "warning",
-        access_log=options.access_log,
+        log_level="warning",
+        access_log=False,
         # Any client could write a forged address into the log.
         proxy_headers=False,
         # After the connections were closed.

@@ -5,15 +5,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
 
 import shoal
 from shoal.core import EngineDied
 from shoal.serve.api import Api, json_response
+from shoal.serve.docs_page import docs_page
 from shoal.serve.errors import EngineSilent, ShuttingDown
 from shoal.serve.openapi import fails, returns
-from shoal.serve.responses import Health, ModelCard, ModelList, Version
+from shoal.serve.responses import Health, Index, ModelCard, ModelList, Version
 
+# The page needs its own style and nothing else.
+_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,14 +48,18 @@ class ServerEndpoints:
             responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
             response_class=Response,
         )
+        _get(app, "/", self.index, include_in_schema=False)
+        _get(app, "/docs", self.docs, include_in_schema=False)
 
-    async def models(self) -> Response:
-        """The services, in the order of the configuration."""
-        return json_response(ModelList(list(self._api.cards.values())))
+    async def models(self, request: Request) -> Response:
+        """The services that the client may use, in the order of the configuration."""
+        return json_response(ModelList(list(self._api.visible_cards(request).values())))
 
     async def model(self, request: Request) -> Response:
         """The service with the id in the path."""
-        return json_response(self._api.card(request.path_params["model_id"], None))
+        if not request.path_params["model_id"]:
+            raise HTTPException(404)
+        return json_response(self._api.card(request, request.path_params["model_id"], None))
 
     async def health(self) -> Response:
         """Whether the server takes requests and the engine runs."""
@@ -72,6 +81,20 @@ class ServerEndpoints:
     async def version(self) -> Response:
         """The version of Shoal."""
         return json_response(Version(shoal.__version__))
+
+    async def index(self, request: Request) -> Response:
+        """What there is here."""
+        routes = [
+            f"{method} {route.path_format}"
+            for route in request.app.routes
+            if isinstance(route, APIRoute)
+            for method in sorted((route.methods or set()) - {"HEAD"})
+        ]
+        return json_response(Index(shoal.__version__, routes))
+
+    async def docs(self, request: Request) -> Response:
+        """A page about the interface."""
+        return HTMLResponse(docs_page(request.app.openapi()), headers=_PAGE_HEADERS)
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., Any], **documented: Any) -> None:

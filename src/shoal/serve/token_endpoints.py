@@ -33,7 +33,7 @@ class TokenEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a chat."""
         body = await self._api.body(request, TokenizeBody)
-        card = self._api.card(body.model, "model")
+        card = self._api.card(request, body.model, "model")
         conversation, text = body.conversation(), body.prompt or ""
         if conversation is not None:
             text = await chat_text(self._api, body.model, conversation, Layout())
@@ -51,7 +51,7 @@ class TokenEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens included."""
         body = await self._api.body(request, DetokenizeBody)
-        self._api.card(body.model, "model")
+        self._api.card(request, body.model, "model")
         limit = self._api.backend.info.services[body.model].vocab_size
         if body.tokens and max(body.tokens) >= limit:
             raise InvalidRequest(

@@ -1,6 +1,5 @@
 """The endpoints of responses."""
 
-import secrets
 import time
 
 from fastapi import FastAPI, Request
@@ -11,6 +10,7 @@ from shoal.core.service import NO_GOALS
 from shoal.serve.api import Api
 from shoal.serve.chats import prepare_chat
 from shoal.serve.errors import RESPONSE_NOT_FOUND
+from shoal.serve.exchange import exchange_of
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.logprobs import LogprobFormatter
@@ -57,7 +57,7 @@ class ResponsesEndpoints:
         """Write the next items of a conversation."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ResponsesBody)
-        card = self._api.card(body.model, "model")
+        card = self._api.card(request, body.model, "model")
         chat = await prepare_chat(
             self._api,
             body.model,
@@ -68,7 +68,7 @@ class ResponsesEndpoints:
             "text.format",
         )
         generation = GenerationRequest(
-            id=f"resp_{secrets.token_hex(12)}",
+            id=f"resp_{exchange_of(request.scope).id}",
             service=body.model,
             prompts=await self._api.encode(body.model, [chat.text], add_special_tokens=False),
             sampling=chat.sampling,

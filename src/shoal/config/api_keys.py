@@ -1,0 +1,91 @@
+"""API keys of the HTTP server: what each may do, and how a configuration or a file of keys says it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from shoal.config.kinds import Maybe, Several, Text, integer
+from shoal.config.nodes import Node, Scalar, Table, problem, read_yaml
+from shoal.config.sections import Section, section_of
+from shoal.core import ConfigError
+
+_MAX_NAME_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key that clients send as ``Authorization: Bearer``, and what they may do with it."""
+
+    key: str = field(repr=False)
+    """The secret."""
+    name: str = ""
+    """What the log calls it."""
+    services: tuple[str, ...] | None = None
+    """Services that it may use; None: all."""
+    requests_per_minute: int | None = None
+    """Most requests in a minute; None: any number."""
+    tokens_per_minute: int | None = None
+    """Most tokens in a minute, of prompts and outputs; None: any number."""
+
+    def __post_init__(self) -> None:
+        """Check key and name; raises ConfigError, which never quotes the key."""
+        if not self.key or not all("!" <= character <= "~" for character in self.key):
+            raise ConfigError("a key must be visible ASCII characters without spaces")
+        if len(self.name) > _MAX_NAME_CHARACTERS or not self.name.isprintable() or " " in self.name:
+            raise ConfigError(f"a key's name has at most {_MAX_NAME_CHARACTERS} characters and no spaces")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeySection(Section):
+    """A key with its name and limits; a key alone may be written as plain text."""
+
+    def read(self, node: Node, path: str) -> ApiKey:
+        """The key."""
+        if isinstance(node, Scalar) and node.text is not None:
+            node = Table({"key": node}, node.where, {"key": node.where})
+        return self.build(self.read_fields(node, path), node, path)  # type: ignore[no-any-return]
+
+
+def api_key_section() -> ApiKeySection:
+    """The section for a key."""
+    rules: Mapping[tuple[type, str], Maybe] = {
+        (ApiKey, "requests_per_minute"): Maybe(integer(1)),
+        (ApiKey, "tokens_per_minute"): Maybe(integer(1)),
+    }
+    keys = section_of(ApiKey, rules).keys
+    shown = tuple(replace(key, default="`key-1` and so on") if key.name == "name" else key for key in keys)
+    return ApiKeySection(ApiKey, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """The path of a YAML file with ``api_keys``, written as in a configuration."""
+
+    folder: Path
+    """Where relative paths start."""
+    label: str = "path"
+
+    def read(self, node: Node, path: str) -> tuple[ApiKey, ...]:
+        """The keys in the file."""
+        file = (self.folder / Path(Text().read(node, path)).expanduser()).resolve()
+        table = read_yaml(file)
+        if tuple(table.entries) != ("api_keys",):
+            raise problem(table.where, path, "the file of keys must have the key api_keys and no other")
+        return Several(api_key_section()).read(table.entries["api_keys"], "api_keys")
+
+    def show(self, value: object) -> str:
+        """Nothing: keys are not shown."""
+        return "..."
+
+
+def named_keys(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+    """The keys, each with a name; raises ConfigError if two have the same name, or are the same."""
+    named = tuple(replace(key, name=key.name or f"key-{number}") for number, key in enumerate(keys, start=1))
+    names: dict[str, str] = {}  # by key
+    for key in named:
+        if key.key in names:
+            raise ConfigError(f"server.api_keys: {names[key.key]!r} and {key.name!r} are the same key")
+        if key.name in names.values():
+            raise ConfigError(f"server.api_keys: two keys are called {key.name!r}")
+        names[key.key] = key.name
+    return named

@@ -1,0 +1,106 @@
+"""Who may use the server: API keys, the services that each may use, and its rates."""
+
+import hmac
+import math
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import sha256
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal.config.api_keys import ApiKey
+from shoal.core import ConfigError
+from shoal.serve.errors import InvalidApiKey, RateLimited, ServiceNotAllowed, error_response
+from shoal.serve.exchange import exchange_of
+from shoal.serve.rates import TokenBucket
+
+OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics", "/docs", "/openapi.json"})
+"""Paths that need no key."""
+
+
+class KeyHolder:
+    """What the holder of a key may do, and what is left of its rates."""
+
+    def __init__(self, key: ApiKey) -> None:
+        self.name = key.name
+        """What the log calls it."""
+        self.services = None if key.services is None else frozenset(key.services)
+        """Those that it may use; None: all."""
+        self._requests = key.requests_per_minute and TokenBucket(key.requests_per_minute)
+        self._tokens = key.tokens_per_minute and TokenBucket(key.tokens_per_minute)
+
+    def may_use(self, service: str) -> bool:
+        """Whether it may use ``service``."""
+        return self.services is None or service in self.services
+
+    def check_service(self, service: str) -> None:
+        """Raise ServiceNotAllowed if it may not use ``service``."""
+        if not self.may_use(service):
+            raise ServiceNotAllowed(f"the API key {self.name!r} may not use model {service!r}")
+
+    def start_request(self, now_s: float) -> None:
+        """Count a request; raises RateLimited if it is one too many, or if the tokens are used up."""
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket and (wait_s := bucket.wait_s(now_s)):
+                raise RateLimited(
+                    f"the API key {self.name!r} may use {bucket.per_minute} {what} a minute; "
+                    f"try again in {math.ceil(wait_s)} s",
+                    wait_s,
+                )
+        if self._requests:
+            self._requests.take(1, now_s)
+
+    def use_tokens(self, tokens: int, now_s: float) -> None:
+        """Count tokens of a prompt or an output."""
+        if self._tokens:
+            self._tokens.take(tokens, now_s)
+
+
+class Keyring:
+    """All keys; raises ConfigError if one names a service that is not among ``services``."""
+
+    def __init__(self, keys: Sequence[ApiKey], services: Collection[str]) -> None:
+        for key in keys:
+            for service in key.services or ():
+                if service not in services:
+                    raise ConfigError(
+                        f"server.api_keys: {key.name!r} names the service {service!r}, "
+                        f"which is not served; there are {', '.join(services)}"
+                    )
+        self._holders = [(_digest(key.key.encode()), KeyHolder(key)) for key in keys]
+
+    def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder:
+        """Whose key the Authorization header has; raises InvalidApiKey.
+
+        The time that this takes tells nothing about the keys: digests are compared, and always all of them.
+        """
+        sent = next((value for name, value in headers if name == b"authorization"), None)
+        if sent is None:
+            raise InvalidApiKey("this server needs an API key; send it as Authorization: Bearer KEY")
+        scheme, _, secret = sent.partition(b" ")
+        digest = _digest(secret.strip())
+        found = [holder for known, holder in self._holders if hmac.compare_digest(known, digest)]
+        if not found or scheme.lower() != b"bearer":
+            raise InvalidApiKey("the API key in Authorization: Bearer KEY is not one of this server's")
+        return found[0]
+
+
+class KeyMiddleware:
+    """Rejects requests without a key, except for the paths that need none."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                exchange_of(scope).key = self._keyring.holder(scope["headers"])
+            except InvalidApiKey as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _digest(secret: bytes) -> bytes:
+    return sha256(secret).digest()

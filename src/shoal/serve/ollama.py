@@ -1,0 +1,218 @@
+"""Ollama's API, translated: its requests become OpenAI's, and OpenAI's answers become its own."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+import shoal
+from shoal.engine.reader import Delta
+from shoal.serve.api import Api
+from shoal.serve.bodies import ChatBody, CompletionBody
+from shoal.serve.errors import OLLAMA_PREFIX
+from shoal.serve.exchange import Exchange, exchange_of
+from shoal.serve.formats import Format, Output
+from shoal.serve.generation_endpoints import GenerationEndpoints
+from shoal.serve.generation_response import Framing
+from shoal.serve.ollama_bodies import LATEST, OllamaChatBody, OllamaGenerateBody, ShowBody
+from shoal.serve.responses import ModelCard, Usage, encode
+
+_JSON_LINES = Framing(lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson")
+_Endpoint = Callable[..., Awaitable[Response]]
+
+
+class OllamaEndpoints:
+    """The part of Ollama's API that concerns models that are there; the rest is unknown here."""
+
+    def __init__(self, api: Api, generation: GenerationEndpoints) -> None:
+        self._api = api
+        self._generation = generation
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes; Ollama documents them, so the OpenAPI document leaves them out."""
+        posts: dict[str, _Endpoint] = {"chat": self.chat, "generate": self.generate, "show": self.show}
+        for name, endpoint in posts.items():
+            app.post(f"{OLLAMA_PREFIX}{name}", include_in_schema=False)(endpoint)
+        gets: dict[str, _Endpoint] = {"tags": self.tags, "ps": self.tags, "version": self.version}
+        for name, read in gets.items():
+            app.api_route(f"{OLLAMA_PREFIX}{name}", methods=["GET", "HEAD"], include_in_schema=False)(read)
+
+    async def chat(self, request: Request) -> Response:
+        """Write the next message of a chat."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._api.body(request, OllamaChatBody)
+        return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, _in_message)
+
+    async def generate(self, request: Request) -> Response:
+        """Answer a prompt, or continue it where there is no chat template or it is raw."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._api.body(request, OllamaGenerateBody)
+        tokenizer = self._api.tokenizers.get(body.model)
+        if body.raw or (tokenizer is not None and not tokenizer.has_chat_template):
+            return await self._answer(
+                request, body, body.as_completion, CompletionBody, arrival_ns, _in_response
+            )
+        return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, _in_response)
+
+    async def _answer(
+        self,
+        request: Request,
+        body: OllamaChatBody | OllamaGenerateBody,
+        translate: Callable[[], dict[str, Any]],
+        body_type: type[ChatBody] | type[CompletionBody],
+        arrival_ns: int,
+        place: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> Response:
+        """Generate for ``body``; ``place`` says where a message stands in an answer."""
+        self._api.card(request, body.model, "model")
+        translated = Translation(body.model, exchange_of(request.scope), place)
+        if body.is_empty():
+            return _json(translated.line({}, done=True) | {"done_reason": "load"})
+        fields = await self._api.parse(encode(translate()), body_type)
+        if isinstance(fields, ChatBody):
+            response = await self._generation.chat(request, fields, arrival_ns)
+        else:
+            response = await self._generation.complete(request, fields, arrival_ns, whole_context=True)
+        response.rewrite(lambda format: OllamaFormat(format, translated), _JSON_LINES)
+        return response
+
+    async def tags(self, request: Request) -> Response:
+        """The services; all of them are loaded."""
+        cards = self._api.visible_cards(request).values()
+        return _json({"models": [self._model(card) for card in cards]})
+
+    async def show(self, request: Request) -> Response:
+        """What is known of a service."""
+        body = await self._api.body(request, ShowBody)
+        card = self._api.card(request, body.model, "model")
+        tokenizer = self._api.tokenizers[card.id]
+        shown = self._model(card) | {
+            "model_info": {"general.architecture": "shoal", "shoal.context_length": card.max_model_len},
+            "capabilities": ["completion"],
+        }
+        if tokenizer.has_chat_template:
+            shown["template"] = tokenizer.chat_template.source
+        return _json(shown)
+
+    async def version(self) -> Response:
+        """The version of Shoal."""
+        return _json({"version": shoal.__version__})
+
+    def _model(self, card: ModelCard) -> dict[str, Any]:
+        name = card.id if ":" in card.id else card.id + LATEST
+        return {
+            "name": name,
+            "model": name,
+            "modified_at": datetime.fromtimestamp(card.created, UTC).isoformat(),
+            "details": {"parent_model": self._api.backend.info.services[card.id].model},
+        }
+
+
+class Translation:
+    """Writes the objects of one answer. ``place`` says where a message stands in them."""
+
+    def __init__(
+        self, model: str, exchange: Exchange, place: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._place = place
+
+    def line(self, message: dict[str, Any], done: bool) -> dict[str, Any]:
+        """An object with an OpenAI message, or with what a chunk adds to one."""
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now, **self._place(_message(message)), "done": done}
+
+    def last(self, message: dict[str, Any], reason: str, usage: Usage) -> dict[str, Any]:
+        """The object that ends the answer, with counts, and durations in nanoseconds."""
+        exchange = self._exchange
+        total_ns = time.monotonic_ns() - exchange.arrival_ns
+        first_ns = round((exchange.first_token_s or 0) * 1e9)
+        return self.line(message, done=True) | {
+            "done_reason": "stop" if reason == "tool_calls" else reason,
+            "total_duration": total_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": max(0, first_ns - round((exchange.queue_s or 0) * 1e9)),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": max(0, total_ns - first_ns),
+        }
+
+
+class OllamaFormat:
+    """Answers in Ollama's shapes, made of those of another format; calls of tools come whole, at the end."""
+
+    def __init__(self, openai: Format, translation: Translation) -> None:
+        self._openai = openai
+        self._translation = translation
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._reason = "stop"
+
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
+        """An object for every chunk that has text."""
+        for chunk in self._openai.chunks(index, delta, usage):
+            (choice,) = msgspec.json.decode(chunk)["choices"]
+            message = choice.get("delta") or {"content": choice.get("text")}
+            for call in message.get("tool_calls") or ():
+                known = self._calls.setdefault(call["index"], {"name": "", "arguments": ""})
+                _extend(known, call["function"])
+            self._reason = choice["finish_reason"] or self._reason
+            if message.get("content") or message.get("reasoning_content"):
+                text = {key: value for key, value in message.items() if key != "tool_calls"}
+                yield encode(self._translation.line(text, done=False))
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The last object."""
+        calls = [{"function": call} for _, call in sorted(self._calls.items())]
+        return encode(self._translation.last({"tool_calls": calls}, self._reason, usage))
+
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """The whole answer as one object."""
+        (choice,) = msgspec.json.decode(self._openai.full(outputs, usage))["choices"]
+        message = choice.get("message") or {"content": choice["text"]}
+        return encode(self._translation.last(message, choice["finish_reason"], usage))
+
+
+def _extend(call: dict[str, Any], piece: dict[str, Any]) -> None:
+    for key in call:
+        call[key] += piece.get(key) or ""
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAI message, or a part of one, as Ollama has it."""
+    translated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    if thinking := message.get("reasoning_content"):
+        translated["thinking"] = thinking
+    if calls := message.get("tool_calls"):
+        translated["tool_calls"] = [
+            {"function": {"name": call["function"]["name"], "arguments": _arguments(call["function"])}}
+            for call in calls
+        ]
+    return translated
+
+
+def _arguments(function: dict[str, Any]) -> Any:
+    """The arguments as an object; text that a model cut short is none."""
+    try:
+        return msgspec.json.decode(function["arguments"] or "{}")
+    except msgspec.DecodeError:
+        return {}
+
+
+def _in_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Where /api/chat has a message."""
+    return {"message": message}
+
+
+def _in_response(message: dict[str, Any]) -> dict[str, Any]:
+    """Where /api/generate has its text."""
+    thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
+    return {"response": message["content"], **thinking}
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(encode(value), media_type="application/json")

@@ -1,0 +1,197 @@
+"""Request bodies of Ollama's API, and what they are in OpenAI's."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from shoal.core import InvalidRequest
+from shoal.core.sampling import MAX_STOP_STRINGS
+from shoal.serve.bodies import ServiceBody
+from shoal.serve.further_fields import INT32_MAX
+from shoal.serve.messages import MAX_MESSAGES
+from shoal.serve.neutral import MAX_FIELDS, EmptyList, StrictModel
+
+LATEST = ":latest"
+# What a sampling option is called in OpenAI's and vLLM's bodies.
+_RENAMED = {"repeat_penalty": "repetition_penalty"}
+_MAX_TOOLS = 128
+
+Name = Annotated[str, AfterValidator(lambda name: name.removesuffix(LATEST))]
+Empty = Annotated[str, Field(max_length=0)]
+Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+
+
+class SamplingOptions(StrictModel):
+    """Options that say how tokens are drawn, by default as the service has it; ranges are checked later."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Stops | None = None
+
+
+class Options(SamplingOptions):
+    """All options."""
+
+    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX)] | None = None
+    """Most output tokens; below 0: as many as fit."""
+
+    num_ctx: int | None = None
+    """Ignored, as are those that follow: the configuration decides."""
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    repeat_last_n: int | None = None
+    """Ignored: the penalty looks at the whole text."""
+
+
+class GenerateBody(ServiceBody):
+    """What both of Ollama's generating endpoints take."""
+
+    model: Name
+    stream: bool | None = None
+    """Default true."""
+    options: Options | None = None
+    format: Literal["", "json"] | Anything | None = None
+    """"json", or a JSON schema that the output must follow."""
+    think: bool | Literal["low", "medium", "high"] | None = None
+    """Ignored unless true: whether a model reasons is up to its chat template."""
+    keep_alive: str | int | float | None = None
+    """Ignored: services stay loaded."""
+
+    def shared_fields(self) -> dict[str, Any]:
+        """The fields of an OpenAI body that both endpoints have."""
+        options = self.options or Options()
+        sampling = options.model_dump(include=set(SamplingOptions.model_fields), exclude_none=True)
+        fields = {_RENAMED.get(name, name): value for name, value in sampling.items()}
+        if options.num_predict is not None and options.num_predict >= 0:
+            fields["max_tokens"] = options.num_predict
+        if self.format == "json":
+            fields["response_format"] = {"type": "json_object"}
+        elif self.format:
+            schema = {"name": "format", "schema": self.format}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.think:
+            fields["chat_template_kwargs"] = {"enable_thinking": True}
+        return {"model": self.model, "stream": self.stream is not False, **fields}
+
+
+class CalledFunction(StrictModel):
+    """A function that the model called."""
+
+    name: str
+    arguments: Anything
+    index: int | None = None
+    description: str | None = None
+
+
+class Call(StrictModel):
+    """A call of a tool."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str | None = None
+
+
+class OllamaMessage(StrictModel):
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    """Ignored."""
+    images: EmptyList | None = None
+    """Not supported, must be empty."""
+    tool_calls: Annotated[list[Call], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatBody(GenerateBody):
+    """Body of /api/chat."""
+
+    messages: list[OllamaMessage] = Field(default=[], max_length=MAX_MESSAGES, fail_fast=True)
+    tools: Annotated[list[Anything], Field(max_length=_MAX_TOOLS)] | None = None
+
+    def is_empty(self) -> bool:
+        """Whether it asks for nothing; Ollama loads a model then."""
+        return not self.messages
+
+    def as_chat(self) -> dict[str, Any]:
+        """The fields of an OpenAI chat. Calls without an id are numbered, and answered in their order."""
+        open_calls: list[str] = []
+        messages = [_message(message, number, open_calls) for number, message in enumerate(self.messages)]
+        tools = {"tools": self.tools} if self.tools else {}
+        return {**self.shared_fields(), "messages": messages, **tools}
+
+
+class OllamaGenerateBody(GenerateBody):
+    """Body of /api/generate."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+    """Continue the prompt as it is, without the chat template."""
+    suffix: Empty | None = None
+    """Not supported, must be empty."""
+    template: Empty | None = None
+    """Not supported, must be empty: services[].chat_template sets one."""
+    context: EmptyList | None = None
+    """Not supported, must be empty: /api/chat takes a history."""
+    images: EmptyList | None = None
+    """Not supported, must be empty."""
+
+    def is_empty(self) -> bool:
+        """Whether it asks for nothing; Ollama loads a model then."""
+        return not self.prompt
+
+    def as_chat(self) -> dict[str, Any]:
+        """The fields of an OpenAI chat."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        return {**self.shared_fields(), "messages": messages}
+
+    def as_completion(self) -> dict[str, Any]:
+        """The fields of an OpenAI completion; raises InvalidRequest where it needs a chat template."""
+        if self.system:
+            raise InvalidRequest("system needs a chat template, and a prompt that is not raw", param="system")
+        return {**self.shared_fields(), "prompt": self.prompt}
+
+
+class ShowBody(ServiceBody):
+    """Body of /api/show."""
+
+    model: Name
+    verbose: bool | None = None
+    """Ignored."""
+
+
+def _message(message: OllamaMessage, number: int, open_calls: list[str]) -> dict[str, Any]:
+    """An OpenAI message; open_calls: ids of calls that have no answer yet."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.role == "tool":
+        answered = message.tool_call_id or (open_calls[0] if open_calls else f"call_{number}")
+        if answered in open_calls:
+            open_calls.remove(answered)
+        fields["tool_call_id"] = answered
+    if message.tool_calls:
+        calls = []
+        for at, call in enumerate(message.tool_calls):
+            function = {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}
+            calls.append({"id": call.id or f"call_{number}_{at}", "type": "function", "function": function})
+        open_calls += [str(call["id"]) for call in calls]
+        fields["tool_calls"] = calls
+    return fields

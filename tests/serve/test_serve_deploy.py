@@ -1,0 +1,126 @@
+"""The dashboard and the alert rules name metrics that exist, and Prometheus accepts them."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from serve_builders import completion, make_app, make_client
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+PROMTOOL = shutil.which("promtool")
+METRIC = re.compile(r"\bshoal_\w+")
+
+
+@pytest.fixture(scope="module")
+def page():
+    """Labels by name of everything that /metrics prints."""
+
+    async def main():
+        async with make_client(make_app()) as client:
+            await client.post("/v1/completions", json=completion())
+            return (await client.get("/metrics")).text
+
+    labels = {}
+    for family in text_string_to_metric_families(asyncio.run(main())):
+        for name in (family.name, f"{family.name}_total"):
+            labels.setdefault(name, set())
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
+
+
+def dashboard():
+    return json.loads((DEPLOY / "grafana" / "shoal.json").read_text())
+
+
+def expressions():
+    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    return panels + [rule["expr"] for rule in alert_rules()]
+
+
+def alert_rules():
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def test_every_metric_that_is_named_is_printed(page):
+    variables = [variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:]]
+    named = {name for text in [*expressions(), *variables] for name in METRIC.findall(text)}
+    assert len(named) > 20
+    assert named <= set(page)
+
+
+def test_every_label_that_is_named_is_there(page):
+    found = set()
+    for text in expressions():
+        for name, matchers in re.findall(r"\b(shoal_\w+)\{([^}]*)\}", text):
+            labels = set(re.findall(r"(\w+)=", matchers)) - {"instance"}
+            assert labels <= page[name], (name, labels)
+            found |= labels
+    assert {"service", "status", "use"} <= found
+
+
+def test_panels_do_not_overlap():
+    taken = set()
+    for panel in dashboard()["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
+
+
+def promtool(*arguments):
+    if PROMTOOL is None:
+        pytest.skip("promtool, which comes with Prometheus, is not installed")
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_accepts_the_alert_rules():
+    promtool("check", "rules", str(ALERTS))
+
+
+def test_the_alert_rules_fire_when_they_should():
+    promtool("test", "rules", str(ALERTS.with_name("alerts_test.yml")))
+
+
+def test_every_alert_is_tested():
+    tests = yaml.safe_load(ALERTS.with_name("alerts_test.yml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in alert_rules()}
+
+
+def test_prometheus_accepts_the_queries_of_the_dashboard(tmp_path):
+    text = [re.sub(r"\$__rate_interval", "5m", query) for query in expressions()]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(text)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    promtool("check", "rules", str(file))
+
+
+def test_prometheus_accepts_the_page(page):
+    if PROMTOOL is None:
+        pytest.skip("promtool, which comes with Prometheus, is not installed")
+
+    async def main():
+        async with make_client(make_app(vllm_metrics=True)) as client:
+            return (await client.get("/metrics")).content
+
+    done = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=asyncio.run(main()), capture_output=True, timeout=60
+    )
+    errors = [line for line in done.stderr.decode().splitlines() if "error" in line.lower()]
+    assert done.returncode in (0, 3), done.stderr  # 3: it has advice about names
+    assert not errors

@@ -1,0 +1,282 @@
+"""Ollama's API in front of the same engine."""
+
+import asyncio
+import json
+
+import pytest
+from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
+
+from shoal.config.api_keys import ApiKey
+from shoal.serve.exchange import Exchange
+from shoal.serve.ollama import OllamaFormat, Translation
+from shoal.serve.ollama_bodies import OllamaChatBody, OllamaGenerateBody
+from shoal.serve.responses import PromptTokensDetails, Usage, encode
+
+GREEDY = {"temperature": 0}
+
+
+def ask(method, path, body=None, engine=None, headers=None, **options):
+    async def main():
+        async with make_client(make_app(engine, **options)) as client:
+            return await client.request(method, path, json=body, headers=headers)
+
+    return asyncio.run(main())
+
+
+def chat(**fields):
+    messages = [{"role": "user", "content": "hi"}]
+    return {"model": "chat", "messages": messages, "options": GREEDY, "stream": False} | fields
+
+
+def generate(**fields):
+    return {"model": "base", "prompt": "hello world", "options": GREEDY, "stream": False} | fields
+
+
+def lines(response):
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert response.text.endswith("\n")
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def check_end(answer, prompt, output, reason="stop"):
+    assert (answer["done"], answer["done_reason"]) == (True, reason)
+    assert (answer["prompt_eval_count"], answer["eval_count"]) == (prompt, output)
+    assert 0 <= answer["prompt_eval_duration"] <= answer["total_duration"]
+    assert 0 <= answer["eval_duration"] <= answer["total_duration"]
+    assert isinstance(answer["total_duration"], int)
+
+
+@pytest.mark.parametrize("model", ["chat", "chat:latest"])
+def test_a_chat(model):
+    answer = ask("POST", "/api/chat", chat(model=model)).json()
+    assert answer["model"] == "chat"
+    assert answer["message"] == {"role": "assistant", "content": "<user>hi"}
+    check_end(answer, prompt=8, output=9)
+
+
+def test_a_stream_is_the_default():
+    body = chat(options=GREEDY | {"num_predict": 5})
+    del body["stream"]
+    *pieces, last = lines(ask("POST", "/api/chat", body))
+    assert "".join(piece["message"]["content"] for piece in pieces) == "<user"
+    assert not any(piece["done"] for piece in pieces)
+    assert last["message"]["content"] == ""
+    check_end(last, prompt=8, output=5, reason="length")
+
+
+def test_generate_uses_the_chat_template_where_there_is_one():
+    body = generate(model="chat", prompt="hi", system="be")
+    answer = ask("POST", "/api/generate", body).json()
+    assert answer["response"] == "<system>be<user>hi"
+    assert ask("POST", "/api/generate", body | {"raw": True, "system": None}).json()["response"] == "hi"
+
+
+def test_generate_continues_text_until_it_ends():
+    answer = ask("POST", "/api/generate", generate(prompt="a text of more than sixteen tokens")).json()
+    assert answer["response"] == "a text of more than sixteen tokens"
+    check_end(answer, prompt=35, output=35)
+    *pieces, last = lines(ask("POST", "/api/generate", generate(stream=True)))
+    assert "".join(piece["response"] for piece in pieces) == "hello world"
+    check_end(last, prompt=12, output=12)
+
+
+def test_options_reach_the_engine():
+    engine = FakeEngine()
+    options = {
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.75,
+        "seed": 11,
+        "num_predict": 4,
+        "num_ctx": 4096,
+    }
+    assert ask("POST", "/api/chat", chat(options=options), engine).status_code == 200
+    (request,) = engine.submitted
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.5, 7, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, 0.75)
+    assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.5, 11, 4)
+
+
+def test_stop_strings_end_the_answer():
+    for stop in ("hi", ["x", "hi"]):
+        answer = ask("POST", "/api/chat", chat(options=GREEDY | {"stop": stop})).json()
+        assert answer["message"]["content"] == "<user>"
+
+
+@pytest.mark.parametrize("num_predict", [-1, -2])
+def test_a_number_below_0_is_no_limit(num_predict):
+    engine = FakeEngine()
+    ask("POST", "/api/generate", generate(options={"num_predict": num_predict}), engine)
+    assert engine.submitted[0].sampling.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("chat", chat(model="gpt"), 404, "chat, base"),
+        ("chat", chat(model="base"), 400, "chat_template"),
+        ("chat", chat(options={"top_p": 7}), 400, "top_p"),
+        ("chat", chat(options={"mirostat": 2}), 400, "options.mirostat"),
+        ("chat", chat(options={"num_predict": "5"}), 400, "options.num_predict"),
+        ("chat", chat(messages=[{"role": "user", "content": "a", "images": ["aGk="]}]), 400, "images"),
+        ("chat", chat(messages=[{"role": "robot", "content": "a"}]), 400, "role"),
+        ("chat", chat(mesages=[]), 400, "did you mean 'messages'"),
+        ("generate", generate(system="be"), 400, "system"),
+        ("generate", generate(suffix="b"), 400, "suffix"),
+        ("generate", generate(context=[1]), 400, "context"),
+        ("show", {"model": "gpt"}, 404, "chat, base"),
+        ("pull", {"model": "gpt"}, 404, "no such route"),
+    ],
+)
+def test_errors_are_plain_text_in_an_object(path, body, status, words):
+    response = ask("POST", f"/api/{path}", body)
+    assert response.status_code == status
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
+    assert response.headers["content-length"] == str(len(response.content))
+
+
+def test_an_error_in_mid_stream_is_the_last_line():
+    *_, last = lines(ask("POST", "/api/generate", generate(stream=True), FakeEngine(fail_after=3)))
+    assert "engine process ended" in last["error"]
+
+
+def test_nothing_to_do_is_done():
+    assert ask("POST", "/api/generate", generate(prompt="")).json()["done_reason"] == "load"
+    assert ask("POST", "/api/chat", chat(messages=[])).json()["done_reason"] == "load"
+
+
+def test_what_there_is():
+    tags = ask("GET", "/api/tags").json()["models"]
+    assert [(model["name"], model["details"]["parent_model"]) for model in tags] == [
+        ("chat:latest", "fake-chat"),
+        ("base:latest", "fake-base"),
+    ]
+    shown = ask("POST", "/api/show", {"model": "chat:latest"}).json()
+    assert shown["model_info"]["shoal.context_length"] == 200
+    assert "message.content" in shown["template"]
+    assert "template" not in ask("POST", "/api/show", {"model": "base"}).json()
+    assert ask("GET", "/api/version").json()["version"]
+    assert "POST /api/chat" in ask("GET", "/").json()["routes"]
+
+
+def test_keys_hold_here_too():
+    key = ApiKey(key="k", services=("chat",))
+    headers = {"Authorization": "Bearer k"}
+    assert ask("POST", "/api/chat", chat(), api_keys=(key,)).status_code == 401
+    assert ask("POST", "/api/chat", chat(), api_keys=(key,), headers=headers).status_code == 200
+    assert ask("POST", "/api/generate", generate(), api_keys=(key,), headers=headers).status_code == 403
+    assert len(ask("GET", "/api/tags", api_keys=(key,), headers=headers).json()["models"]) == 1
+
+
+def test_tools_formats_and_calls_become_openai_s():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "f", "arguments": {}}}]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "1", "tool_name": "f"},
+        {"role": "tool", "content": "2", "tool_name": "f"},
+    ]
+    schema = {"type": "object"}
+    body = OllamaChatBody(model="m", messages=messages, tools=[tool], format=schema)
+    fields = body.as_chat()
+    assert fields["tools"] == [tool]
+    assert fields["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "format", "schema": schema},
+    }
+    _, called, first, second = fields["messages"]
+    assert [call["function"]["arguments"] for call in called["tool_calls"]] == ['{"x": 1}', "{}"]
+    assert [call["id"] for call in called["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+    fields = OllamaGenerateBody(model="m", format="json").as_chat()
+    assert fields["response_format"] == {"type": "json_object"}
+
+
+def test_the_clients_of_ollama():
+    ollama = pytest.importorskip("ollama")
+    with serving_in_thread(FakeEngine()) as url:
+        client = ollama.Client(host=url)
+        messages = [{"role": "user", "content": "hi"}]
+        answer = client.chat(model="chat", messages=messages, options=GREEDY)
+        assert answer.message.content == "<user>hi"
+        pieces = client.chat(model="chat", messages=messages, options=GREEDY, stream=True)
+        assert "".join(piece.message.content for piece in pieces) == "<user>hi"
+        assert client.generate(model="base", prompt="abc", options=GREEDY).response == "abc"
+        assert [model.model for model in client.list().models] == ["chat:latest", "base:latest"]
+        assert client.show("chat").capabilities == ["completion"]
+        assert client.ps().models
+        with pytest.raises(ollama.ResponseError, match="available: chat, base") as missing:
+            client.chat(model="gpt", messages=messages)
+        assert missing.value.status_code == 404
+
+
+class Scripted:
+    """A format of OpenAI's that writes these chunks, or this message."""
+
+    def __init__(self, *choices):
+        self.choices = choices
+
+    def chunks(self, index, delta, usage):
+        return [encode({"choices": [choice]}) for choice in self.choices]
+
+    def full(self, outputs, usage):
+        return encode({"choices": self.choices})
+
+
+USAGE = Usage(5, 3, 8, PromptTokensDetails(0))
+
+
+def translate(format, place=lambda message: {"message": message}):
+    return OllamaFormat(format, Translation("m", Exchange("id", 0), place))
+
+
+def piece(finish=None, **delta):
+    return {"delta": delta, "finish_reason": finish}
+
+
+def call(arguments, **more):
+    return {"tool_calls": [{"index": 0, "function": {"arguments": arguments} | more}]}
+
+
+def test_calls_are_told_whole_at_the_end_of_a_stream():
+    format = translate(
+        Scripted(
+            piece(role="assistant", content=""),
+            piece(reasoning_content="so"),
+            piece(content="Look: "),
+            piece(**call("", name="f")),
+            piece(**call('{"x"')),
+            piece(**call(": 1}")),
+            piece(tool_calls=[{"index": 1, "function": {"name": "g", "arguments": ""}}]),
+            piece("tool_calls"),
+        )
+    )
+    told = [json.loads(line)["message"] for line in format.chunks(0, None, USAGE)]
+    assert told == [
+        {"role": "assistant", "content": "", "thinking": "so"},
+        {"role": "assistant", "content": "Look: "},
+    ]
+    last = json.loads(format.usage_chunk(USAGE))
+    assert last["message"]["tool_calls"] == [
+        {"function": {"name": "f", "arguments": {"x": 1}}},
+        {"function": {"name": "g", "arguments": {}}},
+    ]
+    assert (last["done_reason"], last["eval_count"]) == ("stop", 3)
+
+
+@pytest.mark.parametrize(("arguments", "read"), [('{"x": 1}', {"x": 1}), ("", {}), ('{"x": ', {})])
+def test_calls_of_a_whole_answer(arguments, read):
+    message = {
+        "content": None,
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
+    }
+    format = translate(Scripted({"message": message, "finish_reason": "tool_calls"}))
+    answer = json.loads(format.full([], USAGE))["message"]
+    assert answer["content"] == ""
+    assert answer["tool_calls"] == [{"function": {"name": "f", "arguments": read}}]
