@@ -79,7 +79,7 @@ def test_what_makes_no_sense_is_refused(fields, param):
 class Refusing(FakeEngine):
     """An engine that can use no grammar."""
 
-    async def submit(self, service, prompt, sampling, slo=None, arrival_ns=None):
+    async def submit(self, service, prompt, sampling, *others):
         raise InvalidRequest('Unimplemented keys: ["if"]', param="grammar")
 
 
