@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shoal.config import PRESETS
-from shoal.core import FinishReason, Request, SamplingParams, Service, StepPlan, StepResult, TokenLogprobs
+from shoal.core import (
+    FinishReason,
+    InvalidRequest,
+    Request,
+    SamplingParams,
+    Service,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.kvcache import BlockPool, KVCacheOptions
@@ -152,6 +162,9 @@ def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome
     while coming or engine.busy:
         while coming and coming[0][0] <= steps:
             request = coming.pop(0)[1]
+            if request.sampling.grammar is not None:
+                with suppress(InvalidRequest):
+                    engine.prepare(request.service, request.sampling.grammar).result()
             engine.submit(request)
             outcome.tokens[request.id] = []
         for event in engine.step():

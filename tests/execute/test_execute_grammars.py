@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -213,10 +214,14 @@ def test_a_masked_row_of_a_model_that_overflows_gets_no_token(sample: Sample) ->
     logits = torch.zeros((2, VOCAB))
     logits[0, 8] = torch.nan
     rows = [row(grammar=ANY), row()]
-    assert sample(logits, rows, [EOS], masks=masked([0], [[9]]))[0][0] == NO_TOKEN
+    assert sample(logits, rows, [EOS], masks=masked([0], [[8, 9]]))[0][0] == NO_TOKEN
 
 
 def follow(masks: GrammarMasks, *rows: tuple[int, RunningSequence]) -> RowMasks:
+    for _, one in rows:
+        if one.sampling.grammar is not None:
+            with suppress(InvalidRequest):
+                masks._pool.prepare(SERVICE, one.sampling.grammar).result()
     masks.begin(SERVICE, rows)
     made = masks.finish()
     assert made is not None

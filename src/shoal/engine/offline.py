@@ -15,6 +15,7 @@ from shoal.engine.progress import LoadProgress
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.engine.stats import EngineStats
 from shoal.engine.validation import check_request, find_service
+from shoal.execute.grammar_pool import MAX_PROCESSES
 from shoal.kvcache.options import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
 from shoal.schedule.options import SchedulerOptions
@@ -161,9 +162,7 @@ class Shoal:
         with self._lock:
             if self._closed:
                 raise ConfigError("this Shoal is closed; make a new one to generate")
-            for name, params in zip(names, wanted, strict=True):
-                if params.grammar is not None:
-                    self._engine.prepare(name, params.grammar).result()
+            self._prepare_grammars(names, wanted)
             batch = Batch(self._engine, progress=progress)
             try:
                 for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):
@@ -173,6 +172,21 @@ class Shoal:
                 batch.cancel()
                 raise
             return batch.run()
+
+    def _prepare_grammars(self, names: Sequence[str], wanted: Sequence[SamplingParams]) -> None:
+        """Raise InvalidRequest if a grammar cannot be used, or there are too many."""
+        grammars = {
+            (name, params.grammar)
+            for name, params in zip(names, wanted, strict=True)
+            if params.grammar is not None
+        }
+        if len(grammars) > MAX_PROCESSES:
+            raise InvalidRequest(
+                f"{len(grammars)} different grammars in one call, at most {MAX_PROCESSES} may be; split it",
+                "grammar",
+            )
+        for name, grammar in grammars:
+            self._engine.prepare(name, grammar).result()
 
     def _services_of(self, service: str | Sequence[str] | None, count: int) -> Sequence[str]:
         if service is None:

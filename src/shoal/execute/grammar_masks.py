@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 import numpy as np
 
-from shoal.core import InvalidRequest, QueueFull
+from shoal.core import Grammar, InvalidRequest, QueueFull
 from shoal.execute.grammar_messages import Masked, Step, Told
 from shoal.execute.grammar_pool import GrammarPool, GrammarProcess
 from shoal.execute.group import RunningSequence
@@ -22,6 +22,7 @@ PATIENCE_S = 0.025
 """How long a step waits for masks. Processes that have used up their share of as much CPU time by then are
 killed; those that were not given it are waited for."""
 _LONGEST_WAIT_S = 10.0
+_RESTART_TIMEOUT_S = 1.0
 _TOO_SLOW = "the grammar takes too long: its next token could not be found in time; simplify it"
 
 
@@ -120,14 +121,21 @@ class GrammarMasks:
                 self._left.setdefault(sequence.process.pid, []).append(number)
 
     def _follow(self, service: str, number: int, row: RunningSequence) -> _Sequence:
-        """The sequence; of one that is new, its process is waited for, but it was prepared before."""
+        """The sequence; one that is new begins to follow its grammar."""
         sequence = self._sequences.get(number)
         if sequence is None:
             assert row.sampling.grammar is not None
-            process = self._pool.prepare(service, row.sampling.grammar).result()
+            process = self._prepared(service, row.sampling.grammar)
             process.sequences.add(number)
             sequence = self._sequences[number] = _Sequence(process)
         return sequence
+
+    def _prepared(self, service: str, grammar: Grammar) -> GrammarProcess:
+        """The process of a grammar, which runs unless it had to make room for others meanwhile."""
+        try:
+            return self._pool.prepare(service, grammar).result(_RESTART_TIMEOUT_S)
+        except TimeoutError:
+            raise QueueFull("the grammar had to make room for others; try again", 1.0) from None
 
     def _ask(self, question: _Question) -> bool:
         """Send a question; False if its process is gone."""

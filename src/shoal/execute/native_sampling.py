@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from shoal.core import TokenLogprobs, uniform
+from shoal.execute.grammar_masks import RowMasks
 from shoal.execute.group import RunningSequence
 from shoal.native import NativeLibrary
 
@@ -25,10 +26,27 @@ class NativeSampler:
         self._sample = library.kernel(
             "shoal_sample", c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p
         )
+        self._mask = library.kernel(
+            "shoal_mask", c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64
+        )
         self._report = library.kernel(
             "shoal_logprobs",
             *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
         )
+
+    def mask(self, logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:
+        """The logits, with minus infinity for what masks do not allow; in place where they can be read."""
+        logits = _readable(logits)
+        rows = np.array(masks.rows, dtype=np.int64)
+        bits = np.ascontiguousarray(masks.bits)
+        self._mask(
+            logits.data_ptr(),
+            logits.stride(0) * logits.element_size(),
+            logits.shape[1],
+            logits.dtype == torch.bfloat16,
+            *(len(rows), rows.ctypes.data, bits.ctypes.data, bits.shape[1]),
+        )
+        return logits
 
     def choose(self, logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
         """A token for each row; NO_TOKEN where the logits are not finite."""

@@ -1,6 +1,6 @@
 """What earlier tokens, biases and ``min_tokens`` do to logits: of all rows that ask for it at once."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -13,24 +13,19 @@ from shoal.execute.group import RunningSequence, TokenCounts
 def is_adjusted(row: RunningSequence) -> bool:
     """Whether ``adjust`` changes the logits of this row."""
     params = row.sampling
-    return (
-        params.penalised
-        or params.biased
-        or row.output_tokens < params.min_tokens
-        or params.grammar is not None
-    )
+    return params.penalised or params.biased or row.output_tokens < params.min_tokens
 
 
 def adjust(
     logits: torch.Tensor,
     rows: Sequence[RunningSequence],
     eos_token_ids: Sequence[int],
-    masks: RowMasks | None = None,
+    masked: Collection[int] = (),
 ) -> None:
-    """Apply biases, penalties, masks and the ban on early ends, in this order, to logits [rows, vocab] of
-    float32, in place.
+    """Apply biases, penalties and the ban on early ends, in this order, to logits [rows, vocab] of float32,
+    in place.
 
-    Where a mask allows only what is banned, it is not banned.
+    masked: rows whose masks say which ends are banned (``ban_early_ends``).
     """
     bias(logits, rows)
     penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
@@ -39,27 +34,33 @@ def adjust(
     banned = [
         (i, token)
         for i, row in enumerate(rows)
-        if row.output_tokens < row.sampling.min_tokens
-        for token in (*row.sampling.stop_token_ids, *(() if row.sampling.ignore_eos else eos_token_ids))
+        if i not in masked
+        for token in _early_ends(row, eos_token_ids)
         if token < logits.shape[1]
     ]
-    if masks is not None:
-        banned = _mask(logits, masks, banned)
     if banned:
         at_row, at_token = torch.tensor(banned, device=logits.device).T
         logits[at_row, at_token] = float("-inf")
 
 
-def _mask(logits: torch.Tensor, masks: RowMasks, banned: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Apply masks; returns what of ``banned`` (rows and tokens) is still to be banned."""
-    vocab = logits.shape[1]
-    allowed = np.unpackbits(masks.bits.view(np.uint8), axis=1, count=vocab, bitorder="little").view(bool)
-    for row, may in zip(masks.rows, allowed, strict=True):
-        later = may.copy()
-        later[[token for banned_row, token in banned if banned_row == row]] = False
-        left = later if later.any() else may
-        logits[row].masked_fill_(torch.from_numpy(~left).to(logits.device), float("-inf"))
-    return [entry for entry in banned if entry[0] not in masks.rows]
+def ban_early_ends(masks: RowMasks, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]) -> None:
+    """Take early ends out of the masks of rows that allow something else, too; in place."""
+    for row, mask in zip(masks.rows, masks.bits, strict=True):
+        tokens = [token for token in _early_ends(rows[row], eos_token_ids) if token < 32 * len(mask)]
+        if tokens:
+            later = mask.copy()
+            for token in tokens:
+                later[token // 32] &= ~np.uint32(1 << token % 32)
+            if later.any():
+                mask[:] = later
+
+
+def _early_ends(row: RunningSequence, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Tokens that would end the output before it has ``min_tokens``."""
+    params = row.sampling
+    if row.output_tokens >= params.min_tokens:
+        return ()
+    return (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[RunningSequence], penalised: Sequence[int]) -> None:

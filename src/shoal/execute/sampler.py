@@ -10,13 +10,14 @@ On CPUs a native kernel chooses; these operations of torch do the same elsewhere
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.grammar_masks import RowMasks
 from shoal.execute.group import RunningSequence
 from shoal.execute.native_sampling import NativeSampler
-from shoal.execute.penalties import adjust, is_adjusted
+from shoal.execute.penalties import adjust, ban_early_ends, is_adjusted
 
 CANDIDATES = 256
 """How many of the likeliest tokens rows with top-k, top-p or min-p look at first."""
@@ -39,14 +40,20 @@ def sample(
     """
     raw, hidden = logits, []
     adjusted = [i for i, row in enumerate(rows) if is_adjusted(row)]
+    masked = [] if masks is None else masks.rows
+    reports = any(rows[i].sampling.logprobs is not None for i in (*adjusted, *masked))
     if adjusted:
         logits = logits.float()
-        if logits is raw and any(rows[i].sampling.logprobs is not None for i in adjusted):
-            raw = logits.clone()
+    if (adjusted or masked) and logits is raw and reports:
+        raw = logits.clone()
+    if adjusted:
         finite = logits[adjusted].amax(-1).isfinite().tolist()
         hidden = [i for i, sound in zip(adjusted, finite, strict=True) if not sound]
-        adjust(logits, rows, eos_token_ids, masks)
-        hidden += [] if masks is None else masks.failures
+        adjust(logits, rows, eos_token_ids, masked)
+    if masks is not None:
+        ban_early_ends(masks, rows, eos_token_ids)
+        logits = _mask(logits, masks) if native is None else native.mask(logits, masks)
+        hidden += masks.failures
     tokens = _choose(logits, rows) if native is None else native.choose(logits, rows)
     for i in hidden:
         tokens[i] = NO_TOKEN
@@ -62,6 +69,14 @@ def sample(
     for (i, _, _), one in zip(asked, reported, strict=True):
         logprobs[i] = one
     return tokens, logprobs
+
+
+def _mask(logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:
+    """The logits, with minus infinity for what masks do not allow; in place."""
+    allowed = np.unpackbits(masks.bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    for row, may in zip(masks.rows, allowed.view(bool), strict=True):
+        logits[row].masked_fill_(torch.from_numpy(~may).to(logits.device), float("-inf"))
+    return logits
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:

@@ -4,15 +4,15 @@ import json
 import logging
 import time
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from starlette.types import Scope
 
 from shoal.serve.errors import shorten
 from shoal.serve.exchange import Exchange
+from shoal.serve.options import LogFormat
 
 ACCESS_LOGGER = "shoal.access"
-LogFormat = Literal["text", "json"]
 _MAX_TEXT_CHARACTERS = 300
 _DELETE = "\x7f"
 _log = logging.getLogger(ACCESS_LOGGER)

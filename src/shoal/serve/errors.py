@@ -130,8 +130,9 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
 
 
 def _allowed(methods: str) -> str:
-    """All methods of a route; the framework names those of its GET alone."""
-    return f"{methods}{', HEAD' if methods == 'GET' else ''}, OPTIONS"
+    """All methods of a route, in order; the framework names those of its GET alone, and in any order."""
+    names = set(methods.split(", "))
+    return ", ".join([*sorted(names | {"HEAD"} if "GET" in names else names), "OPTIONS"])
 
 
 def _retry_after(wait_s: float) -> dict[str, str]:

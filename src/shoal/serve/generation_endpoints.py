@@ -127,7 +127,8 @@ class GenerationEndpoints:
         silent: bool = False,
     ) -> GenerationResponse:
         tokenizer = self._api.tokenizers[body.model]
-        sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words or ()))
+        if body.bad_words:
+            sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words))
         request = GenerationRequest(
             id=f"{prefix}-{exchange_of(http_request.scope).id}",
             service=body.model,

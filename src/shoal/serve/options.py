@@ -7,6 +7,7 @@ from typing import Literal
 from shoal.config.api_keys import ApiKey, named_keys
 from shoal.core import ConfigError
 
+LogFormat = Literal["text", "json"]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
 
 
@@ -25,7 +26,7 @@ class ServerOptions:
     and at least 1 MiB."""
     access_log: bool = False
     """Print a line for each request."""
-    access_log_format: Literal["text", "json"] = "text"
+    access_log_format: LogFormat = "text"
     """What such a line is."""
     vllm_metrics: bool = False
     """Also show metrics under vLLM's names."""
