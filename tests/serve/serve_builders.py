@@ -58,8 +58,9 @@ class ByteTokenizer:
 
     template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
-    def __init__(self, has_chat_template: bool = True) -> None:
+    def __init__(self, has_chat_template: bool = True, template: str | None = None) -> None:
         self.has_chat_template = has_chat_template
+        self.template = template or self.template
         self.threads: list[int] = []
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -78,6 +79,9 @@ class ByteTokenizer:
 
     def least_tokens(self, text: str) -> int:
         return len(text.encode())
+
+    def special_token(self, text: str) -> int | None:
+        return None
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -107,6 +111,8 @@ class FakeEngine:
     """The engine dies after this many tokens of a request."""
     error_after: int | None = None
     """A request fails after this many tokens."""
+    says: str | None = None
+    """The greedy output, instead of the prompt."""
     alive: bool = True
     hold: asyncio.Event | None = None
     """Requests wait for it before the token at position ``pause_at``."""
@@ -244,6 +250,8 @@ class FakeEngine:
         prompt = [token for token in request.prompt if token >= FIRST_BYTE]
         if request.sampling.temperature > 0:
             return FIRST_BYTE + ord("a") + derive_seed(request.seed, position) % 26
+        if self.says is not None:
+            prompt = ByteTokenizer().encode(self.says, add_special_tokens=False)
         if position < len(prompt):
             return prompt[position]
         return FIRST_BYTE + ord("z") if request.sampling.ignore_eos else EOS
@@ -278,9 +286,10 @@ class FakeEngine:
         )
 
 
-def make_app(engine: FakeEngine | None = None, **options: Any) -> FastAPI:
+def make_app(engine: FakeEngine | None = None, template: str | None = None, **options: Any) -> FastAPI:
     engine = engine or FakeEngine()
-    return create_app(engine, make_tokenizers(), SERVICES, ServerOptions(**options), workers=InlineWorkers())
+    tokenizers = make_tokenizers() | {"chat": ByteTokenizer(template=template)}
+    return create_app(engine, tokenizers, SERVICES, ServerOptions(**options), workers=InlineWorkers())
 
 
 def make_client(app: FastAPI) -> httpx.AsyncClient:
@@ -302,6 +311,10 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "temperature": 0} | fields
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | fields}
 
 
 def events(text: str) -> list[Any]:

@@ -6,11 +6,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post
+from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post, tool
 
 from hypothesis_profiles import examples
 from shoal.serve.bodies import ChatBody, CompletionBody
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -120,22 +121,46 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"messages": ["hi"]}, "messages.0"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"content": "hi"}]}, "messages.0.role"),
-        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "function", "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.0.tool_call_id"),
+        ({"messages": [{"role": "user", "content": "hi", "tool_call_id": "a"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [tool("no name")]}, "tools.0.function.name"),
+        ({"tools": [tool("a" * 65)]}, "tools.0.function.name"),
+        ({"tools": [tool("a", parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [tool("a"), tool("a")]}, "tools"),
+        ({"tools": [tool("a", parameters={"type": "array"})]}, "tools"),
+        ({"tools": [tool(f"a{i}") for i in range(129)]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("a")], "tool_choice": "any"}, "tool_choice"),
+        (
+            {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+            "tool_choice",
+        ),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "highest"}, "reasoning_effort"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"echo": True}, "echo"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "a"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+        ),
+        ({"documents": [{"text": "a"}]}, "documents"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         ({"add_special_tokens": True}, "add_special_tokens"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),

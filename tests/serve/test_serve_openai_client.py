@@ -1,6 +1,7 @@
 """The official client against a real server on a loopback port."""
 
 import openai
+import pydantic
 import pytest
 from serve_builders import FakeEngine, serving_in_thread
 
@@ -151,6 +152,99 @@ def test_engine_death_in_mid_stream_is_an_api_error():
             list(stream)
         with pytest.raises(openai.InternalServerError):
             client.completions.create(model="base", prompt="hello")
+
+
+WEATHER = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+class Weather(pydantic.BaseModel):
+    """Tells the weather."""
+
+    city: str
+
+
+@pytest.fixture(scope="module")
+def calling():
+    with (
+        serving_in_thread(FakeEngine(context=4000, says=f"Let me see.\n{CALL}")) as url,
+        connect(url) as client,
+    ):
+        yield client
+
+
+def test_tools(calling):
+    tools = [{"type": "function", "function": WEATHER}]
+    first = calling.chat.completions.create(model="chat", messages=MESSAGES, temperature=0, tools=tools)
+    (call,) = first.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Oslo"}')
+    assert first.choices[0].finish_reason == "tool_calls"
+    messages = [
+        *MESSAGES,
+        first.choices[0].message.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain"},
+    ]
+    second = calling.chat.completions.create(model="chat", messages=messages, temperature=0, tools=tools)
+    assert second.choices[0].message.content == "Let me see."
+
+
+def test_tools_with_the_clients_own_helpers(calling):
+    tools = [openai.pydantic_function_tool(Weather)]
+    parsed = calling.chat.completions.parse(model="chat", messages=MESSAGES, temperature=0, tools=tools)
+    message = parsed.choices[0].message
+    assert message.tool_calls[0].function.name == "weather"
+    with calling.chat.completions.stream(
+        model="chat", messages=MESSAGES, temperature=0, tools=[{"type": "function", "function": WEATHER}]
+    ) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert final.tool_calls[0].function.arguments == '{"city": "Oslo"}'
+    assert final.content == "Let me see."
+    sent_back = [*MESSAGES, final.model_dump(), *MESSAGES]
+    assert calling.chat.completions.create(model="chat", messages=sent_back, temperature=0).choices
+
+
+def test_responses(calling):
+    tools = [{"type": "function", **WEATHER}]
+    first = calling.responses.create(model="chat", input="Weather?", temperature=0, tools=tools)
+    assert first.output_text == "Let me see."
+    call = first.output[1]
+    assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city": "Oslo"}')
+    history = [
+        {"role": "user", "content": "Weather?"},
+        *(item.model_dump() for item in first.output),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Rain"},
+    ]
+    assert calling.responses.create(model="chat", input=history, temperature=0).output
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        calling.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="whole history"):
+        calling.responses.create(model="chat", input="a", previous_response_id=first.id)
+
+
+def test_responses_stream(calling):
+    tools = [{"type": "function", **WEATHER}]
+    stream = calling.responses.create(model="chat", input="a", temperature=0, tools=tools, stream=True)
+    events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == "Let me see."
+    with calling.responses.stream(model="chat", input="a", temperature=0, tools=tools) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output[1].arguments == '{"city": "Oslo"}'
+
+
+def test_responses_parse():
+    with serving_in_thread(FakeEngine(context=4000, says='{"city": "Oslo"}')) as url, connect(url) as client:
+        parsed = client.responses.parse(model="chat", input="a", temperature=0, text_format=Weather)
+        assert parsed.output_parsed == Weather(city="Oslo")
+        sent_back = [item.model_dump() for item in parsed.output]
+        assert client.responses.create(model="chat", input=sent_back, temperature=0).output
 
 
 def test_embeddings(client):

@@ -1,5 +1,7 @@
 """The OpenAPI document is true: schemathesis sends what it allows and forbids, and checks every response."""
 
+import re
+
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
@@ -29,6 +31,16 @@ CROSS_FIELD_RULES = (
     "messages",
     "prompt",
     "slo.e2e_scale",
+    "messages.content",
+    "messages.tool_calls",
+    "messages.tool_call_id",
+    "messages.reasoning",
+    "messages.reasoning_content",
+    "tools",
+    "tool_choice",
+    "continue_final_message",
+    "documents",
+    "input",
     "response_format",
     "structured_outputs",
     "structured_outputs.regex",
@@ -62,7 +74,8 @@ def test_every_response_is_documented(case):
     if response.status_code == 400 and case.meta.generation.mode == GenerationMode.POSITIVE:
         error = response.json()["error"]
         # 2.0 is an integer to JSON Schema, but not to this server.
-        assert error["param"] in CROSS_FIELD_RULES or "valid integer" in error["message"], error
+        param = re.sub(r"\.\d+\.", ".", error["param"])
+        assert param in CROSS_FIELD_RULES or "valid integer" in error["message"], error
 
 
 def test_document_names_services_and_errors():

@@ -6,7 +6,7 @@ The names that templates may use (``raise_exception``, ``strftime_now``, ``tojso
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -27,6 +27,29 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+Message = Mapping[str, Any]
+"""One message, as OpenAI's chat API has them; the arguments of calls are objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a conversation is laid out, beside its messages."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Tools that the assistant may call, as OpenAI's chat API has them."""
+    documents: Sequence[Mapping[str, Any]] = ()
+    """Documents for the assistant."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """More variables of the template."""
+    add_generation_prompt: bool = True
+    """End where the assistant's answer begins."""
+    continue_final_message: bool = False
+    """End with the content of the last message, so that the answer continues it."""
+
+
+_PLAIN_LAYOUT = Layout()
 
 
 @dataclass(frozen=True)
@@ -56,8 +79,13 @@ class ChatTemplate:
                 param="chat_template",
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int | None = None) -> str:
-        """The conversation as text that ends where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Message],
+        max_characters: int | None = None,
+        layout: Layout = _PLAIN_LAYOUT,
+    ) -> str:
+        """The conversation as text that ends where the assistant's answer begins, or as ``layout`` says.
 
         messages: as OpenAI's chat API has them; content parts of type text are joined. Raises
         InvalidRequest where they are malformed, where the template refuses them or writes more than
@@ -66,12 +94,17 @@ class ChatTemplate:
         plain = [_plain(message, number) for number, message in enumerate(messages)]
         if not plain:
             raise InvalidRequest("messages must not be empty", param="messages")
-        names = {**self.special_tokens, "messages": plain, "add_generation_prompt": True}
-        pieces = self._compile().generate({**names, "tools": None, "documents": None})
+        names = {
+            **layout.variables,
+            **self.special_tokens,
+            "messages": plain,
+            "tools": list(layout.tools) or None,
+            "documents": list(layout.documents) or None,
+            "add_generation_prompt": layout.add_generation_prompt and not layout.continue_final_message,
+        }
         try:
-            text = _join(pieces, max_characters)
+            text = _join(self._compile().generate(names), max_characters)
             text.encode()  # half a character is no text
-            return text
         except InvalidRequest:
             raise
         except Exception as error:  # a template may raise anything
@@ -79,6 +112,19 @@ class ChatTemplate:
                 f"the model's chat template cannot lay out these messages: {error or type(error).__name__}",
                 param="messages",
             ) from error
+        return _up_to(text, plain[-1]["content"]) if layout.continue_final_message else text
+
+
+def _up_to(text: str, content: str | None) -> str:
+    """``text`` up to the end of the last message, which has this ``content``; templates may strip it."""
+    for end in (content or "", (content or "").strip()):
+        at = text.rfind(end)
+        if end and at >= 0:
+            return text[: at + len(end)]
+    raise InvalidRequest(
+        "the last message has no content that the chat template shows, so it cannot be continued",
+        param="continue_final_message",
+    )
 
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:
@@ -103,9 +149,9 @@ def _plain(message: Any, number: int) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list | tuple):
         content = "".join(_part_text(part, where) for part in content)
-    if content is None:
+    if content is None and not message.get("tool_calls"):
         content = ""
-    if not isinstance(content, str):
+    if content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param="messages")
     return {**message, "content": content}
 

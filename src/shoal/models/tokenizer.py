@@ -132,6 +132,12 @@ class Tokenizer:
         piece = self._backend.id_to_token(token) if 0 <= token < 2**32 else None
         return self._bytes_of(piece) if piece is not None else b""
 
+    def special_token(self, text: str) -> int | None:
+        """The special token with this text; None where there is none."""
+        token: int | None = self._backend.token_to_id(text)
+        added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
+        return token if added is not None and added.special else None
+
     def token_text(self, token: int) -> str:
         """``token_bytes`` as text; incomplete characters become U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")

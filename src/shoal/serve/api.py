@@ -115,16 +115,6 @@ class Api:
         """A body that was made of another; raises the errors of ``parse_bytes``."""
         return await parse_bytes(raw, body_type, self.backend.info, self.workers, self._parse_lock)
 
-    async def lay_out(self, service: str, conversation: Sequence[Mapping[str, str]]) -> str:
-        """A chat as the text of its prompt; raises InvalidRequest as ``ChatTemplate.render`` does."""
-        return await self.workers.run(
-            f"chats of {service}",
-            f"laying out these messages with the chat template of {service}",
-            self.tokenizers[service].chat_template.render,
-            conversation,
-            _TEMPLATE_GROWTH * self.max_body_bytes,
-        )
-
     async def encode_cut(
         self,
         service: str,

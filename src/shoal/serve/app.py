@@ -24,6 +24,7 @@ from shoal.serve.ollama import OllamaEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
+from shoal.serve.stateless.endpoints import ResponsesEndpoints
 from shoal.serve.token_endpoints import TokenEndpoints
 from shoal.serve.workers import WorkerProcesses, Workers
 
@@ -76,6 +77,7 @@ def create_app(
     generation = GenerationEndpoints(api)
     for endpoints in (
         generation,
+        ResponsesEndpoints(api),
         EmbeddingEndpoints(api),
         TokenEndpoints(api),
         OllamaEndpoints(api, generation),

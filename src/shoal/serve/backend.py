@@ -79,6 +79,9 @@ class TextCodec(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; they may be a part of a character."""
 
+    def special_token(self, text: str) -> int | None:
+        """The special token with this text; None where there is none."""
+
     def least_tokens(self, text: str) -> int:
         """A lower bound of the tokens of ``text``, cheap to compute; 0 where none is known."""
 

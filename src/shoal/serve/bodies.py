@@ -4,7 +4,8 @@ Nothing is coerced: a string is not a number, and ``true`` is not 1. A null is t
 Fields that are accepted without any effect are in ``neutral``.
 """
 
-from typing import Annotated, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import AfterValidator, Field
 
@@ -12,12 +13,12 @@ from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
 from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
-from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, NeutralMessageFields, StrictModel
+from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
+from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
 from shoal.serve.structured import MAX_OPTIONS, StructuredFields, errors_named
+from shoal.serve.tool_fields import TemplateFields, ToolFields
 
 MAX_STOP_TOKENS = 256
-MAX_MESSAGES = 4096
-MAX_PARTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
 
@@ -42,7 +43,10 @@ FORMS = FURTHER_FORMS | {
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
     f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",
-    "role": "must be system, developer, user or assistant; tools are not supported",
+    "role": "must be system, developer, user, assistant or tool",
+    "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}',
+    "functions": "is an old form that is not supported; send tools",
+    "function_call": "is an old form that is not supported; send tool_choice, and tool_calls in messages",
     "response_format": 'must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
     '"json_schema": {"name": "...", "schema": {...}}}',
     "structured_outputs": "must be an object with one of json (a JSON schema), regex (a string), choice (a "
@@ -83,6 +87,11 @@ class Goals(StrictModel):
 
 class ServiceBody(StrictModel):
     """What every body has."""
+
+    forms: ClassVar[Mapping[str, str]] = {}
+    """What errors say instead of ``FORMS``."""
+    top_forms: ClassVar[Mapping[str, str]] = {}
+    """What they say of fields at the top, not of what is within them; also of fields that are not here."""
 
     model: str
     """Name of a service; GET /v1/models lists them."""
@@ -221,45 +230,13 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
         )
 
 
-class TextPart(StrictModel):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-
-
-def _join(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-class Message(NeutralMessageFields):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | TextParts, AfterValidator(_join)]
-    """Parts are joined to one text, a line each."""
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates expect it: "developer" becomes "system"."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": str(self.content)}
-
-
-def for_template(messages: list[Message]) -> list[dict[str, str]]:
-    """Messages as chat templates expect them."""
-    # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
-    return [message.for_template() for message in messages]
-
-
-class ChatBody(NeutralChatFields, GenerationBody):
+class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
     """Write the next message of a chat."""
 
     messages: Annotated[
         list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        AfterValidator(for_template),
+        AfterValidator(messages_for_template),
     ]
     max_completion_tokens: Count | None = None
     """The newer name of max_tokens."""
@@ -268,9 +245,15 @@ class ChatBody(NeutralChatFields, GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Also of this many of the likeliest; needs logprobs."""
 
-    def conversation(self) -> list[dict[str, str]]:
-        """The messages as chat templates expect them."""
-        return cast("list[dict[str, str]]", self.messages)
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates expect them; raises InvalidRequest where the last cannot go on."""
+        messages = cast("list[dict[str, Any]]", self.messages)
+        if self.continue_final_message and messages[-1]["role"] != "assistant":
+            raise InvalidRequest(
+                "continue_final_message: the last message must be the assistant's",
+                param="continue_final_message",
+            )
+        return messages
 
     def output_limit(self) -> int | None:
         """``max_tokens`` under either of its names; both must agree."""

@@ -19,6 +19,7 @@ from shoal.serve.responses import ErrorBody, ErrorResponse, encode
 OLLAMA_PREFIX = "/api/"
 """Paths of Ollama's API, whose errors have a shape of their own."""
 MODEL_NOT_FOUND = "model_not_found"
+RESPONSE_NOT_FOUND = "response_not_found"
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
 )
@@ -85,7 +86,7 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
     """HTTP status, body and headers of an error; an unexpected one is logged and becomes a 500."""
     match error:
         case InvalidRequest():
-            status = 404 if error.code == MODEL_NOT_FOUND else 400
+            status = 404 if error.code in (MODEL_NOT_FOUND, RESPONSE_NOT_FOUND) else 400
             # It may quote what a client sent, which may be megabytes.
             message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}

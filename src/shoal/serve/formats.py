@@ -1,4 +1,4 @@
-"""The JSON of responses: chat completions and completions, full or as chunks of a stream."""
+"""The JSON of responses: what their formats share, and completions, full or as chunks of a stream."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,6 @@ from shoal.engine.reader import Delta
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.presentation import Presentation
 from shoal.serve.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatMessage,
     Completion,
     CompletionChoice,
     FinishReasonName,
@@ -84,73 +78,6 @@ class Format(Protocol):
         """The response that is not streamed."""
 
 
-class ChatFormat:
-    """Chat completions."""
-
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        logprobs: LogprobFormatter | None,
-        usage: StreamUsage,
-        presentation: Presentation,
-    ) -> None:
-        self._header = (request_id, int(time.time()), model)
-        self._logprobs = logprobs
-        self._usage = usage
-        self._shown = presentation
-        self._started_choices: set[int] = set()
-
-    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """First the role, then text, then the finish reason."""
-        if index not in self._started_choices:
-            self._started_choices.add(index)
-            begin = ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
-            yield self._chunk(begin, usage, self._shown.prompt_token_ids(index))
-        logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
-        ids = self._shown.token_ids(delta.tokens)
-        if delta.text or logprobs or ids:
-            piece = ChatChunkChoice(index, ChatDelta(content=delta.text), logprobs, token_ids=ids)
-            yield self._chunk(piece, usage)
-        if delta.finish is not None:
-            last = ChatChunkChoice(
-                index, ChatDelta(), finish_reason=_finish_reason(delta.finish), stop_reason=delta.stop_reason
-            )
-            yield self._chunk(last, usage)
-
-    def _chunk(
-        self, choice: ChatChunkChoice, usage: Usage, prompt_ids: list[int] | UnsetType = UNSET
-    ) -> bytes:
-        shown = self._usage.in_chunk(usage)
-        return encode(ChatChunk(*self._header, [choice], shown, prompt_token_ids=prompt_ids))
-
-    def usage_chunk(self, usage: Usage) -> bytes | None:
-        """Token counts, without choices."""
-        return encode(ChatChunk(*self._header, [], usage)) if self._usage.final_chunk else None
-
-    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """One message for each choice."""
-        choices = [
-            ChatChoice(
-                index,
-                ChatMessage(output.text),
-                self._logprobs.chat(output.logprobs) if self._logprobs else None,
-                _finish_reason(output.finish),
-                output.stop_reason,
-                self._shown.token_ids(output.tokens),
-            )
-            for index, output in enumerate(outputs)
-        ]
-        response = ChatCompletion(
-            *self._header,
-            choices,
-            usage,
-            prompt_token_ids=self._shown.prompt_token_ids(0),
-            prompt_logprobs=self._shown.prompt_logprobs(outputs[0].prompt_logprobs),
-        )
-        return encode(response)
-
-
 class CompletionFormat:
     """Completions."""
 
@@ -183,7 +110,7 @@ class CompletionFormat:
             yield self._chunk(CompletionChoice(index, delta.text, logprobs, None, token_ids=ids), usage)
         if delta.finish is not None:
             yield self._chunk(
-                CompletionChoice(index, "", None, _finish_reason(delta.finish), delta.stop_reason), usage
+                CompletionChoice(index, "", None, finish_reason(delta.finish), delta.stop_reason), usage
             )
 
     def _chunk(self, choice: CompletionChoice, usage: Usage) -> bytes:
@@ -210,7 +137,7 @@ class CompletionFormat:
             index,
             shown.echo(index) + output.text,
             logprobs,
-            _finish_reason(output.finish),
+            finish_reason(output.finish),
             output.stop_reason,
             shown.token_ids(output.tokens),
             shown.prompt_token_ids(index),
@@ -218,7 +145,7 @@ class CompletionFormat:
         )
 
 
-def _finish_reason(finish: FinishReason | None) -> FinishReasonName:
+def finish_reason(finish: FinishReason | None) -> FinishReasonName:
     """OpenAI's name of the reason; other reasons end the whole request before they get here."""
     if finish not in (FinishReason.STOP, FinishReason.LENGTH):
         raise AssertionError(f"a choice ended with {finish}")

@@ -5,8 +5,9 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, Field
 
 from shoal.core import InvalidRequest
-from shoal.serve.bodies import MAX_MESSAGES, Message, ServiceBody, for_template
+from shoal.serve.bodies import ServiceBody
 from shoal.serve.further_fields import Priority, Salt, TokenId, Truncation
+from shoal.serve.messages import MAX_MESSAGES, Message, messages_for_template
 from shoal.serve.neutral import EmptyDict, NotFalse, NotTrue
 
 MAX_INPUTS = 2048
@@ -25,7 +26,7 @@ class TokenizeBody(ServiceBody):
         Annotated[
             list[Message],
             Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-            AfterValidator(for_template),
+            AfterValidator(messages_for_template),
         ]
         | None
     ) = None

@@ -19,8 +19,10 @@ from shoal.serve.bodies import (
     GenerationBody,
     StreamOptions,
 )
+from shoal.serve.chat_format import ChatFormat
+from shoal.serve.chats import PreparedChat, prepare_chat
 from shoal.serve.exchange import exchange_of
-from shoal.serve.formats import ChatFormat, CompletionFormat, StreamUsage
+from shoal.serve.formats import CompletionFormat, Format, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
 from shoal.serve.logprobs import LogprobFormatter, prompt_logprobs
@@ -66,7 +68,7 @@ class GenerationEndpoints:
         sampling = body.sampling(card.sampling_defaults, default)
         echoed = partial(self._echo, body, tokens) if body.echo else None
         return self._generate(
-            request, body, "cmpl", tokens, sampling, arrival_ns, echoed, silent=body.only_echoes
+            request, body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, silent=body.only_echoes
         )
 
     async def chat_completions(self, request: Request) -> Response:
@@ -77,12 +79,18 @@ class GenerationEndpoints:
     async def chat(self, request: Request, body: ChatBody, arrival_ns: int) -> GenerationResponse:
         """Write the next message of the chat in ``body``."""
         card = self._api.card(request, body.model, "model")
-        text = await self._api.lay_out(body.model, body.conversation())
-        # The template writes every special token itself.
-        tokens = await self._encode(body, [text], add_special_tokens=False)
-        return self._generate(
-            request, body, "chatcmpl", tokens, body.sampling(card.sampling_defaults), arrival_ns
+        chat = await prepare_chat(
+            self._api,
+            body.model,
+            body.conversation(),
+            body.tool_use(),
+            body,
+            body.sampling(card.sampling_defaults),
+            _grammar_field(body),
         )
+        # The template writes every special token itself.
+        tokens = await self._encode(body, [chat.text], add_special_tokens=False)
+        return self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
 
     def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
         """Text of a prompt: as it was sent, unless that was as token ids or it was cut."""
@@ -113,6 +121,8 @@ class GenerationEndpoints:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         arrival_ns: int,
+        *,
+        chat: PreparedChat | None = None,
         echoed: Callable[[int], str] | None = None,
         silent: bool = False,
     ) -> GenerationResponse:
@@ -129,7 +139,7 @@ class GenerationEndpoints:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             silent=silent,
-            grammar_field=(body.structure() or ("", None))[0],
+            grammar_field=_grammar_field(body) if chat is None else chat.grammar_field,
         )
         logprobs = None
         if sampling.logprobs is not None:
@@ -146,13 +156,22 @@ class GenerationEndpoints:
             returns_token_ids=bool(body.return_token_ids),
             format_prompt=None if body.prompt_logprobs is None else partial(prompt_logprobs, tokenizer),
         )
-        format_type = ChatFormat if prefix == "chatcmpl" else CompletionFormat
         options = body.stream_options or StreamOptions()
         usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
-        format = format_type(request.id, body.model, logprobs, usage, presentation)
+        format: Format
+        if chat is None:
+            format = CompletionFormat(request.id, body.model, logprobs, usage, presentation)
+        else:
+            format = ChatFormat(request.id, body.model, logprobs, usage, presentation, chat.reading)
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )
+
+
+def _grammar_field(body: GenerationBody) -> str:
+    """The field that says what the output must look like."""
+    field, _ = body.structure() or ("", None)
+    return field
 
 
 def _check_choices(prompts: int, n: int) -> None:

@@ -12,6 +12,8 @@ from pydantic_core import PydanticCustomError
 
 MAX_FIELDS = 128
 TOO_MANY_FIELDS = "too_many_fields"
+UNION_TAG = "union:"
+"""Begins names of branches of unions, which are no fields."""
 
 
 class StrictModel(BaseModel):
@@ -69,8 +71,6 @@ class NeutralFields(StrictModel):
     """Ignored."""
     spaces_between_special_tokens: bool | None = None
     """Ignored: tokenizers here write none."""
-    include_reasoning: bool | None = None
-    """Ignored: reasoning is text like any other."""
     length_penalty: float | None = None
     """Ignored: it is for beam search."""
 
@@ -99,6 +99,9 @@ class NeutralFields(StrictModel):
 class NeutralCompletionFields(NeutralFields):
     """Fields of completions."""
 
+    include_reasoning: bool | None = None
+    """Ignored: reasoning is text like any other."""
+
     suffix: Literal[""] | None = None
     """Not supported: write the text before and after the gap into the prompt, with the tokens that the model
     has for that (such as <fim_prefix>, <fim_suffix> and <fim_middle>)."""
@@ -121,8 +124,6 @@ class NeutralChatFields(NeutralFields):
     """Ignored."""
     safety_identifier: str | None = None
     """Ignored."""
-    parallel_tool_calls: bool | None = None
-    """Ignored."""
     prediction: Ignored | None = None
     """Ignored: it may speed up a response, but does not change it."""
 
@@ -130,51 +131,33 @@ class NeutralChatFields(NeutralFields):
     """Not supported: the answer is a new message."""
     add_special_tokens: NotTrue | None = None
     """The chat template already has them."""
-    add_generation_prompt: NotFalse | None = None
-    """A chat is continued by a new message."""
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
-    tools: EmptyList | None = None
-    """Not supported."""
-    tool_choice: Literal["none", "auto"] | None = None
-    """Not supported; without tools, neither of these changes anything."""
     functions: EmptyList | None = None
-    """Not supported."""
+    """Not supported: it is an old form of tools."""
     function_call: Literal["none", "auto"] | None = None
-    """Not supported."""
+    """Not supported: it is an old form of tool_choice."""
     audio: None = None
-    """Not supported."""
-    reasoning_effort: Literal["none"] | None = None
     """Not supported."""
     verbosity: Literal["medium"] | None = None
     """Not supported."""
     web_search_options: None = None
     """Not supported."""
-    continue_final_message: NotTrue | None = None
-    """Not supported."""
     chat_template: None = None
     """Not supported; a service may have one in its configuration."""
-    chat_template_kwargs: EmptyDict | None = None
-    """Not supported."""
     mm_processor_kwargs: EmptyDict | None = None
     """Not supported."""
     media_io_kwargs: EmptyDict | None = None
     """Not supported."""
-    documents: EmptyList | None = None
-    """Not supported."""
 
 
 class NeutralMessageFields(StrictModel):
-    """Fields of messages; those that OpenAI and vLLM return may be sent back if they are empty."""
+    """Fields of messages; those that OpenAI returns may be sent back if they are empty."""
 
     name: str | None = None
-    """Ignored."""
+    """Ignored, except with role tool: the function that gave the result."""
     refusal: Literal[""] | None = None
-    reasoning: Literal[""] | None = None
-    reasoning_content: Literal[""] | None = None
-    tool_calls: EmptyList | None = None
-    """Not supported."""
     function_call: None = None
-    """Not supported."""
+    """Not supported: it is an old form of tool_calls."""
     audio: None = None
     """Not supported."""
     annotations: EmptyList | None = None

@@ -7,8 +7,9 @@ from pydantic import AfterValidator, Field
 
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
-from shoal.serve.bodies import MAX_MESSAGES, ServiceBody
+from shoal.serve.bodies import ServiceBody
 from shoal.serve.further_fields import INT32_MAX
+from shoal.serve.messages import MAX_MESSAGES
 from shoal.serve.neutral import MAX_FIELDS, EmptyList, StrictModel
 
 LATEST = ":latest"

@@ -12,6 +12,7 @@ from shoal.serve import responses
 from shoal.serve.bodies import ChatBody, CompletionBody
 from shoal.serve.further_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from shoal.serve.keys import OPEN_PATHS
+from shoal.serve.stateless.body import ResponsesBody
 
 _REF = "#/components/schemas/{name}"
 _RESPONSE_TYPES = (
@@ -19,6 +20,8 @@ _RESPONSE_TYPES = (
     responses.Completion,
     responses.ChatCompletion,
     responses.ChatChunk,
+    responses.ResponseObject,
+    responses.ResponseEvent,
     responses.EmbeddingList,
     responses.Tokenized,
     responses.Detokenized,
@@ -27,7 +30,7 @@ _RESPONSE_TYPES = (
     responses.Health,
     responses.Version,
 )
-_BODY_TYPES = (CompletionBody, ChatBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
+_BODY_TYPES = (CompletionBody, ChatBody, ResponsesBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 _ERRORS = {
     400: "The request cannot be served as asked; `param` names the field.",
     401: "No API key, or one that the server does not know.",
@@ -111,7 +114,7 @@ def document(
     _, response_schemas = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
     schemas = {**bodies["$defs"], **response_schemas}
     for body in _BODY_TYPES:
-        names = chat_services if body is ChatBody and chat_services else services
+        names = chat_services if body in (ChatBody, ResponsesBody) and chat_services else services
         schemas[body.__name__]["properties"]["model"]["enum"] = list(names)
     schema["components"] = {"schemas": schemas}
     if needs_key:

@@ -14,7 +14,7 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.validation import check_prompt_length
 from shoal.serve.bodies import FORMS, ServiceBody
 from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
-from shoal.serve.neutral import TOO_MANY_FIELDS, UNSUPPORTED, StrictModel
+from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, UNSUPPORTED
 from shoal.serve.workers import Workers
 
 # A body that is too large is read to its end and discarded, so that the client can read the error; but not if
@@ -113,7 +113,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _explain(error: ValidationError, raw: bytes, body_type: type[StrictModel]) -> InvalidRequest:
+def _explain(error: ValidationError, raw: bytes, body_type: type[ServiceBody]) -> InvalidRequest:
     """A sentence about the first field that is wrong."""
     details = error.errors(include_url=False, include_input=False, include_context=True)
     if details[0]["type"] == "json_invalid":
@@ -140,6 +140,8 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
     path: list[int | str] = []
     for step in location:
         if isinstance(sent, dict) and isinstance(step, str):
+            if step.startswith(UNION_TAG) and step not in sent:
+                continue
             path.append(step)
             sent = sent.get(step)
         elif isinstance(sent, list) and isinstance(step, int) and step < len(sent):
@@ -148,13 +150,13 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
     return path
 
 
-def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[StrictModel]) -> InvalidRequest:
+def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[ServiceBody]) -> InvalidRequest:
     path = [shorten(step, _MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
     names = [step for step in path if isinstance(step, str)]
-    for depth, step in enumerate(path):
-        if step in FORMS and detail["type"] != "missing":
+    for depth in range(len(path)) if detail["type"] != "missing" else ():
+        if (form := _form(path, depth, body_type)) is not None:
             where = ".".join(map(str, path[: depth + 1]))
-            return InvalidRequest(f"{where} {FORMS[str(step)]}", param=where)
+            return InvalidRequest(f"{where} {form}", param=where)
     where = ".".join(map(str, path))
     if detail["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
@@ -166,6 +168,14 @@ def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[Stric
         return InvalidRequest(f"{where} is not supported by this server; {instead}", param=where)
     problem = detail["msg"].replace(" after validation", "")
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
+
+
+def _form(path: list[int | str], depth: int, body_type: type[ServiceBody]) -> str | None:
+    """What is said of any error at or below ``path[depth]``, if something is."""
+    step = str(path[depth])
+    if depth == 0 and step in body_type.top_forms:
+        return body_type.top_forms[step] if len(path) == 1 else None
+    return body_type.forms.get(step) or FORMS.get(step)
 
 
 def _hint(names: list[str], body_type: type[BaseModel]) -> str:

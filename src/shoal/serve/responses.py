@@ -4,14 +4,14 @@ They are msgspec structs because a stream encodes one every few tokens. ``stop_r
 the stop string or token id that ended the output.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from shoal.core import SamplingDefaults
 
-FinishReasonName = Literal["stop", "length"]
+FinishReasonName = Literal["stop", "length", "tool_calls"]
 encode = msgspec.json.Encoder().encode
 
 
@@ -127,12 +127,32 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunction(Struct):
+    """A function with its arguments."""
+
+    name: str
+    arguments: str
+    """JSON text; it is as the model wrote it, so it may be invalid unless tool_choice asked for the call."""
+
+
+class ToolCall(Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(Struct):
     """The model's message."""
 
-    content: str
+    content: str | None
+    """Null where there are only calls or reasoning."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """What the model wrote for itself before, where its chat template marks that."""
 
 
 class ChatChoice(Struct):
@@ -162,11 +182,29 @@ class ChatCompletion(Struct):
     """With prompt_logprobs."""
 
 
+class FunctionDelta(Struct):
+    """What a chunk adds to a call: first the name, then pieces of the arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """What a chunk adds to the call at ``index``; id and type come first."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -236,6 +274,67 @@ class Detokenized(Struct):
 
     prompt: str
     """The text."""
+
+
+class InputTokensDetails(Struct):
+    """Prompt tokens whose KV was found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct):
+    """Tokens of the reasoning, counted from its text."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(Struct, kw_only=True):
+    """Response of /v1/responses; most fields repeat the request."""
+
+    id: str
+    created_at: int
+    model: str
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: dict[str, Any]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    top_logprobs: int
+    user: str | None
+    output: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    """Items: message, function_call and reasoning."""
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    incomplete_details: dict[str, str] | None = None
+    completed_at: int | None = None
+    usage: ResponseUsage | None = None
+    object: Literal["response"] = "response"
+    error: None = None
+    background: bool = False
+    store: bool = False
+    previous_response_id: None = None
+    truncation: Literal["disabled"] = "disabled"
+
+
+class ResponseEvent(Struct):
+    """An event of a streamed response; other fields follow from its type."""
+
+    type: str
+    sequence_number: int
 
 
 class ModelCard(Struct):

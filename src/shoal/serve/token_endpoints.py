@@ -7,7 +7,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from shoal.core import InvalidRequest
+from shoal.models.chat_template import Layout
 from shoal.serve.api import Api, json_response
+from shoal.serve.chats import chat_text
 from shoal.serve.further_bodies import DetokenizeBody, TokenizeBody
 from shoal.serve.openapi import fails, returns, takes
 from shoal.serve.responses import Detokenized, Tokenized
@@ -34,7 +36,7 @@ class TokenEndpoints:
         card = self._api.card(request, body.model, "model")
         conversation, text = body.conversation(), body.prompt or ""
         if conversation is not None:
-            text = await self._api.lay_out(body.model, conversation)
+            text = await chat_text(self._api, body.model, conversation, Layout())
         adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens
         (tokens,) = await self._api.encode(body.model, [text], adds, any_length=True)
         strings = None

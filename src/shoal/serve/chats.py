@@ -1,0 +1,124 @@
+"""From a conversation to a prompt, and to the way its outputs are read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from shoal.core import InvalidRequest, SamplingParams
+from shoal.models.chat_template import ChatTemplate, Layout
+from shoal.serve.api import Api
+from shoal.serve.chat_format import ChatReading
+from shoal.serve.reasoning import ContentParser, Marks, ReasoningParser, is_open, marks_of
+from shoal.serve.structured import errors_named
+from shoal.serve.tool_fields import TemplateFields
+from shoal.serve.tools.described import in_plain_messages
+from shoal.serve.tools.formats import ToolFormat, format_of
+from shoal.serve.tools.pieces import OutputParser
+from shoal.serve.tools.use import ToolUse
+
+# Most characters that a chat template may write for each byte of the largest body.
+_TEMPLATE_GROWTH = 2
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A chat as the engine takes it."""
+
+    text: str
+    """The prompt, with its special tokens."""
+    sampling: SamplingParams
+    reading: ChatReading
+    grammar_field: str
+    """The field that errors about the grammar name."""
+
+
+async def prepare_chat(
+    api: Api,
+    service: str,
+    messages: Messages,
+    use: ToolUse,
+    fields: TemplateFields,
+    sampling: SamplingParams,
+    grammar_field: str = "",
+) -> PreparedChat:
+    """Lay ``messages`` out with the chat template of ``service``.
+
+    sampling: what the request asks for without its tools. grammar_field: what gave it a grammar.
+    Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where none of that is
+    possible.
+    """
+    tokenizer = api.tokenizers[service]
+    template = tokenizer.chat_template
+    format = format_of(template.source, tokenizer.special_token)
+    own_grammar = sampling.grammar
+    with errors_named("tools"):
+        sampling = use.constrain(sampling, format)
+    thinks = sampling.grammar is None
+    text = await chat_text(api, service, messages, fields.layout(template.source, thinks), use.tools)
+    marks = None if fields.continue_final_message else marks_of(template.source)
+    opened = marks is not None and is_open(text, marks)
+    if marks is not None and opened and not thinks:
+        text, opened = f"{text}\n{marks[1]}\n\n", False
+    if marks is not None and tokenizer.special_token(marks[1]) is not None:
+        sampling = replace(sampling, skip_special_tokens=False)
+    reading = ChatReading(
+        parser=partial(_parser, use, format, marks if thinks else None, opened),
+        calls=use.parsed,
+        call_id=format.call_id,
+        include_reasoning=fields.include_reasoning is not False,
+    )
+    return PreparedChat(
+        text, sampling, reading, grammar_field if sampling.grammar is own_grammar else "tools"
+    )
+
+
+async def chat_text(
+    api: Api,
+    service: str,
+    messages: Messages,
+    layout: Layout,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The conversation as the text of a prompt; raises the errors of ``ChatTemplate.render``."""
+    tokenizer = api.tokenizers[service]
+    template = tokenizer.chat_template
+    return await api.workers.run(
+        f"chats of {service}",
+        f"laying out these messages with the chat template of {service}",
+        lay_out,
+        template,
+        messages,
+        layout,
+        tools,
+        format_of(template.source, tokenizer.special_token),
+        _TEMPLATE_GROWTH * api.max_body_bytes,
+    )
+
+
+def lay_out(
+    template: ChatTemplate,
+    messages: Messages,
+    layout: Layout,
+    tools: Sequence[Mapping[str, Any]],
+    format: ToolFormat,
+    max_characters: int,
+) -> str:
+    """The conversation as text, with tools as ``format`` has them; raises the errors of ``render``."""
+    if not format.described:
+        return template.render(format.in_history(messages), max_characters, replace(layout, tools=tools))
+    try:
+        return template.render(in_plain_messages(messages, tools, True), max_characters, layout)
+    except InvalidRequest:
+        if not tools:
+            raise
+    # Some templates refuse system messages.
+    return template.render(in_plain_messages(messages, tools, False), max_characters, layout)
+
+
+def _parser(use: ToolUse, format: ToolFormat, marks: Marks | None, opened: bool) -> OutputParser:
+    names = {tool["function"]["name"] for tool in use.tools}
+    inner: OutputParser = format.parser(names) if use.parsed else ContentParser()
+    return inner if marks is None else ReasoningParser(marks, opened, inner)

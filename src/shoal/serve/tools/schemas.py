@@ -1,0 +1,45 @@
+"""Lark rules for the arguments of tools, in the syntax of llguidance."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# JSON as models were trained to write it, so that none may fill an output with blanks.
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def literal(text: str) -> str:
+    """A terminal that is exactly ``text``."""
+    return json.dumps(text)
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """A rule's body: JSON that is valid for ``schema``."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _LAYOUT})}"
+
+
+def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments: an object, and only with the properties that it declares.
+
+    Arguments that are not declared are valid in most schemas, but a function rarely takes them.
+    """
+    schema = {"type": "object", **parameters}
+    if not any(name in schema for name in ("additionalProperties", "patternProperties", *_COMBINATIONS)):
+        schema["additionalProperties"] = False
+        schema.setdefault("properties", {})
+    return schema
+
+
+def call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of ``{"name": ..., "parameters": {...}}``; definitions stay where references look."""
+    schema = arguments_schema(parameters)
+    definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+    return definitions | {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": schema},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+_COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
