@@ -86,10 +86,10 @@ def test_cancelling_a_waiting_request_ends_it_at_the_next_step():
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_that_waits_too_long_is_refused_with_an_event(depth):
     scheduler = {"depth": depth, "max_running": 1, "on_hopeless": "refuse"}
-    engine, _ = make_engine("fake?step_ms=1", scheduler=scheduler)
+    engine, _ = make_engine("fake?step_ms=10", scheduler=scheduler)
     engine.submit(make_request("runs", max_tokens=40))
     now_ns = engine.now_ns()
-    engine.submit(replace(make_request("late"), arrival_ns=now_ns, slo=SLO(ttft_s=0.01)))
+    engine.submit(replace(make_request("late"), arrival_ns=now_ns, slo=SLO(ttft_s=0.2)))
     engine.submit(replace(make_request("gone"), arrival_ns=now_ns - 10**9, slo=SLO(e2e_s=0.5)))
     ends = {event.request_id: event for event in engine.step() if event.finish}
     assert ends.keys() == {"gone"}
@@ -102,7 +102,7 @@ def test_a_request_that_waits_too_long_is_refused_with_an_event(depth):
         "late": FinishReason.REFUSED,
         "runs": FinishReason.LENGTH,
     }
-    assert "ttft 0.01 s" in ends["late"].error
+    assert "ttft 0.2 s" in ends["late"].error
     assert engine.stats().services["a"].live_blocks == 0
 
 
