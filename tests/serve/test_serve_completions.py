@@ -184,7 +184,14 @@ def test_messages_reach_the_template():
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": []},
+        {
+            "role": "assistant",
+            "content": "c",
+            "refusal": None,
+            "tool_calls": None,
+            "annotations": [],
+            "provider_specific_fields": {"a": 1},
+        },
         {"role": "user", "content": "", "name": "joe"},
     ]
     content = ask(CHAT, chat(messages=messages)).json()["choices"][0]["message"]["content"]

@@ -10,7 +10,7 @@ from shoal.core import Grammar, GrammarKind, InvalidRequest
 from shoal.core.grammar import MAX_GRAMMAR_BYTES
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
-WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA | {"additionalProperties": False}))
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
 JSON_SCHEMA = {"name": "thing", "description": "A thing.", "schema": SCHEMA, "strict": True}
 CHOICES = Grammar(GrammarKind.LARK, 'start: "red" | "gr\\u00fcn\\n"')

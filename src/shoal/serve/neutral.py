@@ -161,6 +161,8 @@ class NeutralMessageFields(StrictModel):
     audio: None = None
     """Not supported."""
     annotations: EmptyList | None = None
+    provider_specific_fields: Ignored | None = None
+    """Ignored: a client adds it to the messages that it returns."""
 
 
 UNSUPPORTED = (

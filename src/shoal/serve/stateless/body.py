@@ -10,6 +10,7 @@ from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, S
 from shoal.core.sampling import MAX_LOGPROBS
 from shoal.serve.bodies import Count, Goals, Penalty, ServiceBody, StreamOptions
 from shoal.serve.further_fields import INT32_MAX
+from shoal.serve.json_schemas import closed
 from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel
 from shoal.serve.stateless.items import InputItems, to_messages
 from shoal.serve.structured import errors_named
@@ -205,7 +206,7 @@ class ResponsesBody(ServiceBody):
             case JsonObject():
                 schema: Json = {"type": "object"}
             case JsonSchema(json_schema=sent):
-                schema = sent
+                schema = closed(sent)
             case _:
                 return None
         return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.serve.json_schemas import closed
+
 # JSON as models were trained to write it, so that none may fill an output with blanks.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -23,11 +25,8 @@ def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
     Arguments that are not declared are valid in most schemas, but a function rarely takes them.
     """
-    schema = {"type": "object", **parameters}
-    if not any(name in schema for name in ("additionalProperties", "patternProperties", *_COMBINATIONS)):
-        schema["additionalProperties"] = False
-        schema.setdefault("properties", {})
-    return schema
+    declared: dict[str, Any] = {} if any(name in parameters for name in _COMBINATIONS) else {"properties": {}}
+    return closed({"type": "object", **declared, **parameters})
 
 
 def call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
