@@ -8,6 +8,9 @@ from agents import Agent, ModelSettings, OpenAIProvider, RunConfig, Runner, func
 from agents.exceptions import MaxTurnsExceeded
 from shapes import CITIES, QUESTION, Fish
 
+# Enough to finish: with this client an answer that was cut is an error.
+SETTINGS = ModelSettings(temperature=0, max_tokens=200)
+
 
 @pytest.fixture(params=[True, False], ids=["default", "chat"])
 def config(request, server):
@@ -18,24 +21,24 @@ def config(request, server):
         model=server.model,
         model_provider=provider,
         tracing_disabled=True,
-        model_settings=ModelSettings(temperature=0, max_tokens=200),
+        model_settings=SETTINGS,
     )
 
 
 def test_text(config):
-    agent = Agent(name="namer", instructions="Be short.", model_settings=ModelSettings(max_tokens=16))
+    agent = Agent(name="namer", instructions="Be short.")
     assert Runner.run_sync(agent, "Name three fish.", run_config=config).final_output
 
 
 def test_the_default_provider(server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", server.v1)
-    agent = Agent(name="namer", model=server.model, model_settings=ModelSettings(max_tokens=8))
-    run = Runner.run_sync(agent, "Name three fish.", run_config=RunConfig(tracing_disabled=True))
+    config = RunConfig(model=server.model, tracing_disabled=True, model_settings=SETTINGS)
+    run = Runner.run_sync(Agent(name="namer"), "Name three fish.", run_config=config)
     assert run.final_output
 
 
 def test_stream(config):
-    agent = Agent(name="namer", model_settings=ModelSettings(max_tokens=16))
+    agent = Agent(name="namer")
 
     async def main():
         run = Runner.run_streamed(agent, "Name three fish.", run_config=config)
@@ -64,7 +67,7 @@ def test_tools(config):
     agent = Agent(
         name="forecaster",
         tools=[get_weather],
-        model_settings=ModelSettings(tool_choice="required", max_tokens=60, parallel_tool_calls=False),
+        model_settings=ModelSettings(tool_choice="required", parallel_tool_calls=False),
     )
     try:
         run = Runner.run_sync(agent, f"{QUESTION} One of {CITIES}.", max_turns=3, run_config=config)
