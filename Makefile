@@ -9,13 +9,14 @@ STAMP := $(VENV)/.installed
 # What the native library is built from; the folders, because a file may also be removed.
 NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_backend/*.py) setup.py
 
-.PHONY: help venv install demo test test-torch test-slow lint format types check clean
+.PHONY: help venv install demo test test-torch test-slow test-clients lint format types check clean
 
 help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
 	@echo "make test-torch run the executor's tests without the native library"
 	@echo "make test-slow  run the slow tests, and the property tests with all their examples"
+	@echo "make test-clients  run other projects' clients against a server; installs them, gigabytes"
 	@echo "make lint       ruff and import-linter"
 	@echo "make types      mypy --strict"
 	@echo "make check      lint, types and all tests"
@@ -41,6 +42,31 @@ test-torch: $(STAMP)
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
 
+# Clients of other projects, in virtual environments of their own because not all go together; the server is
+# that of .venv, at its defaults.
+CLIENTS := .venv-clients
+CLIENT_SETS := openai2 aiperf vllm
+PIP_INSTALL := bin/python -m pip install --disable-pip-version-check --quiet
+run_clients = SHOAL_COMMAND=$(CURDIR)/$(BIN)/shoal $(1)/bin/python -m pytest --confcutdir=tests/clients \
+	$(patsubst %,tests/clients/test_%.py,$(2))
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/$(PIP_INSTALL) -c constraints.txt -e '.[clients]'
+	@touch $@
+
+$(CLIENTS)-%/.installed: tests/clients/requirements-%.txt
+	$(PYTHON) -m venv $(CLIENTS)-$*
+	$(CLIENTS)-$*/$(PIP_INSTALL) -r $<
+	if [ $* = vllm ]; then $(CLIENTS)-$*/bin/python tests/clients/rename_vllm.py; fi
+	@touch $@
+
+test-clients: $(STAMP) $(CLIENTS)/.installed $(CLIENT_SETS:%=$(CLIENTS)-%/.installed)
+	$(call run_clients,$(CLIENTS),openai langchain pydantic_ai openai_agents llm ollama guidellm lm_eval)
+	$(call run_clients,$(CLIENTS)-openai2,litellm llama_index instructor)
+	$(call run_clients,$(CLIENTS)-aiperf,aiperf)
+	$(call run_clients,$(CLIENTS)-vllm,vllm_bench)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,5 +82,5 @@ types: $(STAMP)
 check: lint types test test-torch test-slow
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f src/shoal/native/libshoal.so src/shoal/native/build.json
