@@ -262,3 +262,11 @@ def test_our_mell_moves_few_but_where_a_group_ends(steps) -> None:
         changes = packer.apply(operations_of([step], packer.packing, number))
         own = {"arrive": 1, "grow": 14, "depart": 0}[step[0]]
         assert len(changes.migrations) <= own + 7 * (len(changes.terminated) + len(changes.activated))
+
+
+def test_classes_of_requests_that_ended_are_forgotten() -> None:
+    packer = PACKERS["mell-eager"](make_packing())
+    for number in range(200):
+        packer.apply(Operations(arrivals=[arrival(f"r{number}", 700)]))
+        packer.apply(Operations(departures=[f"r{number}"] if number else []))
+    assert len(packer._classes) <= 70

@@ -27,8 +27,8 @@ DIFFERS = (
     "workload.",
     "Differs: at thresholds of 0.1 and more load balancing migrates less than Mell by classes does "
     "(mell-literal, mell-eager), and with less use of memory. Only if it balances pairs that hardly differ "
-    "does it migrate about as often. That, or balancing more often than every second, is what the paper must have "
-    "assumed.",
+    "does it migrate about as often. That, or balancing more often than every second, is what the "
+    "paper must have assumed.",
     "Differs: ours (mell, mell-forecast) pays for devices with migrations: headroom is the share that stays "
     "free where something is placed.",
 )

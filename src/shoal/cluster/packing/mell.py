@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from shoal.cluster.packing.classes import SizeClass
-from shoal.cluster.packing.fits import Need, present
 from shoal.cluster.packing.items import Item
 from shoal.cluster.packing.packer import Packer
 from shoal.cluster.packing.packing import Occupancy, Packing
@@ -33,13 +32,12 @@ class ClassMell(Packer):
         self,
         packing: Packing,
         *,
-        need: Need = present,
         headroom: float = 0.0,
         takes_tiny: Collection[SizeClass] = MENDED,
         by_forecast: bool = False,
         priority: Priority = EQUAL_WEIGHTS,
     ) -> None:
-        super().__init__(packing, need=need, headroom=headroom)
+        super().__init__(packing, headroom=headroom)
         self.structure = Structure(by_forecast=by_forecast)
         self._takes_tiny = takes_tiny
         self._priority = priority
@@ -103,7 +101,7 @@ class ClassMell(Packer):
                 filled[name] += 1
                 self._fill(self.packing.groups[name])
         if len(self._classes) > 2 * len(self.packing.items) + 64:
-            self._classes = {id: self._classes[id] for id in self.packing.items}
+            self._classes = {id: was for id, was in self._classes.items() if id in self.packing.items}
 
     def fullest_fitting(self, item: Item) -> Occupancy | None:
         """Of all groups with room, the one with the least."""
