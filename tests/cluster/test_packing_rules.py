@@ -245,6 +245,13 @@ def test_headroom_stays_free_where_something_is_placed() -> None:
     assert together(packer.packing) == groups_of("ac", "b")
 
 
+def test_headroom_is_used_where_there_is_no_other_group() -> None:
+    packer = LazyMell(make_packing(1), headroom=0.1)
+    arrive(packer, a=700, b=450)
+    assert together(packer.packing) == groups_of("ab")
+    assert arrive(packer, c=51).refused == ("c",)
+
+
 def test_a_forecast_chooses_the_group_that_lasts() -> None:
     for by_forecast, expected in ((False, groups_of("ac", "b")), (True, groups_of("a", "bc"))):
         packer = LazyMell(make_packing(), by_forecast=by_forecast, headroom=0.0, relief=0.0, spare=0.0)

@@ -18,8 +18,8 @@ _DRAINED = 2
 class LazyMell(ClassMell):
     """Leaves holes to arrivals, and moves requests where that saves a group.
 
-    Empties a group when the others can take all it has; makes room for a request by
-    moving one other before it activates a group.
+    Empties a group when the others can take all it has; makes room for a request by moving one other before
+    it activates a group.
 
     Where more than 4/3 of the groups that are needed for certain are active, and 2 more, holes are filled
     as ``ClassMell`` fills them. by_forecast: classes are of expected sizes, and groups go first that will
@@ -43,12 +43,12 @@ class LazyMell(ClassMell):
         self._by_forecast = by_forecast
 
     def place(self, item: Item) -> bool:
-        """Where nobody need move; else with one move; else in a new group."""
+        """Where nobody need move; else with one move; else in a new group; else where no headroom is left."""
         target = self._without_moves(item)
         if target is not None:
             self.packing.put(item, target)
             return True
-        return self._after_one_move(item) or self.activate_for(item)
+        return self._after_one_move(item) or self.activate_for(item) or self._into_headroom(item)
 
     def relieve(self, occupancy: Occupancy) -> None:
         """The smallest request leaves that makes enough room, or else the largest."""
@@ -56,8 +56,7 @@ class LazyMell(ClassMell):
         while occupancy.overloaded:
             items = list(occupancy.items.values())
             enough = [item for item in items if item.size >= relief - occupancy.idle]
-            by_size = lambda item: (item.size, item.id)  # noqa: E731
-            self.move_away(min(enough, key=by_size) if enough else max(items, key=by_size))
+            self.move_away(min(enough, key=_by_size) if enough else max(items, key=_by_size))
 
     def updated(self, ids: list[str]) -> None:
         """A class that changed moves nobody."""
@@ -95,6 +94,13 @@ class LazyMell(ClassMell):
         joined = [one for one in fitting if self._joins(one, item)]
         return min(joined or fitting, key=lambda one: one.idle, default=None)
 
+    def _into_headroom(self, item: Item) -> bool:
+        active = self.packing.active()
+        fitting = [one for one in active if one.group.hosts(item.service) and item.size <= one.idle]
+        if fitting:
+            self.packing.put(item, min(fitting, key=lambda one: one.idle))
+        return bool(fitting)
+
     def _excess(self, occupancy: Occupancy, item: Item) -> int:
         """How far a group with this request will go beyond its memory, as forecast."""
         return forecast_peak([*occupancy.items.values(), item]) - occupancy.group.capacity
@@ -126,3 +132,7 @@ class LazyMell(ClassMell):
         coming = item.size + sum(other.size for other in beside)
         spare = occupancy.group.capacity * self._spare
         return self.fits(occupancy, item, beside) and coming <= occupancy.idle - spare
+
+
+def _by_size(item: Item) -> tuple[int, str]:
+    return item.size, item.id
