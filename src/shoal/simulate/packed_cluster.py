@@ -98,7 +98,8 @@ class PackedCluster:
     Sizes that the packer sees are those at the end of the coming epoch, so that memory always suffices
     until it is asked again. expected: passed on to the packer. batched: the operations of an epoch are
     given together, otherwise one after the other. waits: requests for which there is no room wait, in front
-    of later ones; otherwise they are lost, as are preempted ones.
+    of later ones; otherwise they are lost, as are preempted ones. A migration takes no time, and a request
+    that is preempted keeps the tokens of the epoch that begins.
     """
 
     def __init__(
