@@ -39,6 +39,12 @@ _MODULES: dict[str, str] = {
     "seallm-slo-scale": "seallm_slo_scale",
     "seallm-variance": "seallm_variance",
     "uellm-batching": "uellm_batching",
+    "mell-devices": "mell_devices",
+    "mell-migrations": "mell_migrations",
+    "mell-utilisation": "mell_utilisation",
+    "mell-batching": "mell_batching",
+    "mell-timeline": "mell_timeline",
+    "mell-served": "mell_served",
 }
 """Name to module of this package, which has ``REPRODUCTION``."""
 

@@ -1,0 +1,50 @@
+"""Packing: running requests onto the fewest device groups (Mell, Liu et al., 2025).
+
+Here belong items, groups, classes of sizes, the packers and what they share: pure, deterministic, without
+clock. A packer is told what arrived, grew and ended, and answers with placements, migrations, preemptions and
+groups that begin or end. Carrying that out, and choosing how a request migrates, is not here.
+"""
+
+from shoal.cluster.packing.changes import Arrival, Changes, Growth, Migration, Operations
+from shoal.cluster.packing.classes import SizeClass, size_class
+from shoal.cluster.packing.fit_packers import BestFit, WorstFit
+from shoal.cluster.packing.fits import NEEDS, forecast_peak, present, reserve_mean
+from shoal.cluster.packing.items import DeviceGroup, Item
+from shoal.cluster.packing.lazy_mell import LazyMell
+from shoal.cluster.packing.load_balance import LoadBalance
+from shoal.cluster.packing.mell import MENDED, PRINTED, ClassMell
+from shoal.cluster.packing.packer import Packer
+from shoal.cluster.packing.packing import Occupancy, Packing
+from shoal.cluster.packing.policies import PACKERS
+from shoal.cluster.packing.priority import Priority
+from shoal.cluster.packing.structure import Structure, bundle_of
+
+__all__ = [
+    "MENDED",
+    "NEEDS",
+    "PACKERS",
+    "PRINTED",
+    "Arrival",
+    "BestFit",
+    "Changes",
+    "ClassMell",
+    "DeviceGroup",
+    "Growth",
+    "Item",
+    "LazyMell",
+    "LoadBalance",
+    "Migration",
+    "Occupancy",
+    "Operations",
+    "Packer",
+    "Packing",
+    "Priority",
+    "SizeClass",
+    "Structure",
+    "WorstFit",
+    "bundle_of",
+    "forecast_peak",
+    "present",
+    "reserve_mean",
+    "size_class",
+]

@@ -1,0 +1,33 @@
+"""Emptying a group into the others, so that it can be idle."""
+
+from collections.abc import Callable, Sequence
+
+from shoal.cluster.packing.items import Item
+from shoal.cluster.packing.packing import Occupancy, Packing
+
+FitsBeside = Callable[[Occupancy, Item, Sequence[Item]], bool]
+"""Whether a request fits in a group when others have come into it."""
+
+
+def drain(packing: Packing, occupancy: Occupancy, fits: FitsBeside, *, fullest_first: bool) -> bool:
+    """Move all requests of a group into other active ones; nothing changes where not all find room.
+
+    The largest goes first. fullest_first: into the fullest group that it fits in; otherwise the emptiest.
+    """
+    sign = 1 if fullest_first else -1
+    free = {one.group.name: one.idle for one in packing.active() if one is not occupancy}
+    coming: dict[str, list[Item]] = {name: [] for name in free}
+    items = sorted(occupancy.items.values(), key=lambda item: (-item.size, item.id))
+    for item in items:
+        for name in sorted(free, key=lambda name: sign * free[name]):
+            if fits(packing.groups[name], item, coming[name]):
+                coming[name].append(item)
+                free[name] -= item.size
+                break
+        else:
+            return False
+    packing.take_out(items)
+    for name, arriving in coming.items():
+        for item in arriving:
+            packing.put(item, packing.groups[name])
+    return True

@@ -1,0 +1,265 @@
+"""Mell's operations by classes of sizes, each repaired at once (Liu et al., Fig. 10)."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from shoal.cluster.packing.classes import SizeClass
+from shoal.cluster.packing.items import Item
+from shoal.cluster.packing.packer import Packer
+from shoal.cluster.packing.packing import Occupancy, Packing
+from shoal.cluster.packing.priority import EQUAL_WEIGHTS, Priority
+from shoal.cluster.packing.structure import QUOTAS, Structure, bundle_of
+
+PRINTED = frozenset({SizeClass.LARGE})
+"""Classes of groups that take T requests by the paper's Allocate."""
+MENDED = frozenset({SizeClass.LARGE, SizeClass.MEDIUM})
+"""The same, so that the paper's properties 1 and 5 can hold."""
+_COMPANIONS = (SizeClass.MEDIUM, SizeClass.SMALL)
+_FULL_ENOUGH = 0.75
+"""Share of a T group's memory that property 3 asks for."""
+_MOST_FILLS = 3
+"""How often a group is filled after one batch, so that holes do not chase each other for ever."""
+
+
+class ClassMell(Packer):
+    """Groups by the class of their largest request; every hole is filled from the group activated last.
+
+    takes_tiny: classes of groups that are filled up with T requests. by_forecast: classes are of expected
+    sizes.
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        *,
+        headroom: float = 0.0,
+        takes_tiny: Collection[SizeClass] = MENDED,
+        by_forecast: bool = False,
+        priority: Priority = EQUAL_WEIGHTS,
+    ) -> None:
+        super().__init__(packing, headroom=headroom)
+        self.structure = Structure(by_forecast=by_forecast)
+        self._takes_tiny = takes_tiny
+        self._priority = priority
+        self._classes: dict[str, SizeClass] = {}
+        self._holes: dict[str, None] = {}
+
+    def place(self, item: Item) -> bool:
+        """Beside an L, else in the group of its class activated last, else in a new one, else anywhere."""
+        target = self._by_class(item)
+        if target is not None:
+            self._put(item, target)
+        elif not self.activate_for(item):
+            target = self.fullest_fitting(item)
+            if target is None:
+                return False
+            self.packing.put(item, target)
+        assert item.group is not None
+        home = self.packing.groups[item.group]
+        self._classes[item.id] = self.structure.class_in(home, item)
+        if self._classes[item.id] is SizeClass.LARGE:
+            self._holes[item.group] = None
+        return True
+
+    def relieve(self, occupancy: Occupancy) -> None:
+        """T requests leave first, then the smallest that suffices."""
+        while occupancy.overloaded:
+            excess = -occupancy.idle
+            leaving = self.structure.tiny(occupancy) or list(occupancy.items.values())
+            sufficient = [item for item in leaving if item.size >= excess]
+            item = (
+                min(sufficient, key=lambda item: item.size)
+                if sufficient
+                else max(leaving, key=lambda item: item.size)
+            )
+            self.move_away(item)
+
+    def departed(self, occupancy: Occupancy) -> None:
+        """There is a hole, filled when all operations are carried out: an arrival may fill it."""
+        self._holes[occupancy.group.name] = None
+
+    def updated(self, ids: list[str]) -> None:
+        """A request whose class changed goes where that class belongs."""
+        for id in ids:
+            item = self.packing.items.get(id)
+            if item is None:  # preempted, because another one needed its place
+                continue
+            assert item.group is not None
+            occupancy = self.packing.groups[item.group]
+            now = self.structure.class_in(occupancy, item)
+            if now is not self._classes.get(id):
+                self._classes[id] = now
+                self._reclassify(item, occupancy)
+
+    def rearrange(self) -> None:
+        """Fill the holes; filling one may leave another."""
+        filled: Counter[str] = Counter()
+        while self._holes:
+            name = next(iter(self._holes))
+            del self._holes[name]
+            if self.packing.groups[name].items and filled[name] < _MOST_FILLS:
+                filled[name] += 1
+                self._fill(self.packing.groups[name])
+        if len(self._classes) > 2 * len(self.packing.items) + 64:
+            self._classes = {id: was for id, was in self._classes.items() if id in self.packing.items}
+
+    def fullest_fitting(self, item: Item) -> Occupancy | None:
+        """Of all groups with room, the one with the least."""
+        fitting = [one for one in self.packing.active() if self.fits(one, item)]
+        return min(fitting, key=lambda one: one.idle, default=None)
+
+    def _by_class(self, item: Item) -> Occupancy | None:
+        active = self.packing.active()
+        beside = [one for one in active if self._completes(one, item)]
+        if beside:
+            host = self._host(item)
+            return max(beside, key=lambda one: self._priority.of(one, host))
+        return next((one for one in reversed(active) if self._joins(one, item)), None)
+
+    def _host(self, item: Item) -> str | None:
+        return None if item.home is None else self.packing.groups[item.home].group.host
+
+    def _completes(self, occupancy: Occupancy, item: Item) -> bool:
+        """Whether it fills up a group of larger requests."""
+        if not occupancy.group.hosts(item.service):
+            return False
+        own, kind = self.structure.class_in(occupancy, item), self.structure.of(occupancy)
+        if own <= SizeClass.TINY:
+            return kind in self._takes_tiny and self.fits(occupancy, item)
+        if own is SizeClass.LARGE or kind is not SizeClass.LARGE:
+            return False
+        return not self.structure.members(occupancy, _COMPANIONS) and self._fits_without_tiny(occupancy, item)
+
+    def _joins(self, occupancy: Occupancy, item: Item) -> bool:
+        """Whether it comes to others of its class."""
+        if not occupancy.group.hosts(item.service):
+            return False
+        own, kind = self.structure.class_in(occupancy, item), self.structure.of(occupancy)
+        if max(own, SizeClass.TINY) is not kind or own is SizeClass.LARGE:
+            return False
+        if own <= SizeClass.TINY:
+            return self.fits(occupancy, item)
+        alike = self.structure.members(occupancy, (own,))
+        return len(alike) < QUOTAS[own] and self._fits_without_tiny(occupancy, item)
+
+    def _fits_without_tiny(self, occupancy: Occupancy, item: Item) -> bool:
+        tiny = {each.id for each in self.structure.tiny(occupancy)}
+        staying = [each for id, each in occupancy.items.items() if id not in tiny]
+        return self.need([*staying, item]) <= occupancy.group.capacity * (1 - self.headroom)
+
+    def _put(self, item: Item, occupancy: Occupancy) -> None:
+        """Place it; T requests that are in its way go elsewhere."""
+        leaving = sorted(self.structure.tiny(occupancy), key=lambda each: (each.size, each.id))
+        evicted = []
+        while leaving and not self.fits(occupancy, item):
+            short = item.size - occupancy.idle
+            enough = next((each for each in leaving if each.size >= short), leaving[-1])
+            leaving.remove(enough)
+            evicted.append(enough)
+            self.packing.take_out([enough])
+        self.packing.put(item, occupancy)
+        for each in evicted:
+            self._place_or_give_up(each)
+
+    def _move(self, items: Iterable[Item], target: Occupancy) -> None:
+        """Requests go to another group, and leave holes."""
+        for item in list(items):
+            assert item.group is not None
+            self._holes[item.group] = None
+            self.packing.take_out([item])
+            self._put(item, target)
+            self._classes[item.id] = self.structure.class_in(target, item)
+
+    def move_away(self, item: Item) -> None:
+        """Place it somewhere else, or give it up."""
+        assert item.group is not None
+        self._holes[item.group] = None
+        self.packing.take_out([item])
+        self._place_or_give_up(item)
+
+    def _place_or_give_up(self, item: Item) -> None:
+        if not self.place(item):
+            self.packing.give_up(item)
+
+    def _reclassify(self, item: Item, occupancy: Occupancy) -> None:
+        """It stays where its new class would be placed, and where it is the one L."""
+        self._holes[occupancy.group.name] = None
+        others = [each for each in occupancy.items.values() if each is not item]
+        largest = self._classes[item.id] is SizeClass.LARGE
+        if not others or (largest and self.structure.members(occupancy, (SizeClass.LARGE,)) == [item]):
+            return
+        self.packing.take_out([item])
+        if self._completes(occupancy, item) or self._joins(occupancy, item):
+            self._put(item, occupancy)
+        else:
+            self._place_or_give_up(item)
+
+    def _fill(self, occupancy: Occupancy) -> None:
+        """Restore the properties of one group, at the cost of those activated later."""
+        if self.structure.of(occupancy) is not SizeClass.LARGE:
+            self._send_up(occupancy)
+            if not occupancy.items:
+                return
+        kind = self.structure.of(occupancy)
+        if kind is SizeClass.LARGE:
+            self._fetch_companion(occupancy)
+        elif kind in QUOTAS:
+            self._fetch_alike(occupancy, kind)
+        if kind in self._takes_tiny:
+            self._fetch_tiny(occupancy, 1.0)
+        elif kind is SizeClass.TINY:
+            self._fetch_tiny(occupancy, _FULL_ENOUGH)
+
+    def _fetch_companion(self, occupancy: Occupancy) -> None:
+        """An S or M from its own group goes to an L that has none."""
+        if self.structure.members(occupancy, _COMPANIONS):
+            return
+        sources = [one for one in self.packing.active() if self.structure.of(one) in QUOTAS]
+        host = occupancy.group.host
+        for source in sorted(sources, key=lambda one: -self._priority.of(one, host)):
+            fitting = [
+                item
+                for item in self.structure.members(source, _COMPANIONS)
+                if self._completes(occupancy, item)
+            ]
+            if fitting:
+                self._move([max(fitting, key=lambda item: item.size)], occupancy)
+                return
+
+    def _fetch_alike(self, occupancy: Occupancy, kind: SizeClass) -> None:
+        """S or M requests come from the latest group of the class until it is full."""
+        while True:
+            donor = self.structure.latest(self.packing.active(), kind)
+            if donor is None or donor is occupancy:
+                return
+            fitting = [
+                item for item in self.structure.members(donor, (kind,)) if self._joins(occupancy, item)
+            ]
+            if not fitting:
+                return
+            self._move([max(fitting, key=lambda item: item.size)], occupancy)
+
+    def _send_up(self, occupancy: Occupancy) -> None:
+        """Requests go where they complete larger ones, as those do that a larger one left behind."""
+        own = self.structure.of(occupancy)
+        movable = self.structure.tiny(occupancy)
+        if own is not SizeClass.TINY:
+            movable = self.structure.members(occupancy, _COMPANIONS)
+        for item in movable:
+            completed = [one for one in self.packing.active() if self._completes(one, item)]
+            if completed:
+                host = occupancy.group.host
+                self._move([item], max(completed, key=lambda one: self._priority.of(one, host)))
+
+    def _fetch_tiny(self, occupancy: Occupancy, until: float) -> None:
+        """T requests come from the latest T group while they fit, and less than ``until`` is used."""
+        capacity = occupancy.group.capacity
+        while occupancy.used < until * capacity:
+            donor = self.structure.latest(self.packing.active(), SizeClass.TINY)
+            if donor is None or donor is occupancy:
+                return
+            tiny = [item for item in self.structure.tiny(donor) if self.fits(occupancy, item)]
+            bundle = bundle_of(tiny, capacity, int(occupancy.idle - capacity * self.headroom))
+            if not bundle:
+                return
+            self._move(bundle, occupancy)
