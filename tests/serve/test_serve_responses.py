@@ -137,7 +137,8 @@ def test_reasoning_is_an_item():
 
 def test_formats_and_choices_become_grammars():
     schema = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
-    for format, expected in ((schema, CITY), ({"type": "json_object"}, {"type": "object"})):
+    closed = CITY | {"additionalProperties": False}
+    for format, expected in ((schema, closed), ({"type": "json_object"}, {"type": "object"})):
         engine, response = ask(body(text={"format": format}))
         grammar = engine.submitted[0].sampling.grammar
         assert grammar.kind is GrammarKind.JSON_SCHEMA
