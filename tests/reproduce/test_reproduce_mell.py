@@ -46,6 +46,7 @@ def test_requests_fit_on_a_device_and_come_at_their_rate() -> None:
     arrivals = [one.arrival_s for one in requests]
     assert arrivals == sorted(arrivals)
     assert requests == workload.mell_requests("poisson-0.8", 2000.0, 0, 16_000)
+    assert requests == workload.mell_requests(0.8, 2000.0, 0, 16_000)
     assert requests != workload.mell_requests("poisson-0.8", 2000.0, 1, 16_000)
 
 

@@ -48,16 +48,17 @@ def azure_arrivals() -> npt.NDArray[np.float64] | None:
     return np.asarray((arrivals - arrivals[0]) / 1e9, dtype=np.float64)
 
 
-def mell_requests(workload: str, seconds: float, seed: int, capacity: int) -> list[GrowingRequest]:
+def mell_requests(workload: str | float, seconds: float, seed: int, capacity: int) -> list[GrowingRequest]:
     """Requests by arrival within so many seconds.
 
-    capacity: tokens of a device's KV. Prompts are cut at half of it, and together with the response at 7/8,
-    so that every request can be served on a device.
+    workload: one of ``WORKLOADS``, or a Poisson rate per second. capacity: tokens of a device's KV. Prompts
+    are cut at half of it, and together with the response at 7/8, so that every request fits on a device.
     """
     if workload == AZURE:
         arrivals = _azure(seconds, seed)
     else:
-        arrivals = _poisson(POISSON_RATES[workload], seconds, seed)
+        rate = POISSON_RATES[workload] if isinstance(workload, str) else workload
+        arrivals = _poisson(rate, seconds, seed)
     prompts, outputs = lengths(len(arrivals), seed)
     prompts = np.minimum(prompts, capacity // 2)
     outputs = np.minimum(outputs, capacity * 7 // 8 - prompts)
