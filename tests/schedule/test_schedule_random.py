@@ -1,5 +1,7 @@
 """Random workloads through every combination of policies; the executor objects to impossible plans."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from shoal.schedule import (
     Slice,
     WeightedTurns,
 )
+from shoal.schedule.orders import ClientPriority
 
 ADMISSION_POINTS = [
     Conservative(),
@@ -52,6 +55,7 @@ ORDER_POINTS = [
     ShortestRemaining(),
     EarliestDeadline(),
     WeightedTurns(),
+    ClientPriority(),
 ]
 PREEMPTIONS = [
     {"preemption_mode": "recompute"},
@@ -91,16 +95,15 @@ def workloads(draw, services=("a", "b", "c")):
         most = draw(st.integers(1, longest - length))
         output = draw(st.integers((most + 1) // 2, most))
         bounded = draw(st.booleans())
-        requests.append(
-            make_request(
-                prompt,
-                output if draw(st.booleans()) or not bounded else None,
-                id=f"{number}",
-                service=service,
-                max_tokens=most if bounded else None,
-                ignore_eos=draw(st.booleans()),
-            )
+        request = make_request(
+            prompt,
+            output if draw(st.booleans()) or not bounded else None,
+            id=f"{number}",
+            service=service,
+            max_tokens=most if bounded else None,
+            ignore_eos=draw(st.booleans()),
         )
+        requests.append(replace(request, priority=draw(st.integers(-1, 1))))
     arrivals = [draw(st.sampled_from([0, 0, 5, 30])) for _ in requests]
     cancels = {request.id: draw(st.integers(0, 60)) for request in requests if draw(st.integers(0, 4)) == 0}
     return {
