@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import ollama
 import pytest
 from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
 
@@ -158,6 +159,7 @@ def test_what_there_is():
         ("base:latest", "fake-base"),
     ]
     shown = ask("POST", "/api/show", {"model": "chat:latest"}).json()
+    assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["shoal.context_length"] == 200
     assert "message.content" in shown["template"]
     assert "template" not in ask("POST", "/api/show", {"model": "base"}).json()
@@ -199,7 +201,6 @@ def test_tools_formats_and_calls_become_openai_s():
 
 
 def test_the_clients_of_ollama():
-    ollama = pytest.importorskip("ollama")
     with serving_in_thread(FakeEngine()) as url:
         client = ollama.Client(host=url)
         messages = [{"role": "user", "content": "hi"}]
@@ -209,7 +210,7 @@ def test_the_clients_of_ollama():
         assert "".join(piece.message.content for piece in pieces) == "<user>hi"
         assert client.generate(model="base", prompt="abc", options=GREEDY).response == "abc"
         assert [model.model for model in client.list().models] == ["chat:latest", "base:latest"]
-        assert client.show("chat").capabilities == ["completion"]
+        assert client.show("chat").capabilities == ["completion", "tools"]
         assert client.ps().models
         with pytest.raises(ollama.ResponseError, match="available: chat, base") as missing:
             client.chat(model="gpt", messages=messages)

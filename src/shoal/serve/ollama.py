@@ -92,7 +92,7 @@ class OllamaEndpoints:
         tokenizer = self._api.tokenizers[card.id]
         shown = self._model(card) | {
             "model_info": {"general.architecture": "shoal", "shoal.context_length": card.max_model_len},
-            "capabilities": ["completion"],
+            "capabilities": ["completion", "tools"] if tokenizer.has_chat_template else ["completion"],
         }
         if tokenizer.has_chat_template:
             shown["template"] = tokenizer.chat_template.source
