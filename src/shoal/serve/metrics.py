@@ -71,11 +71,12 @@ class ServerMetrics:
             buckets=_INTER_TOKEN_BUCKETS,
             registry=self.registry,
         )
-        self._http = Counter(
+        self._http = self._counter(
             "shoal_http_requests",
             "HTTP requests that were answered, by route, method and status.",
-            ("route", "method", "status"),
-            registry=self.registry,
+            "route",
+            "method",
+            "status",
         )
         self._e2e = self._histogram("e2e_seconds", "Time from arrival to the last token.", _E2E_BUCKETS)
         self._normalised = self._histogram(
@@ -83,26 +84,29 @@ class ServerMetrics:
             "Time from arrival to the last token, in execution times of the service.",
             _NORMALISED_BUCKETS,
         )
-        self._finished = Counter(
+        self._finished = self._counter(
             "shoal_requests_finished",
             "Requests that ended, by reason: stop, length, cancelled or error.",
-            ("service", "reason"),
-            registry=self.registry,
+            "service",
+            "reason",
         )
-        self._refused = Counter(
+        self._refused = self._counter(
             "shoal_requests_refused",
             "Requests that were refused, by reason: queue_full, goals_out_of_reach or engine_died.",
-            ("service", "reason"),
-            registry=self.registry,
+            "service",
+            "reason",
         )
-        self._goals = Counter(
+        self._goals = self._counter(
             "shoal_slo_requests",
             "Requests with latency goals that ended, by outcome: met or missed.",
-            ("service", "outcome"),
-            registry=self.registry,
+            "service",
+            "outcome",
         )
         for service in services:
             self._create_samples(service)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
     def _create_samples(self, service: Service) -> None:
         """Start a service's metrics at 0: a counter that first appears with a 1 has no rate."""

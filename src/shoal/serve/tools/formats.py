@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,7 +29,7 @@ class Function:
     """JSON schema of the arguments."""
 
 
-class ToolFormat:
+class ToolFormat(ABC):
     """How one family of models writes calls.
 
     ``special_tokens`` are the markers that are special tokens of this model, with their ids: their text must
@@ -52,9 +53,9 @@ class ToolFormat:
         """Earlier messages as the chat template takes them."""
         return list(messages)
 
+    @abstractmethod
     def grammar(self, functions: Sequence[Function], several: bool) -> str:
         """The rules of a Lark grammar for ``calls``: one call of ``functions``, or more if ``several``."""
-        raise NotImplementedError
 
     def marker(self, text: str) -> str:
         """``text`` in a rule, as a special token where it is one."""
