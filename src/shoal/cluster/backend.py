@@ -1,0 +1,110 @@
+"""What runs the engines of a cluster, as the router sees it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shoal.engine.info import EngineInfo
+from shoal.engine.options import EngineOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine process is started with; it is pickled."""
+
+    options: EngineOptions
+    """What the engine is built from."""
+    folders: Mapping[str, Path]
+    """Where the model of each service lies, by service name."""
+    builder: str
+    """"module:function" with the signature of ``build_engine``."""
+    heartbeat_s: float
+    """It gives a sign of life so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """An engine is loading."""
+
+    engine: str
+    incarnation: int
+    what: str
+    """What it does now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An engine takes requests."""
+
+    engine: str
+    incarnation: int
+    pid: int
+    """Its process."""
+    endpoint: str
+    """ZeroMQ address to which ``EngineChannel`` connects."""
+    info: EngineInfo
+    """Limits of its services."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A sign of life of an engine, loading or not."""
+
+    engine: str
+    incarnation: int
+    pid: int
+    """Its process."""
+    overdue_s: float
+    """As in ``events.EngineBeat``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """An engine's process is gone, or its whole node."""
+
+    engine: str
+    incarnation: int
+    reason: str
+    """Why, in words: an error that it told of, an exit status, a signal."""
+    failure: str | None = None
+    """Name of the class of the error that it told of, as in ``wire.Failed``."""
+    suspects: tuple[str, ...] = ()
+    """Ids of the engine's requests (of their present attempt) whose steps were being computed."""
+
+
+BackendEvent = Loading | Loaded | Beat | Exited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundEngine:
+    """An engine that an earlier server left running."""
+
+    engine: str
+    incarnation: int
+    pid: int
+    loaded: Loaded | None
+    """As it was told when it was ready; None: it still loads."""
+
+
+class EngineBackend(Protocol):
+    """Starts, watches and kills engine processes."""
+
+    async def attach(
+        self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
+    ) -> Sequence[FoundEngine]:
+        """Begin; returns the engines that run already.
+
+        on_event: called from the event loop for everything that happens from now on, also to engines that
+        were found. settings: what the engines are built from, by name; whoever finds engines that were started
+        with others raises ConfigError that says what differs.
+        """
+
+    def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
+        """Start a process; ``Exited`` tells if that fails."""
+
+    def kill_engine(self, engine: str, incarnation: int) -> None:
+        """Kill a process; ``Exited`` tells when it is gone. Unknown ones are ignored."""
+
+    async def close(self) -> None:
+        """End all engines, and whatever owns them."""

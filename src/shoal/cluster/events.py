@@ -1,0 +1,136 @@
+"""What a manager is told, in the order in which it happened: plain values that can be logged and replayed.
+
+A request here is a call: its ``n`` choices go to one engine together.
+"""
+
+import msgspec
+
+
+class ServiceSpeed(msgspec.Struct, frozen=True, array_like=True):
+    """How fast one engine computes one service, for a request that runs alone."""
+
+    prefill_s: float
+    """For each token of a prompt."""
+    decode_s: float
+    """For each token of output."""
+
+
+class EngineAdded(msgspec.Struct, frozen=True, tag=True):
+    """An engine is wanted from now on; the manager starts it."""
+
+    engine: str
+    """Its name."""
+    services: tuple[str, ...]
+    """What it is to serve."""
+
+
+class EngineFound(msgspec.Struct, frozen=True, tag=True):
+    """An engine that is wanted runs already: it was started by an earlier server."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """How often it was started."""
+    services: tuple[str, ...]
+    """What it is to serve."""
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """An engine has loaded and takes requests."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    speeds: dict[str, ServiceSpeed]
+    """By service."""
+
+
+class EngineBeat(msgspec.Struct, frozen=True, tag=True):
+    """A heartbeat of an engine, loading or not."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    overdue_s: float = 0.0
+    """How much longer its present step takes than any step of its size may; 0: no longer."""
+
+
+class EngineEnded(msgspec.Struct, frozen=True, tag=True):
+    """An engine's process ended, or nothing more can be heard of it."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    reason: str
+    """Why, in words."""
+    suspects: tuple[str, ...] = ()
+    """Requests of the steps that it was computing."""
+
+
+class EngineDraining(msgspec.Struct, frozen=True, tag=True):
+    """An engine gets no new requests from now on."""
+
+    engine: str
+    """Its name."""
+
+
+class EngineRemoved(msgspec.Struct, frozen=True, tag=True):
+    """An engine is not wanted any more; its requests go elsewhere."""
+
+    engine: str
+    """Its name."""
+
+
+class Submitted(msgspec.Struct, frozen=True, tag=True):
+    """A request was accepted."""
+
+    request: str
+    """Its id."""
+    service: str
+    """The service that is to answer."""
+    prompt_tokens: int
+    """Length of its prompt."""
+    most_tokens: int
+    """Most tokens of output of one choice."""
+    choices: int = 1
+    """How many choices it has."""
+    prefix: tuple[int, ...] = ()
+    """A hash for each full block of the prompt and all before it, where the dispatch reads them."""
+
+
+class Progressed(msgspec.Struct, frozen=True, tag=True):
+    """A request got a token since it was dispatched again; told once for each attempt but the first."""
+
+    request: str
+    """Its id."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A request is over: it finished, failed or was cancelled."""
+
+    request: str
+    """Its id."""
+    output_tokens: int | None = None
+    """Length of its output (the mean of its choices) if it finished by itself."""
+
+
+class Ticked(msgspec.Struct, frozen=True, tag=True):
+    """Time passed, and the loop that tells of events was awake."""
+
+
+ClusterEvent = (
+    EngineAdded
+    | EngineFound
+    | EngineReady
+    | EngineBeat
+    | EngineEnded
+    | EngineDraining
+    | EngineRemoved
+    | Submitted
+    | Progressed
+    | Ended
+    | Ticked
+)

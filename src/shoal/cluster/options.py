@@ -1,0 +1,91 @@
+"""Options of a cluster: how its engines are run, watched and chosen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal.core import ConfigError
+from shoal.engine.options import EngineOptions
+
+BackendName = Literal["local", "ray"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartOptions:
+    """How long an engine that died waits for its next start; a start that works out begins anew."""
+
+    first_s: float = 1.0
+    """After the first death."""
+    factor: float = 2.0
+    """How much longer after every further one."""
+    max_s: float = 60.0
+    """The longest."""
+
+    def __post_init__(self) -> None:
+        """Refuse waits that mean nothing; raises ConfigError."""
+        if not 0 <= self.first_s <= self.max_s:
+            raise ConfigError(
+                f"cluster.restart: first must be between 0 and max, got {self.first_s} and {self.max_s} s"
+            )
+        if not self.factor >= 1:
+            raise ConfigError(f"cluster.restart.factor must be at least 1, got {self.factor}")
+
+    def wait_s(self, deaths: int) -> float:
+        """The wait after so many deaths in succession, at least 1."""
+        return min(self.max_s, self.first_s * self.factor ** min(deaths - 1, 1000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """How engines are run, watched and chosen."""
+
+    name: str | None = None
+    """Names the folder and the lock of the processes that own the engines, by which a server that is started
+    again finds them; None: the server's port does."""
+    backend: BackendName = "local"
+    """Who runs the engines: child processes on this machine, or Ray."""
+    address: str = "auto"
+    """Address of the Ray cluster."""
+    dispatch: str = "least-requests"
+    """Which engine a request goes to."""
+    heartbeat_s: float = 1.0
+    """Engines give a sign of life so often."""
+    hung_after_s: float = 10.0
+    """An engine silent for so long is killed."""
+    load_timeout_s: float = 120.0
+    """An engine that is not ready after this time is killed."""
+    restart: RestartOptions = field(default_factory=RestartOptions)
+    """How soon an engine that died is started again."""
+    orphan_after_s: float = 60.0
+    """Engines without a server end after this time."""
+    wait_for_engine_s: float = 60.0
+    """Requests of a service that no engine runs wait so long."""
+
+    def __post_init__(self) -> None:
+        """Refuse times that mean nothing; raises ConfigError."""
+        for name in ("heartbeat_s", "load_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"cluster.{name.removesuffix('_s')} must be more than 0")
+        if not self.hung_after_s >= 3 * self.heartbeat_s:
+            raise ConfigError(
+                f"cluster.hung_after must be at least three heartbeats ({3 * self.heartbeat_s:g} s), "
+                f"got {self.hung_after_s:g} s"
+            )
+        for name in ("orphan_after_s", "wait_for_engine_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"cluster.{name.removesuffix('_s')} must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """One engine of a cluster as it is wanted."""
+
+    name: str
+    """Its name in the cluster."""
+    options: EngineOptions
+    """What it is built from."""
+
+
+def service_names(engines: Sequence[EnginePlan]) -> list[str]:
+    """The services of all engines, each once, in the order of the first engine that has it."""
+    return list(dict.fromkeys(service.name for plan in engines for service in plan.options.services))

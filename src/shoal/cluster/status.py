@@ -1,0 +1,77 @@
+"""What is known of a cluster's engines and services, for health, metrics and administration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.stats import EngineStats
+
+
+class EngineState(StrEnum):
+    """Where an engine is in its life."""
+
+    WAITING = "waiting"
+    """It ended and waits for its next start."""
+    LOADING = "loading"
+    """Its process runs and loads."""
+    READY = "ready"
+    """It takes requests."""
+    DRAINING = "draining"
+    """It finishes what it has and gets nothing new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """One engine."""
+
+    name: str
+    """Its name in the cluster."""
+    state: EngineState
+    """Where it is in its life."""
+    services: tuple[str, ...]
+    """What it serves, or will once it has loaded."""
+    device: str
+    """The device that it runs on."""
+    pid: int | None = None
+    """Of its process, if one runs."""
+    restarts: int = 0
+    """How often it was started again."""
+    requests: int = 0
+    """Requests that it has not finished."""
+    heartbeat_age_s: float | None = None
+    """How long ago its last heartbeat came; None: none has."""
+    last_error: str | None = None
+    """Why it ended last."""
+    info: EngineInfo | None = None
+    """What it said of itself when it was ready last."""
+    stats: EngineStats | None = None
+    """Its latest counters and gauges; those of a dead engine stay."""
+    stats_age_s: float = 0.0
+    """How old they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """One service."""
+
+    ready: int
+    """Engines that take its requests."""
+    wanted: int
+    """Engines that are to serve it."""
+    waiting: int
+    """Requests that no engine has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterInfo:
+    """What clients of a cluster can check requests against."""
+
+    services: Mapping[str, ServiceInfo]
+    """Limits of the services by name, such that every engine of a service keeps them."""
+    takes_priorities: bool
+    """Whether the order of every engine looks at ``Request.priority``."""
+    kernels: str
+    """What computes on the engines' devices, as ``native_status`` says it."""
+    device: str
+    """The devices, with commas between different ones."""
