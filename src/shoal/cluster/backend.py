@@ -96,8 +96,8 @@ class EngineBackend(Protocol):
         """Begin; returns the engines that run already.
 
         on_event: called from the event loop for everything that happens from now on, also to engines that
-        were found. settings: what the engines are built from, by name; whoever finds engines that were started
-        with others raises ConfigError that says what differs.
+        were found. settings: what the engines are built from, by name; where running ones were built from
+        others, ConfigError says what differs.
         """
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:

@@ -14,6 +14,7 @@ from shoal.core.errors import (
     ModelUnavailable,
     ModelUnsupported,
     QueueFull,
+    ServiceUnavailable,
     ShoalError,
 )
 from shoal.core.grammar import Grammar, GrammarKind
@@ -72,6 +73,7 @@ __all__ = [
     "SamplingDefaults",
     "SamplingParams",
     "Service",
+    "ServiceUnavailable",
     "ShoalError",
     "StepPlan",
     "StepResult",

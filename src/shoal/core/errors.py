@@ -43,3 +43,12 @@ class ModelUnsupported(ShoalError):
 
 class EngineDied(ShoalError):
     """The engine process ended while requests were unfinished (HTTP 503)."""
+
+
+class ServiceUnavailable(EngineDied):
+    """No engine of a service runs, and none came back for a while; another time one may."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When it may be worth to ask again."""
