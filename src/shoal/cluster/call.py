@@ -12,8 +12,8 @@ from shoal.engine.stream import Stream
 class Call:
     """The stream of a call and the readers of its unfinished choices: all that is needed to go on elsewhere.
 
-    Its choices are with one engine at a time. What they are called there has the number of the attempt in it, so
-    that whatever an earlier engine still says about them has a name that nobody knows any more.
+    Its choices are with one engine at a time. What they are called there has the number of the attempt in it,
+    so that whatever an earlier engine still says about them has a name that nobody knows any more.
     """
 
     def __init__(

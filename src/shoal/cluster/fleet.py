@@ -70,8 +70,8 @@ class Fleet:
     async def start(self, progress: Callable[[str], None] | None) -> None:
         """Start all engines, or find those that run, and wait until they are ready.
 
-        progress: called with what is loaded now. Raises the error that one of them ended with, and ConfigError
-        if engines were found that were started with other settings.
+        progress: called with what is loaded now. Raises the error that one of them ended with, and
+        ConfigError if engines were found that were started with other settings.
         """
         self._progress = progress
         settings = {f"engine {name}": repr(engine.config) for name, engine in self._engines.items()}
@@ -95,6 +95,14 @@ class Fleet:
         """Kill the process of an engine."""
         _log.error("engine %s is killed: %s", name, why)
         self._backend.kill_engine(name, incarnation)
+
+    def send(self, engine: str, message: wire.ToEngine) -> None:
+        """As in ``calls.Outbox``."""
+        self._engines[engine].send(message)
+
+    def distrust(self, engine: str, why: str) -> None:
+        """As in ``calls.Outbox``."""
+        self.kill_engine(engine, self._engines[engine].incarnation, why)
 
     def ask_stats(self) -> None:
         """Ask every engine that answered the last time for its stats."""

@@ -6,7 +6,6 @@ decides. It holds the prompt and the output of every unfinished request, so that
 
 import asyncio
 import itertools
-import logging
 import secrets
 import time
 from collections import deque
@@ -27,33 +26,29 @@ from shoal.cluster.actions import (
 )
 from shoal.cluster.backend import EngineBackend
 from shoal.cluster.call import Call
+from shoal.cluster.calls import Calls
 from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.events import ClusterEvent, Ended, Progressed, Submitted, Ticked
+from shoal.cluster.events import ClusterEvent, Submitted, Ticked
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import TICKS_PER_HEARTBEAT, Manager
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.recoveries import Recoveries
 from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
     EngineDied,
-    FinishReason,
-    GoalsOutOfReach,
     Grammar,
     InvalidRequest,
     QueueFull,
     Request,
     SamplingParams,
     ServiceUnavailable,
-    TokenEvent,
 )
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
 from shoal.engine.choices import expand_choices
 from shoal.engine.detokenize import Decoder
-from shoal.engine.reader import ChoiceReader
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
@@ -62,10 +57,6 @@ BUILDER = "shoal.engine.build:build_engine"
 OnDecision = Callable[[int, ClusterEvent, Sequence[ClusterAction]], None]
 """Told of every event, its time, and what was decided."""
 
-_log = logging.getLogger(__name__)
-# How many first tokens are remembered, to estimate how fast the queue moves.
-_RATE_WINDOW = 64
-_LONGEST_RETRY_S = 60.0
 _STATS_INTERVAL_S = 1.0
 # When to ask again for a service that no engine runs: loading takes longer.
 _NO_ENGINE_RETRY_S = 5.0
@@ -74,8 +65,8 @@ _NO_ENGINE_RETRY_S = 5.0
 class Router:
     """Submits calls to engines and streams their output back; needs a running event loop.
 
-    Text is made here: detokenising, stop strings and times as a client sees them. A call whose engine ends goes
-    on with another one, or with the next start of the same, from the tokens that were delivered.
+    Text is made here: detokenising, stop strings and times as a client sees them. A call whose engine ends
+    goes on with another one, or with the next start of the same, from the tokens that were delivered.
     """
 
     def __init__(
@@ -111,19 +102,14 @@ class Router:
             clock=clock,
             tell=self._tell,
             on_message=self._handle_message,
-            on_end=self._engine_ended,
+            on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
         )
+        self._calls = Calls(self._fleet, self._tell, clock)
         self._numbers = itertools.count(1)
-        self._calls: dict[str, Call] = {}
-        self._readers: dict[str, tuple[Call, ChoiceReader]] = {}  # by wire id, of choices that an engine has
-        self._waiting = 0  # choices that have no token yet
-        self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
-        self._recoveries = Recoveries()
         self._untold: deque[ClusterEvent] = deque()
         self._telling = False
         self._closed_reason: str | None = None  # why no new calls are accepted
         self._closed = False
-        self._emptied = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -141,9 +127,11 @@ class Router:
     ) -> Self:
         """Start all engines and wait until their models are loaded, or find those that run already.
 
-        folders, tokenizers: by service name. builder: "module:function" that builds the engine in its process.
+        folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
+        process.
 
-        Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if a process ends.
+        Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if a process
+        ends.
         """
         router = cls(
             plans,
@@ -188,7 +176,7 @@ class Router:
                 ready=view.ready,
                 wanted=view.wanted,
                 waiting=view.waiting,
-                resumed=self._recoveries.resumed.get(name, 0),
+                resumed=self._calls.recoveries.resumed.get(name, 0),
             )
             for name, view in self._manager.services.items()
         }
@@ -213,12 +201,12 @@ class Router:
     @property
     def unfinished(self) -> int:
         """Choices that have not ended."""
-        return sum(len(call.unfinished) for call in self._calls.values())
+        return sum(len(call.unfinished) for call in self._calls.all())
 
     @property
     def waiting(self) -> int:
         """Choices that wait for their first token."""
-        return self._waiting
+        return self._calls.waiting
 
     async def submit(
         self,
@@ -243,11 +231,12 @@ class Router:
         check_priority(info, priority)
         if self._closed_reason is not None:
             raise EngineDied(self._closed_reason)
-        if self._waiting > 0 and self._waiting + sampling.n > self._max_queue:
+        waiting = self._calls.waiting
+        if waiting > 0 and waiting + sampling.n > self._max_queue:
             raise QueueFull(
-                f"{self._waiting} requests wait already and at most {self._max_queue} may "
+                f"{waiting} requests wait already and at most {self._max_queue} may "
                 f"(max_queue); {sampling.n} more do not fit now",
-                self._retry_after_s(self._waiting + sampling.n - self._max_queue),
+                self._calls.retry_after_s(waiting + sampling.n - self._max_queue),
             )
         if sampling.max_tokens is None:
             # Decided once, so that it is the same on every engine.
@@ -269,7 +258,7 @@ class Router:
             try:
                 await call.accepted
             except BaseException:
-                self._cancel(call)
+                self._calls.cancel(call)
                 raise
         return call.stream
 
@@ -278,13 +267,12 @@ class Router:
     ) -> Call:
         """The call of new requests, which is dispatched."""
         first = requests[0]
-        stream = Stream(call_id, len(first.prompt), lambda: self._cancel(call))
+        stream = Stream(call_id, len(first.prompt), lambda: self._calls.cancel(call))
         eos = self.info.services[first.service].eos_token_ids
         decoder = self._decoders[first.service]
         named = call_id if log_name is None else f"{log_name} ({call_id})"
         call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, named)
-        self._calls[call_id] = call
-        self._waiting += len(requests)
+        self._calls.add(call)
         assert sampling.max_tokens is not None
         self._tell(
             Submitted(
@@ -315,11 +303,10 @@ class Router:
         self._closed = True
         self._closed_reason = "the engine is shutting down and takes no new requests"
         if self._calls and drain_s > 0:
-            self._emptied.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), drain_s)
-        for call in list(self._calls.values()):
-            self._end(call, EngineDied("the engine was shut down before the request finished"))
+                await asyncio.wait_for(self._calls.emptied.wait(), drain_s)
+        for call in self._calls.all():
+            self._calls.end(call, EngineDied("the engine was shut down before the request finished"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -362,34 +349,25 @@ class Router:
     def _carry_out(self, action: ClusterAction) -> None:
         match action:
             case Dispatch():
-                self._send(action)
+                self._dispatch_call(action)
             case Withdraw():
-                self._withdraw(action.request)
+                if (call := self._calls.get(action.request)) is not None:
+                    self._calls.withdraw(call)
             case Refuse():
-                self._refuse(action)
+                if (call := self._calls.get(action.request)) is not None:
+                    self._refuse(call, action)
             case StartEngine():
                 self._fleet.start_engine(action.engine, action.incarnation)
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
 
-    def _send(self, action: Dispatch) -> None:
+    def _dispatch_call(self, action: Dispatch) -> None:
         """Send the rest of a call to an engine."""
         call = self._calls.get(action.request)
         if call is None:
             return
         engine = self._fleet.engines[action.engine]
-        self._forget(call)
-        call.engine, call.attempt = action.engine, action.attempt
-        if call.attempt > 1:
-            call.progressed = False
-            made = call.output_tokens
-            _log.info(
-                "%s: attempt %d on engine %s, from token %d", call.log_name, call.attempt, call.engine, made
-            )
-        else:
-            _log.debug("%s: attempt 1 on engine %s", call.log_name, call.engine)
-        for choice, reader in call.unfinished.items():
-            self._readers[call.wire_id(choice)] = call, reader
+        self._calls.assign(call, action.engine, action.attempt)
         if call.grammar is None:
             engine.send(wire.Submit.from_requests(call.rest(self._clock())))
         else:
@@ -398,7 +376,7 @@ class Router:
     async def _prepare_and_send(
         self, call: Call, attempt: int, engine: RemoteEngine, grammar: Grammar
     ) -> None:
-        """Send a call when its grammar is ready at the engine, unless it went elsewhere or ended meanwhile."""
+        """Send a call once its engine can follow its grammar, unless it went elsewhere or ended meanwhile."""
         try:
             answer = await engine.ask(lambda key: wire.Prepare(key, call.service, grammar), wire.Prepared)
         except EngineDied:
@@ -409,129 +387,21 @@ class Router:
             engine.send(wire.Submit.from_requests(call.rest(self._clock())))
             call.accept()
         elif answer.retry_after_s is not None:
-            self._end(call, QueueFull(answer.error, answer.retry_after_s))
+            self._calls.end(call, QueueFull(answer.error, answer.retry_after_s))
         else:
-            self._end(call, InvalidRequest(answer.error, param="grammar"))
+            self._calls.end(call, InvalidRequest(answer.error, param="grammar"))
 
-    def _withdraw(self, call_id: str) -> None:
-        """Take a call away from its engine."""
-        call = self._calls.get(call_id)
-        if call is not None and call.engine is not None:
-            self._fleet.engines[call.engine].send(wire.Cancel(call.wire_ids()))
-            self._forget(call)
-            call.engine = None
-
-    def _refuse(self, action: Refuse) -> None:
-        call = self._calls.get(action.request)
-        if call is None:
-            return
+    def _refuse(self, call: Call, action: Refuse) -> None:
         if action.kind is RefusalKind.NO_ENGINE:
-            self._end(call, ServiceUnavailable(action.message, _NO_ENGINE_RETRY_S))
+            self._calls.end(call, ServiceUnavailable(action.message, _NO_ENGINE_RETRY_S))
         else:
-            self._end(call, EngineDied(action.message))
-
-    def _engine_ended(self, name: str, reason: str) -> None:
-        """Nothing more comes from an engine; its calls go on elsewhere."""
-        calls = [call for call in self._calls.values() if call.engine == name]
-        self._recoveries.engine_ended(name, reason, [call.id for call in calls], self._clock())
-        for call in calls:
-            self._forget(call)
-            call.engine = None
+            self._calls.end(call, EngineDied(action.message))
 
     def _handle_message(self, name: str, message: wire.FromEngine) -> None:
         match message:
             case wire.Stepped():
-                now_ns = self._clock()
-                for event in message.events:
-                    self._handle_event(event, now_ns)
+                self._calls.stepped(message.events)
             case wire.Refused():
-                if (found := self._readers.get(message.request_id)) is not None:
-                    self._end(found[0], InvalidRequest(message.message, message.param, message.code))
+                self._calls.refused(message)
             case wire.Stats() | wire.Prepared():
                 self._fleet.engines[name].answered(message)
-
-    def _handle_event(self, event: TokenEvent, now_ns: int) -> None:
-        found = self._readers.get(event.request_id)
-        if found is None:
-            # It ended, or it is with another engine now.
-            return
-        call, reader = found
-        if event.finish is FinishReason.REFUSED:
-            retry_after_s = self._retry_after_s(self._waiting)
-            self._end(call, GoalsOutOfReach(event.error or "", retry_after_s))
-            return
-        if event.tokens and event.position != reader.output_tokens:
-            self._distrust(call, event, reader)
-            return
-        was_waiting = not reader.started
-        delta = reader.read(event, now_ns)
-        if was_waiting and reader.started:
-            self._waiting -= 1
-            self._first_tokens_ns.append(now_ns)
-        if not call.progressed and event.tokens:
-            call.progressed = True
-            self._recoveries.progressed(call.id, call.service, now_ns)
-            self._tell(Progressed(call.id))
-        call.stream.push(delta)
-        if delta.finish is not None:
-            self._finish(call, reader, delta.finish, told=event.finish is not None)
-
-    def _distrust(self, call: Call, event: TokenEvent, reader: ChoiceReader) -> None:
-        """An engine doubled or left out tokens: what it says is worth nothing."""
-        assert call.engine is not None
-        engine = self._fleet.engines[call.engine]
-        why = f"{call.log_name} got token {event.position} after {reader.output_tokens} tokens"
-        self._fleet.kill_engine(call.engine, engine.incarnation, why)
-
-    def _finish(self, call: Call, reader: ChoiceReader, reason: FinishReason, *, told: bool) -> None:
-        """A choice has ended. told: the engine knows that."""
-        wire_id = call.wire_id(reader.choice)
-        del call.unfinished[reader.choice], self._readers[wire_id]
-        if not reader.started:
-            self._waiting -= 1
-        if not told and call.engine is not None:
-            self._fleet.engines[call.engine].send(wire.Cancel([wire_id], complete=True))
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            call.finished_tokens.append(reader.output_tokens)
-        if not call.unfinished:
-            self._remove(call)
-            call.stream.end()
-
-    def _end(self, call: Call, error: Exception) -> None:
-        """End a call with an error, after what came before."""
-        self._cancel(call)
-        call.accept(error)
-        call.stream.end(error)
-
-    def _cancel(self, call: Call) -> None:
-        """Cancel the unfinished choices of a call; its stream gets nothing more."""
-        if call.id not in self._calls:
-            return
-        if call.engine is not None and call.unfinished:
-            self._fleet.engines[call.engine].send(wire.Cancel(call.wire_ids()))
-        self._waiting -= call.waiting
-        self._forget(call)
-        call.unfinished.clear()
-        self._remove(call)
-
-    def _forget(self, call: Call) -> None:
-        """Whatever an engine still says about a call counts no more."""
-        for wire_id in call.wire_ids():
-            self._readers.pop(wire_id, None)
-
-    def _remove(self, call: Call) -> None:
-        """A call is over."""
-        del self._calls[call.id]
-        finished = call.finished_tokens
-        self._recoveries.ended(call.id, self._clock())
-        self._tell(Ended(call.id, sum(finished) // len(finished) if finished else None))
-        if not self._calls:
-            self._emptied.set()
-
-    def _retry_after_s(self, excess: int) -> float:
-        """Seconds until ``excess`` requests will have left the queue, at its recent rate."""
-        times = self._first_tokens_ns
-        if len(times) < 2:
-            return 1.0
-        rate = len(times) / max(1e-3, (self._clock() - times[0]) / 1e9)
-        return min(_LONGEST_RETRY_S, max(1.0, excess / rate))
