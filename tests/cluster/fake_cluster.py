@@ -116,9 +116,7 @@ class FakeBackend:
         if not process.alive:
             return
         if not process.hung:
-            self.on_event(
-                Beat(engine=process.engine, incarnation=process.incarnation, pid=1, overdue_s=0.0)
-            )
+            self.on_event(Beat(engine=process.engine, incarnation=process.incarnation, pid=1, overdue_s=0.0))
         self.loop.call_later(interval_s, self._beat, process, interval_s)
 
     def _step(self, process: FakeProcess) -> None:
@@ -179,9 +177,7 @@ class FakeChannel:
     def send(self, message: wire.ToEngine) -> None:
         frame = wire.encode(message)
         process = self._process
-        self._backend.loop.call_later(
-            LATENCY_S, lambda: process.arrived.append(wire.decode_to_engine(frame))
-        )
+        self._backend.loop.call_later(LATENCY_S, lambda: process.arrived.append(wire.decode_to_engine(frame)))
 
     def close(self) -> None:
         self._process.on_message = None

@@ -30,9 +30,10 @@ from shoal.cluster.calls import Calls
 from shoal.cluster.dispatch import dispatch_named
 from shoal.cluster.events import ClusterEvent, Submitted, Ticked
 from shoal.cluster.fleet import Fleet
-from shoal.cluster.manager import TICKS_PER_HEARTBEAT, Manager
+from shoal.cluster.manager import Manager
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
+from shoal.cluster.state import ManagedEngine
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
@@ -49,6 +50,7 @@ from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
 from shoal.engine.choices import expand_choices
 from shoal.engine.detokenize import Decoder
+from shoal.engine.stats import EngineStats
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
@@ -152,8 +154,8 @@ class Router:
         self._spawn(self._watch())
         try:
             await self._fleet.start(progress)
-            for engine in self._fleet.engines.values():
-                await engine.ask(wire.AskStats, wire.Stats)
+            for name in self._fleet.engines:
+                await self.stats(name)
         except BaseException:
             await self.close()
             raise
@@ -166,27 +168,22 @@ class Router:
     @property
     def engines(self) -> Sequence[EngineStatus]:
         """The engines, as they are now."""
-        return [self._status(name, engine) for name, engine in self._fleet.engines.items()]
+        return [self._status(view, self._fleet.engines[view.name]) for view in self._manager.engines]
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
         """The services, as they are now."""
+        resumed = self._calls.recoveries.resumed
         return {
-            name: ServiceStatus(
-                ready=view.ready,
-                wanted=view.wanted,
-                waiting=view.waiting,
-                resumed=self._calls.recoveries.resumed.get(name, 0),
-            )
-            for name, view in self._manager.services.items()
+            name: replace(status, resumed=resumed.get(name, 0))
+            for name, status in self._manager.services.items()
         }
 
-    def _status(self, name: str, engine: RemoteEngine) -> EngineStatus:
-        view = self._manager.engines[name]
+    def _status(self, view: ManagedEngine, engine: RemoteEngine) -> EngineStatus:
         return EngineStatus(
-            name=name,
+            name=view.name,
             state=view.state,
-            services=tuple(service.name for service in engine.plan.options.services),
+            services=view.services,
             device=engine.plan.options.device,
             pid=engine.pid,
             restarts=view.restarts,
@@ -207,6 +204,10 @@ class Router:
     def waiting(self) -> int:
         """Choices that wait for their first token."""
         return self._calls.waiting
+
+    async def stats(self, engine: str) -> EngineStats:
+        """An engine's stats after its present step; raises EngineDied if it does not run."""
+        return (await self._fleet.engines[engine].ask(wire.AskStats, wire.Stats)).stats
 
     async def submit(
         self,

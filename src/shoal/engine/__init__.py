@@ -1,13 +1,11 @@
 """One engine: scheduler, KV pool and executor put together, and the interfaces to it.
 
-Here belong the synchronous core, its process and wire protocol, the asynchronous client handle with
-detokenising and stop strings, and the offline interface. ``schedule`` decides which request runs when,
+Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the offline interface. ``schedule`` decides which request runs when,
 ``execute`` computes tokens, and ``serve`` speaks HTTP. Importing this package does not import torch.
 """
 
 from shoal.engine.build import assemble_engine, build_engine
 from shoal.engine.core import Engine
-from shoal.engine.handle import EngineHandle
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
 from shoal.engine.reader import Delta
@@ -17,7 +15,6 @@ from shoal.engine.stream import Stream
 __all__ = [
     "Delta",
     "Engine",
-    "EngineHandle",
     "EngineInfo",
     "EngineOptions",
     "EngineStats",
