@@ -17,7 +17,6 @@ from shoal.core import InvalidRequest
 from shoal.engine import wire
 from shoal.engine.core import Engine
 
-STEP_S = 0.01
 LOAD_S = 2.0
 LATENCY_S = 0.001
 
@@ -43,9 +42,10 @@ class FakeProcess:
 class FakeBackend:
     """Implements ``EngineBackend``; ``poison``: engines die of requests whose prompt begins with this token."""
 
-    def __init__(self, seed: int = 0, poison: int | None = None) -> None:
+    def __init__(self, seed: int = 0, poison: int | None = None, step_s: float = 0.02) -> None:
         self.random = random.Random(seed)
         self.poison = poison
+        self.step_s = step_s
         self.processes: dict[str, FakeProcess] = {}
         self.fail_loading = 0
         self.starts = 0
@@ -122,7 +122,7 @@ class FakeBackend:
     def _step(self, process: FakeProcess) -> None:
         if not process.alive:
             return
-        self.loop.call_later(STEP_S * self.random.uniform(0.5, 1.5), self._step, process)
+        self.loop.call_later(self.step_s * self.random.uniform(0.5, 1.5), self._step, process)
         if process.hung:
             return
         for message in process.arrived:

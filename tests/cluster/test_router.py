@@ -34,11 +34,11 @@ async def tokens_of(stream) -> list[int]:
 Scenario = Callable[[Router, FakeBackend], Awaitable[None]]
 
 
-def play(scenario: Scenario, *, poison: int | None = None, seed: int = 0, **options) -> None:
+def play(scenario: Scenario, *, poison: int | None = None, step_s: float = 0.02, **options) -> None:
     """Run ``scenario`` with a router that has started."""
 
     async def run() -> None:
-        backend = FakeBackend(seed, poison)
+        backend = FakeBackend(0, poison, step_s)
         router = make_router(backend, **({"cluster": QUICK} | options))
         await router.run()
         try:
@@ -64,7 +64,7 @@ def test_a_killed_engines_streams_go_on_where_they_stopped():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         prompts = [[97 + i, 98, 99] for i in range(8)]
         streams = [await router.submit("a", prompt, greedy()) for prompt in prompts]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
         backend.die(backend.processes["0"], "killed by signal 9 (SIGKILL)")
         for prompt, stream in zip(prompts, streams, strict=True):
             assert await tokens_of(stream) == expected(prompt)
@@ -78,7 +78,7 @@ def test_a_killed_engines_streams_go_on_where_they_stopped():
 def test_a_single_engine_is_started_again_and_its_streams_wait_for_it():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         stream = await router.submit("a", PROMPT, greedy())
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
         backend.die(backend.processes["0"], "killed")
         await asyncio.sleep(0.5)
         assert router.engines[0].state in (EngineState.LOADING, EngineState.WAITING)
@@ -91,7 +91,7 @@ def test_a_single_engine_is_started_again_and_its_streams_wait_for_it():
 def test_a_hung_engine_is_killed_and_its_streams_resumed():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         streams = [await router.submit("a", PROMPT, greedy()) for _ in range(4)]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
         backend.processes["1"].hung = True
         for stream in streams:
             assert await tokens_of(stream) == expected(PROMPT)
@@ -105,7 +105,7 @@ def test_only_the_poison_fails():
         good = [await router.submit("a", [97 + i, 5, 6], greedy()) for i in range(6)]
         bad = await router.submit("a", [66, 1, 2], greedy())
         later = asyncio.create_task(trickle(router))
-        with pytest.raises(EngineDied, match="die"):
+        with pytest.raises(EngineDied, match="engines ended twice"):
             await tokens_of(bad)
         for number, stream in enumerate(good):
             assert await tokens_of(stream) == expected([97 + number, 5, 6])
@@ -194,9 +194,11 @@ def test_choices_and_stop_strings_go_on_as_if_nothing_had_happened():
     assert len(results[0]) == 4
 
 
-@pytest.mark.parametrize("engines", [2, 3])
-def test_nothing_is_lost_under_many_kills(engines):
-    """Streams come and go while engines are killed, hung or fail to load, a hundred times."""
+@pytest.mark.parametrize(
+    ("engines", "kills"), [(2, 20), (3, 20), pytest.param(3, 1000, marks=pytest.mark.slow)]
+)
+def test_nothing_is_lost_under_many_kills(engines, kills):
+    """Streams come and go while engines are killed, hung or fail to load."""
 
     async def scenario(router: Router, backend: FakeBackend) -> None:
         rng = random.Random(3)
@@ -207,7 +209,7 @@ def test_nothing_is_lost_under_many_kills(engines):
             nonlocal done
             while not stopped.is_set():
                 prompt = [97 + number, *(rng.randrange(97, 123) for _ in range(rng.randrange(1, 30)))]
-                limit = rng.randrange(1, 150)
+                limit = rng.randrange(1, 100)
                 stream = await router.submit("a", prompt, greedy(max_tokens=limit))
                 last = None
                 tokens: list[int] = []
@@ -220,8 +222,8 @@ def test_nothing_is_lost_under_many_kills(engines):
                 done += 1
 
         clients = [asyncio.create_task(client(number)) for number in range(12)]
-        for _ in range(100):
-            await asyncio.sleep(rng.uniform(0.2, 4))
+        for _ in range(kills):
+            await asyncio.sleep(rng.uniform(0.2, 3))
             process = rng.choice(list(backend.processes.values()))
             backend.fail_loading = rng.choice([0, 0, 0, 1])
             if rng.random() < 0.2:
@@ -231,8 +233,8 @@ def test_nothing_is_lost_under_many_kills(engines):
         backend.fail_loading = 0
         stopped.set()
         await asyncio.gather(*clients)
-        assert done > 100
-        assert router.services["a"].resumed > 200
+        assert done > kills
+        assert router.services["a"].resumed > kills
         assert router.unfinished == router.waiting == 0
 
-    play(scenario, engines=engines, blocks=256)
+    play(scenario, engines=engines, blocks=256, step_s=0.06 if kills > 100 else 0.02)
