@@ -61,6 +61,8 @@ class ServiceStatus:
     """Engines that are to serve it."""
     waiting: int
     """Requests that no engine has."""
+    resumed: int = 0
+    """How often a request went on after the end of its engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,14 @@ SERVER_FLAGS = (
     ),
     Flag("api-key-file", "server.api_key_file", "FILE", "YAML file with keys, their names and limits."),
     Flag(
+        "admin-key",
+        "server.admin_key",
+        "KEY",
+        "The key of operators; without one their routes answer only this machine.",
+        envvar="SHOAL_ADMIN_KEY",
+    ),
+    Flag("admin-key-file", "server.admin_key_file", "FILE", "File with nothing but the key of operators."),
+    Flag(
         "cors-origins",
         "server.cors_origins",
         "ORIGIN",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.config.api_keys import KeyFile, api_key_section
+from shoal.config.api_keys import KeyFile, SecretFile, api_key_section
 from shoal.config.devices import (
     EngineDevice,
     Placement,
@@ -189,6 +189,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (server, "port"): integer(0, 65_535),
         (server, "api_keys"): Several(api_key_section()),
         (server, "api_key_file"): Maybe(KeyFile(folder)),
+        (server, "admin_key_file"): Maybe(SecretFile(folder)),
         (Config, "threads"): Maybe(integer(1)),
         (Config, "devices"): Several(device_section()),
         (Config, "placement"): PlacementKind(),
