@@ -62,7 +62,7 @@ class ServiceStatus:
     waiting: int
     """Requests that no engine has."""
     resumed: int = 0
-    """Requests that went on after the end of an engine, so far."""
+    """How often a request went on after the end of its engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
