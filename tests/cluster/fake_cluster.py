@@ -40,7 +40,7 @@ class FakeProcess:
 
 
 class FakeBackend:
-    """Implements ``EngineBackend``; ``poison``: engines die of requests whose prompt begins with this token."""
+    """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token."""
 
     def __init__(self, seed: int = 0, poison: int | None = None, step_s: float = 0.02) -> None:
         self.random = random.Random(seed)

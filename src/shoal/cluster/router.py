@@ -316,7 +316,7 @@ class Router:
     async def _tick(self) -> None:
         """Tell the manager that time passes."""
         while True:
-            await asyncio.sleep(self._options.heartbeat_s / 4)
+            await asyncio.sleep(self._options.tick_s)
             self._tell(Ticked())
 
     async def _watch(self) -> None:

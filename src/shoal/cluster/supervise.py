@@ -17,7 +17,7 @@ class Supervisor:
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
-        self._longest_ns = round(2 * options.heartbeat_s / 4 * 1e9)
+        self._longest_ns = round(2 * options.tick_s * 1e9)
         self._last_ns: int | None = None
         self._watched_ns = 0
 

@@ -1,7 +1,8 @@
 """One engine: scheduler, KV pool and executor put together, and the interfaces to it.
 
-Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the offline interface. ``schedule`` decides which request runs when,
-``execute`` computes tokens, and ``serve`` speaks HTTP. Importing this package does not import torch.
+Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the
+offline interface. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``cluster`` holds
+many engines, and ``serve`` speaks HTTP. Importing this package does not import torch.
 """
 
 from shoal.engine.build import assemble_engine, build_engine

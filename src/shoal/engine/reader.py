@@ -155,9 +155,10 @@ class ChoiceReader:
         return "".join(pieces), len(event.tokens)
 
     def rest(self, request_id: str, now_ns: int) -> Request:
-        """The request for what is still to come, under another id: any engine of its service can go on with it.
+        """The request for what is still to come, under another id: any engine of its service can go on.
 
-        Its ``max_tokens`` must be set. Times travel as ages, since clocks of two hosts have nothing in common.
+        Its ``max_tokens`` must be set. Times travel as ages, since clocks of two hosts have nothing in
+        common.
         """
         request, most = self._request, self._request.sampling.max_tokens
         assert most is not None, "how many tokens a request may have is decided once, for all of its engines"
