@@ -87,8 +87,8 @@ class Fleet:
                 self._on_event(loaded)
         await self._started
 
-    def start_engine(self, name: str, incarnation: int) -> None:
-        """Start the process of an engine."""
+    def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
+        """Start the process of an engine with some of its services."""
         self._backend.start_engine(name, incarnation, self._engines[name].config)
 
     def kill_engine(self, name: str, incarnation: int, why: str) -> None:

@@ -358,7 +358,7 @@ class Router:
                 if (call := self._calls.get(action.request)) is not None:
                     self._refuse(call, action)
             case StartEngine():
-                self._fleet.start_engine(action.engine, action.incarnation)
+                self._fleet.start_engine(action.engine, action.incarnation, action.services)
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
 
