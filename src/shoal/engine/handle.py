@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from shoal.core import (
     SLO,
@@ -28,6 +28,7 @@ from shoal.engine.choices import expand_choices, resume_choices
 from shoal.engine.detokenize import Decoder
 from shoal.engine.info import EngineInfo
 from shoal.engine.launch import EngineProcess
+from shoal.engine.lifeline import Failed, failure_to_error
 from shoal.engine.options import EngineOptions
 from shoal.engine.reader import ChoiceReader, Delta
 from shoal.engine.stats import EngineStats
@@ -297,10 +298,10 @@ class EngineHandle:
         reason = "the engine process ended"
         try:
             while (message := await self._process.receive()) is not None:
-                if isinstance(message, wire.Failed):
-                    reason = str(wire.failure_to_error(message, "running"))
+                if isinstance(message, Failed):
+                    reason = str(failure_to_error(message, "running"))
                 else:
-                    self._handle_message(message)
+                    self._handle_message(cast(wire.FromEngine, message))
             reason = f"{reason} ({self._process.describe_end()}, process {self.pid})"
         except Exception as error:
             _log.exception("the engine's messages can no longer be read")

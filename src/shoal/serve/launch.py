@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.core import EngineDied
 from shoal.engine import EngineHandle, EngineInfo, EngineOptions
-from shoal.engine.launch import check_open_files
+from shoal.engine.child import check_open_files
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.keys import Keyring
