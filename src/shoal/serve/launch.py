@@ -9,7 +9,7 @@ from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.core import Service
-from shoal.engine.launch import check_open_files
+from shoal.engine.child import check_open_files
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.keys import Keyring
