@@ -452,7 +452,8 @@ def test_goals_and_arrival_are_sent_with_every_choice():
             calls = [message.to_requests() for message in sent if isinstance(message, wire.Submit)]
             expected = [[SLO(ttft_s=1), SLO(ttft_s=1)], [SLO(e2e_s=2)], [SLO()]]
             assert [[request.slo for request in requests] for requests in calls] == expected
-            assert calls[0][0].carried.age_ns > calls[1][0].carried.age_ns
+            assert [request.arrival_ns for request in calls[0]] == [5, 5]
+            assert calls[1][0].arrival_ns > 5
             with pytest.raises(InvalidRequest, match="execution time"):
                 await router.submit("a", PROMPT, greedy(), SLO(e2e_scale=5))
             assert sum(isinstance(message, wire.Submit) for message in sent) == 3

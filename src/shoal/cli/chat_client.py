@@ -116,7 +116,7 @@ class EngineChatClient:
             [EnginePlan(name="0", options=options)],
             {service.name: folder},
             {service.name: tokenizer},
-            LocalBackend(),
+            LocalBackend(None, 0),
             progress=on_load,
         )
         return cls(router, service, tokenizer)

@@ -66,6 +66,8 @@ class Call:
 
     def rest(self, now_ns: int) -> list[Request]:
         """What the engine of the present attempt is to do."""
+        if self.attempt == 1:
+            return [reader.first(self.wire_id(choice)) for choice, reader in self.unfinished.items()]
         return [reader.rest(self.wire_id(choice), now_ns) for choice, reader in self.unfinished.items()]
 
     def accept(self, error: Exception | None = None) -> None:

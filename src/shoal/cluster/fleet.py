@@ -60,6 +60,7 @@ class Fleet:
         self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
         """Limits that every engine of a service keeps."""
         self._progress: Callable[[str], None] | None = None
+        self._closing = False
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -126,6 +127,7 @@ class Fleet:
 
     async def close(self) -> None:
         """End all engines."""
+        self._closing = True
         if self._started.done() and not self._started.cancelled():
             self._started.exception()  # somebody else has seen it, or wants it no more
         for engine in self._engines.values():
@@ -133,6 +135,8 @@ class Fleet:
         await self._backend.close()
 
     def _on_event(self, event: BackendEvent) -> None:
+        if self._closing:
+            return
         engine = self._engines[event.engine]
         match event:
             case Loading():

@@ -155,9 +155,9 @@ class ChoiceReader:
         return "".join(pieces), len(event.tokens)
 
     def rest(self, request_id: str, now_ns: int) -> Request:
-        """The request for what is still to come, under another id: any engine of its service can go on.
+        """The request for what is still to come, to submit it again under another id.
 
-        Its ``max_tokens`` must be set. Times travel as ages, since clocks of two hosts have nothing in
+        Any engine of its service can go on with it. Its ``max_tokens`` must be set. Times travel as ages, since clocks of two hosts have nothing in
         common.
         """
         request, most = self._request, self._request.sampling.max_tokens
@@ -174,6 +174,10 @@ class ChoiceReader:
             num_scored_tokens=self.scored_tokens,
         )
         return replace(request, id=request_id, output_tokens=tuple(self.output), carried=carried)
+
+    def first(self, request_id: str) -> Request:
+        """The request as it was made, to submit it under another id."""
+        return replace(self._request, id=request_id)
 
     def record(self) -> RequestRecord | None:
         """Times of the finished choice; None if it was cancelled, failed, or is not finished."""
