@@ -10,8 +10,7 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from shoal.core import InvalidRequest
-from shoal.engine.validation import Limits
-from shoal.engine.validation import check_prompt_length
+from shoal.engine.validation import Limits, check_prompt_length
 from shoal.serve.bodies import FORMS, ServiceBody
 from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
 from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, UNSUPPORTED
