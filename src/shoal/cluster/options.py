@@ -67,8 +67,8 @@ class ClusterOptions:
         """Refuse a name that no folder can have, and times that mean nothing; raises ConfigError."""
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"cluster.name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or digit, "
-                f"got {self.name!r}"
+                "cluster.name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
+                f"digit, got {self.name!r}"
             )
         for name in ("heartbeat_s", "load_timeout_s"):
             if not getattr(self, name) > 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shoal.config.kinds import Maybe, ScalarKind, Several, Text, as_table, hint, integer, size
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem
-from shoal.config.sections import Section, section_of
+from shoal.config.sections import Rules, Section, section_of
 from shoal.core import ConfigError
 
 Placement = Mapping[str, tuple[str, ...]]
@@ -64,7 +64,7 @@ class DeviceSection(Section):
 
 def device_section() -> DeviceSection:
     """The section for an engine's device."""
-    rules = {
+    rules: Rules = {
         (EngineDevice, "device"): DeviceName(),
         (EngineDevice, "threads"): Maybe(integer(1)),
         (EngineDevice, "kv_memory_bytes"): Maybe(size()),

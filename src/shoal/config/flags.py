@@ -40,7 +40,12 @@ ENGINE_FLAGS = (
         "Device to run on: cpu or cuda:0; `shoal serve` takes it repeatedly and runs an engine on each.",
         several=True,
     ),
-    Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of an engine's KV pool, which its services share, e.g. 2GiB."),
+    Flag(
+        "kv-memory",
+        "kv_cache.memory",
+        "SIZE",
+        "KV pool of an engine, which its services share, e.g. 2GiB.",
+    ),
     Flag("kv-cache-dtype", "kv_cache.dtype", "NAME", "What KV is stored as: auto or int8."),
     Flag("block-size", "kv_cache.block_size", "TOKENS", "Tokens per KV block."),
     Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),

@@ -67,8 +67,8 @@ class Config(Generic[S]):
     def engine_plans(self) -> tuple[EnginePlan, ...]:
         """What each engine is built from.
 
-        Where no threads are written, one engine takes every core; of several each on the CPU takes its part of
-        all cores but one, which is left to the API process.
+        Where no threads are written, one engine takes every core; of several each on the CPU takes its part
+        of all cores but one, which is left to the API process.
         """
         return tuple(
             EnginePlan(name=device.name, options=self._options_on(device)) for device in self.devices

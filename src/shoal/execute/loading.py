@@ -107,7 +107,7 @@ class ModelSet:
             )
 
     def default_kv_bytes(self, max_batched_tokens: int = 2048, share: float = 1.0) -> int:
-        """Memory for the KV pool if the user gives no size; an engine beside others takes its ``share`` of it.
+        """Memory for the KV pool if the user gives no size; share: of an engine beside others on the device.
 
         On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA what is left of 90% of the
         device after the weights, the measured peak of a step of ``max_batched_tokens``, and the copies of

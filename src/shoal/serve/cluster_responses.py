@@ -114,9 +114,9 @@ class EngineCard(Struct):
             engine.restarts,
             rounded(engine.heartbeat_age_s),
             engine.last_error,
-            info and info.threads,
-            info and info.kv_bytes,
-            info and info.weight_bytes,
+            None if info is None else info.threads,
+            None if info is None else info.kv_bytes,
+            None if info is None else info.weight_bytes,
         )
 
 

@@ -1,7 +1,7 @@
 """The counters and gauges of engines and services as Prometheus metrics.
 
-Everything of an engine has the label ``engine``, and there are no sums over engines: whoever adds up the page would
-count twice. What a dead engine counted stays.
+Everything of an engine has the label ``engine``, and there are no sums over engines: whoever adds up the page
+would count twice. What a dead engine counted stays.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

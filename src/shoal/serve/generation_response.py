@@ -147,7 +147,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": end})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Send a comment when a stream that began has had no event for long; events only set a flag for it."""
+        """Send a comment when a stream that began had no event for long; events only set a flag for it."""
         silent_looks = 0
         while True:
             await asyncio.sleep(_KEEP_ALIVE_S / _LOOKS)

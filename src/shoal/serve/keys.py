@@ -107,7 +107,7 @@ class KeyMiddleware:
 
 
 def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What the Authorization header has behind ``Bearer``; b"" for another scheme, None without the header."""
+    """What the Authorization header has behind ``Bearer``; b"": another scheme, None: no header."""
     sent = next((value for name, value in headers if name == b"authorization"), None)
     if sent is None:
         return None

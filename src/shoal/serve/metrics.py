@@ -94,7 +94,7 @@ class ServerMetrics:
         )
         self._refused = self._counter(
             "shoal_requests_refused",
-            "Requests that were refused, by reason: queue_full, goals_out_of_reach, no_engine or engine_died.",
+            "Requests refused, by reason: queue_full, goals_out_of_reach, no_engine or engine_died.",
             "service",
             "reason",
         )

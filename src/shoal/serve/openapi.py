@@ -42,7 +42,7 @@ _ERRORS = {
     429: "Too many requests wait already, or this one waited too long for its latency goals; try again after"
     " `Retry-After` seconds.",
     500: "The engines failed on this request.",
-    503: "No engine of the service runs, or the server is shutting down; try again after `Retry-After` seconds.",
+    503: "No engine of the service runs, or the server is shutting down; try again later.",
 }
 
 

@@ -27,7 +27,7 @@ class ServerEndpoints:
         """Add the routes."""
         add_get(app, "/v1/models", self.models, responses=returns(ModelList, "The services."))
         name = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
-        _get(
+        add_get(
             app,
             "/v1/models/{model_id:path}",
             self.model,
@@ -35,7 +35,7 @@ class ServerEndpoints:
             openapi_extra={"parameters": [name]},
         )
         add_get(app, "/version", self.version, responses=returns(Version, "The version."))
-        _get(
+        add_get(
             app,
             "/metrics",
             self.metrics,
@@ -58,9 +58,7 @@ class ServerEndpoints:
     async def metrics(self) -> Response:
         """Prometheus metrics."""
         backend = self._api.backend
-        return Response(
-            self._api.metrics.render(backend.engines, backend.services), media_type=_METRICS_TYPE
-        )
+        return Response(self._api.metrics.render(backend.engines, backend.services), media_type=_METRICS_TYPE)
 
     async def version(self) -> Response:
         """The version of Shoal."""
@@ -79,4 +77,3 @@ class ServerEndpoints:
     async def docs(self, request: Request) -> Response:
         """A page about the interface."""
         return HTMLResponse(docs_page(request.app.openapi()), headers=_PAGE_HEADERS)
-
