@@ -12,7 +12,9 @@ runner = CliRunner()
 def served(monkeypatch):
     """Options of the servers that were run."""
     options = []
-    monkeypatch.setattr("shoal.serve.launch.run_server", lambda engine, server, **_: options.append(server))
+    monkeypatch.setattr(
+        "shoal.serve.launch.run_server", lambda engines, server, *_, **__: options.append(server)
+    )
     return options
 
 
