@@ -82,6 +82,11 @@ class ClusterOptions:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must not be negative")
 
+    @property
+    def tick_s(self) -> float:
+        """Managers are told so often that time passes."""
+        return self.heartbeat_s / 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
