@@ -14,7 +14,7 @@ from rich.console import Console
 
 from shoal.cli.demo_client import Burst, DemoRequest, run_burst, time_alone
 from shoal.cli.demo_goals import demo_goals, format_goals
-from shoal.cli.demo_kill import Kill
+from shoal.cli.demo_kill import Kill, kill_amid
 from shoal.cli.demo_metrics import MetricsSummary
 from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
 from shoal.cli.demo_report import Latency, report_notes, summarise
@@ -175,15 +175,20 @@ def test_an_engine_is_killed_amid_the_burst(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("api", "message"),
+    ("answer", "message"),
     [
-        (FakeApi(reject={"chat": (400, "no")}), "over before an engine was killed"),
-        (FakeApi(admin={"engines": (403, {"error": {"message": "only this machine"}})}), "only this machine"),
-        (FakeApi(admin={"engines": {"data": [engine_card("0", 70, 0)]}}), "no engine has a request"),
+        ((403, {"error": {"message": "only this machine"}}), "only this machine"),
+        ({"data": [engine_card("0", 70, 0)]}, "no engine has a request"),
+        ({"data": [engine_card("0", None, 3)]}, "no engine has a request"),
     ],
 )
-def test_a_kill_that_does_not_work_out_is_an_error(api, message):
-    with fake_server(api) as url, pytest.raises(ShoalError, match=message):
+def test_an_engine_that_cannot_be_killed_is_told(answer, message):
+    with fake_server(FakeApi(admin={"engines": answer})) as url, pytest.raises(ShoalError, match=message):
+        asyncio.run(kill_amid(url, lambda: True))
+
+
+def test_a_burst_that_is_over_too_soon_is_told():
+    with fake_server(FakeApi(reject={"chat": (400, "no")})) as url, pytest.raises(EngineDied, match="was over"):
         asyncio.run(run_burst(url, demo_prompts(1), kill=True))
 
 
