@@ -188,7 +188,10 @@ def test_an_engine_that_cannot_be_killed_is_told(answer, message):
 
 
 def test_a_burst_that_is_over_too_soon_is_told():
-    with fake_server(FakeApi(reject={"chat": (400, "no")})) as url, pytest.raises(EngineDied, match="was over"):
+    with (
+        fake_server(FakeApi(reject={"chat": (400, "no")})) as url,
+        pytest.raises(EngineDied, match="was over"),
+    ):
         asyncio.run(run_burst(url, demo_prompts(1), kill=True))
 
 

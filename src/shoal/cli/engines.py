@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -75,7 +76,7 @@ def _engine_row(engine: Mapping[str, Any]) -> list[Text]:
         Text(_or_dash(engine["pid"])),
         Text(str(engine["requests"])),
         Text(str(engine["restarts"])),
-        Text("-" if age_s is None else f"{age_s:.1f} s ago"),
+        Text("-" if age_s is None else f"{age_s:.1f} s"),
         Text("-" if kv_bytes is None else f"{kv_bytes / 2**20:,.1f} MiB"),
     ]
 
@@ -93,9 +94,10 @@ def _service_row(service: Mapping[str, Any]) -> list[Text]:
 
 
 def _print(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
-        table.add_column(heading)
+        # Lists may take several lines; everything else fits into 80 columns.
+        table.add_column(heading, no_wrap=heading not in ("services", "engines"), overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
