@@ -91,7 +91,8 @@ def test_a_server_that_does_not_let_us_says_what_is_missing(capsys, status):
 
 def test_something_else_that_answers_is_no_server_of_ours(capsys):
     assert "is it a Shoal server?" in ask(capsys, "engines", "list", status=1)[0]
-    assert "is it a Shoal server?" in ask(capsys, "services", "list", status=1, services=[1])[0]
+    for answer in ([1], {}, {"data": 3}):
+        assert "is it a Shoal server?" in ask(capsys, "services", "list", status=1, services=answer)[0]
 
 
 def test_without_a_server_it_is_told_how_to_start_one(capsys):

@@ -11,7 +11,7 @@ _TIMEOUT_S = 10.0
 
 
 def ask_admin(url: str, key: str | None, what: str) -> dict[str, Any]:
-    """What ``GET /admin/WHAT`` of the server at ``url`` says; key: its admin key, if it has one.
+    """The list that ``GET /admin/WHAT`` of the server at ``url`` has as ``data``; key: its admin key, if any.
 
     Raises ConfigError if the server does not let us, EngineDied if there is no server.
     """
@@ -27,8 +27,9 @@ def ask_admin(url: str, key: str | None, what: str) -> dict[str, Any]:
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise ConfigError(f"{url}: {error_message(response)} (here --admin-key or SHOAL_ADMIN_KEY gives it)")
     try:
-        if response.status_code == httpx.codes.OK and isinstance(answer := response.json(), dict):
-            return answer
-    except ValueError:
+        answer = response.json()
+        if response.status_code == httpx.codes.OK and isinstance(answer["data"], list):
+            return dict(answer)
+    except (ValueError, KeyError, TypeError):
         pass
     raise EngineDied(f"{url} answered with status {response.status_code}: is it a Shoal server?")
