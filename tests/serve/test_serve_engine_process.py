@@ -1,15 +1,19 @@
-"""HTTP in front of a real engine process, whose executor is a fake."""
+"""HTTP in front of real engine processes, whose executors are fakes."""
 
 import asyncio
 import json
 import os
+import re
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from serve_builders import until
 
-from routers import start_router
+from routers import QUICK, start_router
+from shoal.cluster.options import RestartOptions
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
@@ -23,8 +27,8 @@ def engine_builders(monkeypatch):
     return engine_builders
 
 
-def run_served(builders, options, scenario):
-    """Run ``scenario(client, router)`` against a server in front of an engine process."""
+def run_served(builders, options, scenario, **cluster):
+    """Run ``scenario(client, router)`` against a server in front of engine processes."""
 
     class Tokenizer(builders.ByteTokenizer):
         has_chat_template = True
@@ -37,7 +41,7 @@ def run_served(builders, options, scenario):
 
     async def main():
         tokenizers = {service.name: Tokenizer() for service in options.services}
-        router = await start_router(options, {}, tokenizers, builders.BUILDER)
+        router = await start_router(options, {}, tokenizers, builders.BUILDER, **cluster)
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         server = asyncio.create_task(
             serve_until_stopped(
@@ -168,23 +172,79 @@ def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_buil
     run_served(engine_builders, options, scenario)
 
 
-def test_health_is_red_while_the_only_engine_is_gone(engine_builders):
+async def health_that(client, wanted):
+    """The first answer of /health with the status ``wanted``."""
+    async with asyncio.timeout(60):
+        while True:
+            response = await client.get("/health")
+            if response.json()["status"] == wanted:
+                return response
+            await asyncio.sleep(0.02)
+
+
+async def sample(client, name):
+    """A sample of /metrics."""
+    page = (await client.get("/metrics")).text
+    return float(re.search(rf"^{re.escape(name)} (.*)$", page, re.M)[1])
+
+
+def test_a_stream_goes_on_when_its_engine_is_killed(engine_builders):
     options = engine_builders.make_options("fake?step_ms=20")
+    body = ask("a", 100, stream=True, ignore_eos=True)
 
     async def scenario(client, router):
-        body = ask("a", 100, stream=True, ignore_eos=True)
+        undisturbed = (await client.post("/v1/completions", json=body | {"stream": False})).json()
+        pieces = []
         async with client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.aiter_lines()
-            await anext(lines)
-            os.kill(router.engines[0].pid, 9)
-            async with asyncio.timeout(30):
-                while (await client.get("/health")).status_code == 200:
-                    await asyncio.sleep(0.01)
-            rest = [line async for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert "error" not in rest[-2]
-        assert (await client.get("/health")).status_code == 200
-        page = (await client.get("/metrics")).text
-        assert 'shoal_requests_resumed_total{service="a"} 1.0' in page
+            async for line in lines:
+                if line.startswith("data: {"):
+                    pieces.append(json.loads(line[6:])["choices"][0]["text"])
+                if len(pieces) == 5:
+                    cards = (await client.get("/admin/engines")).json()["data"]
+                    [busy] = [card for card in cards if card["requests"]]
+                    os.kill(busy["pid"], signal.SIGKILL)
+                    degraded = await health_that(client, "degraded")
+                    pieces.append("")
+        assert "".join(pieces) == undisturbed["choices"][0]["text"]
+        assert degraded.status_code == 200
+        [gone] = [engine for engine in degraded.json()["engines"] if engine["state"] != "ready"]
+        assert (gone["name"], gone["last_error"]) == (busy["name"], "killed by signal 9 (SIGKILL)")
+        assert await sample(client, 'shoal_requests_resumed_total{service="a"}') == 1
+        healthy = (await health_that(client, "ok")).json()
+        assert {e["name"]: e["restarts"] for e in healthy["engines"]} == {"0": 0, "1": 0} | {gone["name"]: 1}
 
-    run_served(engine_builders, options, scenario)
+    run_served(engine_builders, options, scenario, engines=2)
+
+
+def test_without_an_engine_requests_wait_until_they_are_refused(engine_builders):
+    options = engine_builders.make_options("fake")
+    slow = replace(QUICK, restart=RestartOptions(first_s=60), wait_for_engine_s=0.2)
+
+    async def scenario(client, router):
+        os.kill(router.engines[0].pid, signal.SIGKILL)
+        down = await health_that(client, "down")
+        assert (down.status_code, down.headers["retry-after"]) == (503, "5")
+        assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.get("/health/live")).status_code == 200
+        refused = await client.post("/v1/completions", json=ask("a", 4))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "service_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert await sample(client, 'shoal_requests_refused_total{reason="no_engine",service="a"}') == 1
+        assert await sample(client, 'shoal_engine_up{engine="0"}') == 0
+
+    run_served(engine_builders, options, scenario, cluster=slow)
+
+
+def test_an_engine_that_hangs_is_killed_and_its_request_answered(engine_builders):
+    options = engine_builders.make_options("fake")
+    watchful = replace(QUICK, heartbeat_s=0.2, hung_after_s=1)
+
+    async def scenario(client, router):
+        os.kill(router.engines[0].pid, signal.SIGSTOP)
+        response = await client.post("/v1/completions", json=ask("a", 4, ignore_eos=True))
+        assert response.json()["usage"]["completion_tokens"] == 4
+        [engine] = (await health_that(client, "ok")).json()["engines"]
+        assert engine["restarts"] == 1
+
+    run_served(engine_builders, options, scenario, cluster=watchful)
