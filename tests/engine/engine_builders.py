@@ -247,9 +247,12 @@ def make_request(
 
 
 def run_all(engine: Engine) -> dict[str, list]:
-    """Step until nothing is left to do; the events by request."""
+    """Step until nothing is left to do; the events by request, whose positions fit."""
     events: dict[str, list] = {}
     while engine.busy:
         for event in engine.step():
-            events.setdefault(event.request_id, []).append(event)
+            before = events.setdefault(event.request_id, [])
+            if before:
+                assert event.position == before[-1].position + len(before[-1].tokens)
+            before.append(event)
     return events
