@@ -70,7 +70,7 @@ class LocalBackend:
         self._pending: list[wire.StartEngine] = []
         """What a node is to start that is being started itself."""
         self._reviving: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._reading: asyncio.Task[None] | None = None
         self._heard = False
         self._closing = False
 
@@ -114,13 +114,12 @@ class LocalBackend:
             self._reviving.cancel()
             await asyncio.wait((self._reviving,))
         if self._link is not None:
-            link, (reading, watching) = self._link, self._tasks
-            link.send(wire.Shutdown())
-            await asyncio.wait((reading,), timeout=_END_TIMEOUT_S)
-            if not reading.done():
-                _kill(link.pid)
-                await asyncio.wait((reading,))
-            watching.cancel()
+            self._link.send(wire.Shutdown())
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=_END_TIMEOUT_S)
+            if self._link is not None:
+                _kill(self._link.pid)
+            await self._reading
         await self._reap()
 
     # Connecting.
@@ -133,7 +132,7 @@ class LocalBackend:
             if link is not None:
                 return link
             code = None if self._process is None else self._process.poll()
-            if self._process is None or code == TAKEN or (code == 0 and time.monotonic() < until):
+            if self._process is None or code in (0, TAKEN):
                 await self._start_node()
             elif code is not None:
                 await self._reap()
@@ -175,24 +174,21 @@ class LocalBackend:
                 start_new_session=True,
             )
 
-    async def _reap(self) -> None:
-        """Wait for the end of the node, if it was started here and is ending."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        while self._process.poll() is None:
+    async def _reap(self) -> int | None:
+        """Wait for the end of the node, if it was started here and is ending; returns its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        assert process.stdin is not None
+        process.stdin.close()
+        while process.poll() is None:
             await asyncio.sleep(_RETRY_S)
-        self._process = None
+        return process.returncode
 
     def _use(self, link: _Link) -> None:
         self._link = link
         self._engines |= {found.engine: (found.incarnation, found.pid) for found in link.found}
-        self._heard = True
-        self._tasks = [
-            asyncio.create_task(self._read(link), name="node-reader"),
-            asyncio.create_task(self._watch(link), name="node-watcher"),
-        ]
+        self._reading = asyncio.create_task(self._read(link), name="node-reader")
 
     async def _revive(self) -> None:
         """Start a node in place of one that is gone."""
@@ -214,6 +210,7 @@ class LocalBackend:
 
     async def _read(self, link: _Link) -> None:
         """Hand on what the node tells, until it is gone."""
+        watching = asyncio.create_task(self._watch(link), name="node-watcher")
         while (message := await wire.read_from_node(link.reader)) is not None:
             self._heard = True
             match message:
@@ -221,6 +218,7 @@ class LocalBackend:
                     self._said(message)
                 case EngineExited():
                     self._exited(message)
+        watching.cancel()
         self._link = None
         link.writer.close()
         if not self._closing:
@@ -229,21 +227,17 @@ class LocalBackend:
     async def _watch(self, link: _Link) -> None:
         """Kill a node that is silent for too long; a time in which this process slept counts as one look."""
         silent_s = 0.0
-        while self._link is link:
+        while silent_s <= self._silence_s:
+            self._heard = False
             await asyncio.sleep(self._heartbeat_s)
             silent_s = 0.0 if self._heard else silent_s + self._heartbeat_s
-            self._heard = False
-            if silent_s > self._silence_s:
-                _kill(link.pid)
-                return
+        _kill(link.pid)
 
     async def _lost(self, link: _Link) -> None:
         """The node is gone, and all of its engines with it, also one that could not notice."""
-        how = ""
-        if self._process is not None:
-            process = self._process
-            await self._reap()
-            how = f": {describe_end(process.returncode)}"
+        _kill(link.pid)
+        code = await self._reap()
+        how = "" if code is None else f": {describe_end(code)}"
         engines, self._engines = self._engines, {}
         for pid in [pid for _, pid in engines.values() if pid]:
             _kill(pid)
