@@ -73,6 +73,11 @@ class Watched:
                 self.news.clear()
                 await self.news.wait()
 
+    async def until_lost(self):
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.backend._link is not None:
+                await asyncio.sleep(0.01)
+
     async def start(self, engine="e", incarnation=1, *args, **fields):
         self.backend.start_engine(engine, incarnation, config(*args, **fields))
         return await self.until(Loaded, engine, incarnation)
@@ -114,6 +119,19 @@ def test_an_engine_is_started_heard_and_used():
                     await asyncio.sleep(0.01)
             assert {event.overdue_s for event in watched.events if isinstance(event, Beat)} == {0}
             assert {event.pid for event in watched.events if isinstance(event, Beat)} == {loaded.pid}
+            node = psutil.Process(loaded.pid).parent()
+            assert os.getsid(node.pid) == os.getsid(loaded.pid) == node.pid
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGHUP,
+            ):  # as a terminal or a supervisor does
+                for pid in (node.pid, loaded.pid):
+                    os.kill(pid, number)
+            await asyncio.sleep(0.2)
+            watched.events.clear()
+            await watched.until(Beat)
+        assert not [event for event in watched.events if isinstance(event, Exited)]
 
     run(scenario)
 
@@ -243,9 +261,8 @@ def test_without_their_node_all_engines_end_and_the_next_start_has_a_new_one(how
 def test_a_node_that_cannot_be_replaced_is_told_of_every_start(monkeypatch):
     async def scenario():
         async with attached() as watched:
-            loaded = await watched.start()
-            psutil.Process(loaded.pid).parent().kill()
-            await watched.until(Exited)
+            os.kill(watched.backend._link.pid, signal.SIGKILL)
+            await watched.until_lost()
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "executable", "/bin/false")
                 for engine in "fg":
@@ -260,40 +277,20 @@ def test_a_node_that_cannot_be_replaced_is_told_of_every_start(monkeypatch):
     run(scenario)
 
 
-def test_signals_of_a_terminal_do_not_reach_the_node_or_its_engines():
-    async def scenario():
-        async with attached() as watched:
-            loaded = await watched.start()
-            node = psutil.Process(loaded.pid).parent()
-            assert os.getsid(node.pid) == os.getsid(loaded.pid) == node.pid
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                for pid in (node.pid, loaded.pid):
-                    os.kill(pid, number)
-            await asyncio.sleep(0.2)
-            watched.events.clear()
-            await watched.until(Beat)
-
-    run(scenario)
-
-
 def test_a_second_server_is_refused_while_one_is_there():
     async def scenario():
-        async with attached("shared") as watched:
-            await watched.start()
+        async with attached("shared"):
             why = rf"'shared' cannot be used: another server uses it \(process {os.getpid()}\)"
             with pytest.raises(ConfigError, match=why):
                 await Watched("shared").attach()
-            watched.events.clear()
-            await watched.until(Beat)
 
     run(scenario)
 
 
 def test_nodes_of_different_names_know_nothing_of_each_other():
     async def scenario():
-        async with attached("one") as one, attached("two") as two, attached() as three:
-            pids = {(await watched.start()).pid for watched in (one, two, three)}
-            assert len({psutil.Process(pid).ppid() for pid in pids}) == 3
+        async with attached("one") as one, attached("two") as two, attached() as three, attached() as four:
+            assert len({watched.backend._link.pid for watched in (one, two, three, four)}) == 4
 
     run(scenario)
 
@@ -422,23 +419,15 @@ def test_without_engines_settings_may_change_but_not_the_protocol(monkeypatch):
     run(scenario)
 
 
-def test_a_node_that_was_killed_leaves_its_name_free():
+def test_a_node_that_was_killed_leaves_its_name_free_and_its_folder_to_the_next():
     async def scenario():
-        async with attached("killed") as watched:
-            loaded = await watched.start()
-            psutil.Process(loaded.pid).parent().kill()
-            await watched.until(Exited)
-            assert folder_path("killed").exists()
-        async with attached("killed") as watched:
-            await watched.start()
-        async with attached("abandons") as watched:
-            os.kill(watched.backend._link.pid, signal.SIGKILL)
-            async with asyncio.timeout(TIMEOUT_S):
-                while watched.backend._link is not None:
-                    await asyncio.sleep(0.01)
-        assert folder_path("abandons").exists()
+        for name in ("killed", "killed", "abandoned"):
+            async with attached(name) as watched:
+                os.kill(watched.backend._link.pid, signal.SIGKILL)
+                await watched.until_lost()
+            assert folder_path(name).exists()
         async with attached():
-            assert not folder_path("abandons").exists()
+            assert not folder_path("abandoned").exists()
 
     run(scenario)
 

@@ -108,8 +108,9 @@ class LocalBackend:
             self._exited(EngineExited(engine, incarnation, "it was killed before it was started"))
 
     async def close(self) -> None:
-        """See EngineBackend; closing twice does nothing."""
+        """See EngineBackend; nothing more is told. Closing twice does nothing."""
         self._closing = True
+        self._on_event = lambda _: None
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.wait((self._reviving,))
@@ -235,12 +236,11 @@ class LocalBackend:
 
     async def _lost(self, link: _Link) -> None:
         """The node is gone, and all of its engines with it, also one that could not notice."""
-        _kill(link.pid)
+        engines, self._engines = self._engines, {}
+        for pid in (link.pid, *(pid for _, pid in engines.values() if pid)):
+            _kill(pid)
         code = await self._reap()
         how = "" if code is None else f": {describe_end(code)}"
-        engines, self._engines = self._engines, {}
-        for pid in [pid for _, pid in engines.values() if pid]:
-            _kill(pid)
         for engine, (incarnation, _) in engines.items():
             self._on_event(
                 Exited(
