@@ -19,7 +19,7 @@ from engine_builders import BUILDER, make_options, make_request
 from shoal.cluster.backend import Beat, EngineConfig, Exited, Loaded, Loading
 from shoal.cluster.local import LocalBackend
 from shoal.cluster.node.folder import NodeFolder, folder_path
-from shoal.core import ConfigError
+from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
 
@@ -402,19 +402,66 @@ def test_a_server_with_other_settings_is_told_what_differs(left_behind):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_without_engines_settings_may_change_but_not_the_protocol(monkeypatch):
+async def half_attached(name):
+    """A backend that is gone, as its node sees it, before it has started an engine."""
+    backend = LocalBackend(name, 60)
+    link = await backend._connect()
+    link.writer.close()
+    return backend
+
+
+def test_a_node_without_engines_waits_for_nobody():
     async def scenario():
-        first = Watched("empty").backend
-        link = await first._connect()
-        link.writer.close()  # as if it were killed
-        with monkeypatch.context() as patched:
-            patched.setattr("shoal.engine.lifeline.PROTOCOL", 7)
-            with pytest.raises(ConfigError, match=r"another protocol \(protocol: 1 / 7\)"):
-                await Watched("empty").attach()
-        second = Watched("empty")
+        first = await half_attached("empty")
+        async with asyncio.timeout(TIMEOUT_S):
+            while first._path.exists():
+                await asyncio.sleep(0.01)
+        await first.close()
+        first = await half_attached("empty")
+        second = Watched("empty")  # while the node of the first is ending
         assert await second.attach({"threads": "2"}) == []
+        await second.start()
         await second.backend.close()
         await first.close()
+
+    run(scenario)
+
+
+def test_a_server_of_another_version_is_refused(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr("shoal.engine.lifeline.PROTOCOL", 7)
+        with pytest.raises(ConfigError, match=r"another protocol \(protocol: 1 / 7\)"):
+            await Watched("old").attach()
+
+    run(scenario)
+
+
+def test_a_node_that_gives_no_answer_is_told(monkeypatch):
+    monkeypatch.setattr("shoal.cluster.local._ANSWER_TIMEOUT_S", 0.1)
+
+    async def scenario():
+        async with attached("stuck") as watched:
+            os.kill(watched.backend._link.pid, signal.SIGSTOP)
+            with pytest.raises(EngineDied, match=r"'stuck' gives no answer"):
+                await Watched("stuck").attach()
+            os.kill(watched.backend._link.pid, signal.SIGCONT)
+
+    run(scenario)
+
+
+def test_an_error_of_who_is_told_ends_nothing():
+    async def scenario():
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with attached() as watched:
+            watched.backend._on_event = lambda event: 1 / 0
+            watched.backend.start_engine("e", 1, config("crash"))
+            async with asyncio.timeout(TIMEOUT_S):
+                while watched.backend._engines or not errors:
+                    await asyncio.sleep(0.01)
+            watched.backend._on_event = watched._take
+            await watched.start(incarnation=2)
+        assert errors
 
     run(scenario)
 

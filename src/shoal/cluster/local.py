@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded, Loading
 from shoal.cluster.node import EngineExited, EngineSaid, RunningEngine, wire
 from shoal.cluster.node.__main__ import TAKEN
@@ -22,6 +24,7 @@ from shoal.engine.children import interrupts_held_back
 
 _RETRY_S = 0.02
 _START_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 20.0
 
 
@@ -82,12 +85,18 @@ class LocalBackend:
         """
         check_open_files()
         self._on_event, self._settings = on_event, dict(settings)
-        link = await self._connect()
+        try:
+            link = await self._connect()
+        except BaseException:
+            await self._reap()
+            raise
         self._use(link)
         return [_found(engine) for engine in link.found]
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
-        """See EngineBackend."""
+        """See EngineBackend; does nothing after ``close``."""
+        if self._closing:
+            return
         self._engines[engine] = (incarnation, 0)
         message = wire.StartEngine(engine, incarnation, pickle.dumps(config))
         if self._link is not None:
@@ -136,10 +145,9 @@ class LocalBackend:
             if self._process is None or code in (0, TAKEN):
                 await self._start_node()
             elif code is not None:
-                await self._reap()
                 raise EngineDied(f"{self._what} ended while it started ({describe_end(code)})")
             if time.monotonic() > until:
-                raise EngineDied(f"{self._what} gives no answer ({self._path})")
+                raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
 
     async def _try_connect(self) -> _Link | None:
@@ -155,12 +163,15 @@ class LocalBackend:
                 lifeline.PROTOCOL, os.getpid(), self._settings, self._heartbeat_s, self._orphan_after_s
             )
             wire.write(writer, hello)
-            answer = await asyncio.wait_for(wire.read_from_node(reader), _START_TIMEOUT_S)
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                answer = await wire.read_from_node(reader)
             if isinstance(answer, wire.Refused):
                 raise ConfigError(f"{self._what} cannot be used: {answer.why}")
             if isinstance(answer, wire.Welcome):
                 link = _Link(reader, writer, answer)
             return link
+        except TimeoutError:
+            raise EngineDied(f"{self._what} gives no answer; end the process that has {self._path}") from None
         finally:
             if link is None:
                 writer.close()
@@ -212,13 +223,14 @@ class LocalBackend:
     async def _read(self, link: _Link) -> None:
         """Hand on what the node tells, until it is gone."""
         watching = asyncio.create_task(self._watch(link), name="node-watcher")
-        while (message := await wire.read_from_node(link.reader)) is not None:
-            self._heard = True
-            match message:
-                case EngineSaid():
-                    self._said(message)
-                case EngineExited():
-                    self._exited(message)
+        with contextlib.suppress(msgspec.MsgspecError):
+            while (message := await wire.read_from_node(link.reader)) is not None:
+                self._heard = True
+                match message:
+                    case EngineSaid():
+                        self._said(message)
+                    case EngineExited():
+                        self._exited(message)
         watching.cancel()
         self._link = None
         link.writer.close()
@@ -242,7 +254,7 @@ class LocalBackend:
         code = await self._reap()
         how = "" if code is None else f": {describe_end(code)}"
         for engine, (incarnation, _) in engines.items():
-            self._on_event(
+            self._tell(
                 Exited(
                     engine=engine,
                     incarnation=incarnation,
@@ -255,16 +267,20 @@ class LocalBackend:
         self._engines[engine] = (incarnation, pid)
         match message.message:
             case lifeline.Loading(what):
-                self._on_event(Loading(engine=engine, incarnation=incarnation, what=what))
+                self._tell(Loading(engine=engine, incarnation=incarnation, what=what))
             case lifeline.Ready() as ready:
-                self._on_event(_loaded(engine, incarnation, pid, ready))
+                self._tell(_loaded(engine, incarnation, pid, ready))
             case lifeline.Beat(overdue_s):
-                self._on_event(Beat(engine=engine, incarnation=incarnation, pid=pid, overdue_s=overdue_s))
+                self._tell(Beat(engine=engine, incarnation=incarnation, pid=pid, overdue_s=overdue_s))
+
+    def _tell(self, event: BackendEvent) -> None:
+        # From the loop, so that an error in the receiver does not end the reading.
+        asyncio.get_running_loop().call_soon(lambda: self._on_event(event))
 
     def _exited(self, message: EngineExited) -> None:
         if self._engines.get(message.engine, (0, 0))[0] == message.incarnation:
             del self._engines[message.engine]
-        self._on_event(
+        self._tell(
             Exited(
                 engine=message.engine,
                 incarnation=message.incarnation,
