@@ -43,7 +43,7 @@ class NodeServer:
             await self._node.close()
             self._folder.remove()
             if self._client is not None:
-                self._client.close()
+                self._client.transport.abort()
                 await self._free.wait()
 
     def end_unused(self) -> None:
@@ -79,6 +79,8 @@ class NodeServer:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._free.wait(), _TAKEOVER_S)
         await self._node.settle()
+        if self._over.is_set():
+            return False  # without an answer: there will be another node in a moment
         why = self._why_not(hello)
         if why is not None:
             wire.write(writer, wire.Refused(why))
@@ -88,8 +90,6 @@ class NodeServer:
 
     def _why_not(self, hello: wire.Hello) -> str | None:
         """Why a server may not use the node, if it may not."""
-        if self._over.is_set():
-            return "it is ending"
         if self._client is not None:
             assert self._hello is not None
             return f"another server uses it (process {self._hello.pid})"
@@ -119,7 +119,8 @@ class NodeServer:
         self._client = None
         self._stop_beating()
         self._free.set()
-        self._orphaned = asyncio.get_running_loop().call_later(self._hello.orphan_after_s, self._over.set)
+        wait_s = self._hello.orphan_after_s if self._node.owns_any else 0.0
+        self._orphaned = asyncio.get_running_loop().call_later(wait_s, self._over.set)
 
     def _handle(self, message: wire.ToNode) -> None:
         match message:
