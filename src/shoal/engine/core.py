@@ -119,7 +119,7 @@ class Engine:
         The future raises ConfigError, ModelUnavailable or ModelUnsupported where that cannot be.
         """
         self._require_sound()
-        return self._changeable().add(service, folder)
+        return _fixed() if self._changes is None else self._changes.add(service, folder)
 
     def remove_service(self, name: str, *, drain: bool) -> Future[None]:
         """Refuse further requests of a service; when it has none left, it goes, and its memory.
@@ -128,17 +128,12 @@ class Engine:
         where there is no such service.
         """
         self._require_sound()
-        removed = self._changeable().remove(name)
+        removed: Future[None] = _fixed() if self._changes is None else self._changes.remove(name)
         if not drain and not removed.done():
             for request_id in self._scheduler.requests_of(name):
                 self.cancel(request_id)
         self._idle = None
         return removed
-
-    def _changeable(self) -> ServiceChanges:
-        if self._changes is None:
-            raise ConfigError("the services of this engine are fixed")
-        return self._changes
 
     def step(self) -> list[TokenEvent]:
         """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""
@@ -273,3 +268,10 @@ class Engine:
         events = self._scheduler.update(plan, result, started)
         self._times.add(result, self._clock() - started)
         return events
+
+
+def _fixed() -> Future[Any]:
+    """What is answered to all changes of services by an engine that was built without them."""
+    refused: Future[Any] = Future()
+    refused.set_exception(ConfigError("the services of this engine are fixed"))
+    return refused

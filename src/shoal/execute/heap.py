@@ -23,23 +23,17 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST))
 
 
-def freeze_more() -> None:
-    """Spare collections also what was made since they were told to spare what there was, if they were."""
-    if gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
-
-
-def return_freed_memory() -> None:
-    """Find what nobody refers to any more, and give all free memory back to the system, once.
-
-    Takes some tenths of a second. What is freed later is kept as before.
-    """
+def collect_frozen() -> None:
+    """Find also such garbage as collections have been told to spare; takes some tenths of a second."""
     frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()
     if frozen:
         gc.freeze()
+
+
+def return_freed_memory() -> None:
+    """Give all free memory back to the system, once: what is freed later is kept as before."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

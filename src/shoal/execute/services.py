@@ -1,11 +1,12 @@
 """Services that come and go, as far as torch is concerned: models, views of the KV, and memory."""
 
 from pathlib import Path
+from weakref import ref
 
 import torch
 
 from shoal.core import Service
-from shoal.execute.heap import freeze_more, return_freed_memory
+from shoal.execute.heap import collect_frozen, return_freed_memory
 from shoal.execute.loading import LoadedModel, ModelSet, context_of
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import PoolLayout
@@ -34,11 +35,17 @@ class TorchServices:
     def add(self, service: Service, model: LoadedModel) -> None:
         """A service comes, between two plans."""
         self._executor.add_service(service, model)
-        freeze_more()
 
     def remove(self, service: str) -> None:
-        """A service goes, of which no sequence is left, and its memory is given back."""
+        """A service goes, of which no sequence is left, and the memory of its weights if nobody else has them."""
+        model = self._models.models[service]
+        parts = [ref(part) for part in model.module.modules()]
         self._executor.remove_service(service)
+        if any(other is model for other in self._models.models.values()):
+            return
+        del model
+        if any(part() is not None for part in parts):  # some code refers to itself in a circle
+            collect_frozen()
         return_freed_memory()
         if self._models.device.type == "cuda":
             torch.cuda.empty_cache()
