@@ -79,12 +79,12 @@ class Walk:
     def _service(self, name: str) -> Service:
         return Service(name=name, model=name, dtype=self.dtype)
 
-    def submit(self, service: str) -> None:
+    def submit(self, service: str, count: int = 0) -> None:
         length, rng = self.random.randint(*self.prompts), self.random
         own = random.Random(rng.randrange(8))  # few different prompts, so that prefixes are found again
         prompt = [own.randrange(3, self.vocab) for _ in range(length)]
         name = f"r{len(self.asked)}"
-        self.asked[name] = Asked(self._folder(service), prompt, rng.randint(1, self.output))
+        self.asked[name] = Asked(self._folder(service), prompt, count or rng.randint(1, self.output))
         self.engine.submit(make_request(name, service, prompt, self.asked[name].count, seed=1))
 
     def add(self, name: str) -> None:

@@ -37,7 +37,7 @@ class TorchServices:
         self._executor.add_service(service, model)
 
     def remove(self, service: str) -> None:
-        """A service goes, of which no sequence is left, and the memory of its weights if nobody else has them."""
+        """A service goes, of which no sequence is left, and memory of weights that nobody else has."""
         model = self._models.models[service]
         parts = [ref(part) for part in model.module.modules()]
         self._executor.remove_service(service)
