@@ -15,8 +15,6 @@ from shoal.engine import Engine, EngineOptions, ServiceInfo, build_engine
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
 
-PER_CHANGE = 12
-"""Requests that come during a change, however long it takes."""
 CLOSE = 1e-3
 """Where an undisturbed model finds two tokens this near to each other, either may come."""
 
@@ -28,6 +26,7 @@ class Asked:
     folder: Path
     prompt: list[int]
     count: int
+    dtype: str = "float32"
     may_end: bool = False
     """Its service was removed without waiting for it."""
     tokens: list[int] = field(default_factory=list)
@@ -35,7 +34,10 @@ class Asked:
 
 
 class Walk:
-    """One engine; ``folders`` are the models by kind, and a service ``<kind>-<n>`` has that of its kind."""
+    """One engine; ``folders`` are the models by kind, and a service ``<kind>-<n>`` has that of its kind.
+
+    per_change: requests that come during a change, however long it takes. dtype: of all services, or by name.
+    """
 
     def __init__(
         self,
@@ -46,13 +48,15 @@ class Walk:
         prompts: tuple[int, int] = (1, 60),
         output: int = 16,
         vocab: int = 199,
-        dtype: str = "float32",
+        per_change: int = 12,
+        dtype: str | Mapping[str, str] = "float32",
         kv: dict[str, Any] | None = None,
         **scheduler: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.folders = dict(folders)
-        self.prompts, self.output, self.vocab, self.dtype = prompts, output, vocab, dtype
+        self.prompts, self.output, self.vocab = prompts, output, vocab
+        self.per_change, self.dtype = per_change, dtype
         self.asked: dict[str, Asked] = {}
         self.unlike: list[str] = []
         """Requests whose tokens differ from the undisturbed ones where these were a near tie."""
@@ -77,14 +81,17 @@ class Walk:
         return self.folders[service.rpartition("-")[0]]
 
     def _service(self, name: str) -> Service:
-        return Service(name=name, model=name, dtype=self.dtype)
+        dtype = self.dtype if isinstance(self.dtype, str) else self.dtype[name]
+        return Service(name=name, model=name, dtype=dtype)
 
     def submit(self, service: str, count: int = 0) -> None:
         length, rng = self.random.randint(*self.prompts), self.random
         own = random.Random(rng.randrange(8))  # few different prompts, so that prefixes are found again
         prompt = [own.randrange(3, self.vocab) for _ in range(length)]
         name = f"r{len(self.asked)}"
-        self.asked[name] = Asked(self._folder(service), prompt, count or rng.randint(1, self.output))
+        self.asked[name] = Asked(
+            self._folder(service), prompt, count or rng.randint(1, self.output), self._service(service).dtype
+        )
         self.engine.submit(make_request(name, service, prompt, self.asked[name].count, seed=1))
 
     def add(self, name: str) -> None:
@@ -131,7 +138,7 @@ class Walk:
         target = self.changes + changes
         while self.changes < target:
             if not self.changing:
-                self._fresh = PER_CHANGE
+                self._fresh = self.per_change
                 gone = [name for name in names if name not in self.present]
                 going = sorted(self.present - set(always))
                 if not going or (gone and len(self.present) < most and self.random.random() < 0.6):
@@ -157,7 +164,7 @@ class Walk:
             else:
                 assert asked.finish is FinishReason.LENGTH
                 assert len(asked.tokens) == asked.count
-            if not asked.tokens:
+            if not asked.tokens or asked.dtype != "float32":
                 continue
             # Greedy output is what the whole of it, read at once, finds likeliest behind each of its tokens.
             logprobs, _ = reference_pass(asked.folder, (*asked.prompt, *asked.tokens[:-1]))
