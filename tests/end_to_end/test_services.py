@@ -15,6 +15,7 @@ from end_to_end_builders import make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_native, tiny_config
 from service_builders import Walk
 
+from at_hand import bundled_model
 from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupported, Service
 from shoal.execute import loading
 from shoal.execute.torch_executor import TorchExecutor
@@ -332,7 +333,7 @@ class _Resources:
 @pytest.mark.slow
 def test_two_hundred_changes_leave_nothing_behind(folders: dict[str, Path]) -> None:
     kv = {"memory_bytes": 192 << 10}
-    walk = Walk(folders, ["llama-0", "qwen3-0"], seed=7, per_change=6, depth=2, kv=kv)
+    walk = Walk(folders, ["llama-0", "qwen3-0"], seed=7, per_change=4, depth=2, kv=kv)
     walk.walk(20, NAMES, always=("llama-0",))
     walk.finish()
     before = _Resources()
@@ -346,16 +347,17 @@ def test_two_hundred_changes_leave_nothing_behind(folders: dict[str, Path]) -> N
 
 @pytest.mark.slow
 def test_twenty_changes_beside_smollm2_leave_nothing_behind() -> None:
-    """It stays in float32, while its model comes and goes in other dtypes, whose KV takes other bytes."""
-    names = ["smollm2-0", "smollm2-1", "smollm2-2"]
+    """It stays in float32, while services on its weights, and on others in bfloat16, come and go."""
+    names = [f"smollm2-{number}" for number in range(4)]
     walk = Walk(
         {"smollm2": bundled_model("smollm2")},
         ["smollm2-0"],
         seed=3,
-        per_change=3,
-        output=10,
+        per_change=2,
+        prompts=(1, 24),
+        output=6,
         vocab=40_000,
-        dtype=dict(zip(names, ("float32", "bfloat16", "int8"), strict=True)),
+        dtype=dict(zip(names, ("float32", "bfloat16", "bfloat16", "float32"), strict=True)),
         kv={"memory_bytes": 64 << 20, "block_size": 16},
     )
     walk.walk(4, names, always=("smollm2-0",))
