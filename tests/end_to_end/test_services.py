@@ -13,10 +13,19 @@ import pytest
 import torch
 from end_to_end_builders import make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_native, tiny_config
-from service_builders import Walk
+from grammar_builders import write_tokenizer
+from service_builders import Asked, Walk
 
 from at_hand import bundled_model
-from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupported, Service
+from shoal.core import (
+    ConfigError,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    InvalidRequest,
+    ModelUnsupported,
+    Service,
+)
 from shoal.execute import loading
 from shoal.execute.torch_executor import TorchExecutor
 
@@ -57,7 +66,7 @@ def test_int8_kv_gives_what_it_gives_undisturbed(
     kinds = ("llama", "qwen3", "gemma3")
     made = {kind: make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16) for kind in kinds}
     int8 = {"memory_bytes": 64 << 10, "dtype": "int8"}
-    walk = Walk(made, ["llama-0"], dtype="int8", kv=int8, preemption_mode=mode, depth=2)
+    walk = Walk(made, ["llama-0"], per_change=4, dtype="int8", kv=int8, preemption_mode=mode, depth=2)
     walk.walk(6, [f"{kind}-{number}" for kind in kinds for number in range(2)], always=("llama-0",))
     walk.finish()
     walk.engine.close()
@@ -309,6 +318,39 @@ def test_a_request_that_was_promised_all_the_room_keeps_others_out(folders: dict
     assert len(asked.tokens) == room
     walk.add("mixtral-0")
     walk.finish()
+    walk.engine.close()
+
+
+def test_processes_of_grammars_end_with_the_last_service_on_their_model(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = make_model(tmp_path / "llama", tiny_config("llama"))
+    write_tokenizer(folder)
+    walk = Walk(folders | {"llama": folder}, ["gpt2-0"])
+    children, descriptors = set(psutil.Process().children(True)), len(os.listdir("/proc/self/fd"))
+    grammar = Grammar(GrammarKind.REGEX, "[ab]{20}")
+    for _ in range(2):
+        for name in ("llama-0", "llama-1"):
+            walk.add(name)
+        walk.finish()
+        for name in ("llama-0", "llama-1"):
+            walk.engine.prepare(name, grammar).result()
+            walk.asked[name] = Asked(folder, make_prompt(9), 12, dtype="with a grammar")
+            follows = {"grammar": grammar, "ignore_eos": False}
+            walk.engine.submit(make_request(name, name, walk.asked[name].prompt, 12, **follows))
+        walk.remove("llama-0", drain=True)
+        walk.finish()
+        assert len(walk.asked["llama-0"].tokens) > 0
+        assert len(set(psutil.Process().children(True)) - children) == 2
+        walk.remove("llama-1", drain=True)
+        walk.finish()
+        until = time.monotonic() + 20
+        while set(psutil.Process().children(True)) - children and time.monotonic() < until:
+            time.sleep(0.01)
+        assert set(psutil.Process().children(True)) == children
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        with pytest.raises(InvalidRequest, match="not served here"):
+            walk.engine.prepare("llama-0", grammar)
     walk.engine.close()
 
 

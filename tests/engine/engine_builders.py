@@ -199,7 +199,9 @@ class FakeServices:
         pass
 
     def remove(self, service: str) -> None:
-        pass
+        executor = self.executor
+        executor.memory = {key: held for key, held in executor.memory.items() if key[0] != service}
+        executor.owner = {merged: owner for merged, owner in executor.owner.items() if owner != service}
 
 
 @dataclass(frozen=True)
