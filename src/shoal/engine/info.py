@@ -20,10 +20,6 @@ class ServiceInfo:
     """Size of the model's vocabulary."""
     eos_token_ids: tuple[int, ...] = ()
     """The model's end-of-sequence tokens."""
-    prefill_s: float = 1e-3
-    """Seconds for each token of a prompt of a request that runs alone."""
-    decode_s: float = 1e-2
-    """Seconds for each token of its output."""
     execution_s: float | None = None
     """As in ``Service``; without it no request can have an ``e2e_scale``."""
     prefill_s: float = 0.0

@@ -29,7 +29,7 @@ from shoal.engine import lifeline, wire
 from shoal.engine.client_link import ClientLink
 from shoal.engine.config import EngineConfig
 from shoal.engine.core import Engine
-from shoal.engine.info import EngineInfo
+from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.journal import Journal
 from shoal.engine.lifeline import Lifeline
 from shoal.engine.step_watch import Overdue, StepWatch
@@ -63,6 +63,8 @@ class EngineServer:
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
         """Grammars that are being made ready, by the key of the question."""
+        self._changing: dict[int, Future[ServiceInfo] | Future[None]] = {}
+        """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
 
     def run(self) -> None:
@@ -72,6 +74,7 @@ class EngineServer:
             if not self._running:
                 return
             self._send_prepared()
+            self._send_changes()
             events = self._engine.step()
             if events:
                 self._send_events(events)
@@ -143,6 +146,12 @@ class EngineServer:
                 self._prepare(message)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
+            case wire.AddService():
+                added = self._engine.add_service(message.service, Path(message.folder))
+                self._changing[message.key] = added
+            case wire.RemoveService():
+                removed = self._engine.remove_service(message.name, drain=message.drain)
+                self._changing[message.key] = removed
             case wire.Shutdown():
                 self._running = False
 
@@ -162,6 +171,18 @@ class EngineServer:
                 _log.error("a grammar could not be made ready", exc_info=error)
             self._send(wire.Prepared(key, None if error is None else str(error)))
 
+    def _send_changes(self) -> None:
+        """Answer for the services that have come or gone, or cannot."""
+        for key in [key for key, future in self._changing.items() if future.done()]:
+            future = self._changing.pop(key)
+            error = future.exception()
+            if error is None:
+                self._send(wire.ServiceChanged(key, future.result()))
+                continue
+            if not lifeline.is_actionable(error):
+                _log.error("a service could not be changed", exc_info=error)
+            self._send(wire.ServiceChanged(key, error=str(error) or type(error).__name__))
+
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
         self._send(wire.Stepped(events))
@@ -171,7 +192,7 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._preparing:
+        if self._preparing or self._changing:
             return _PREPARING_POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
