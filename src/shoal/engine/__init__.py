@@ -1,9 +1,9 @@
 """One engine: scheduler, KV pool and executor put together, and the interfaces to it.
 
-Here belong the synchronous core, its process and wire protocol, the asynchronous client handle with
-detokenising and stop strings, and the offline interface. ``schedule`` decides which request runs when,
-``execute`` computes tokens, and ``serve`` speaks HTTP. Importing this package is cheap, and importing all of
-its names does not import torch.
+Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the
+offline interface. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``cluster``
+holds many engines, and ``serve`` speaks HTTP. Importing this package is cheap, and importing all of its names
+does not import torch.
 """
 
 from importlib import import_module
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal.engine.build import assemble_engine, build_engine
     from shoal.engine.core import Engine
-    from shoal.engine.handle import EngineHandle
     from shoal.engine.info import EngineInfo, ServiceInfo
     from shoal.engine.options import EngineOptions
     from shoal.engine.reader import Delta
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Delta",
     "Engine",
-    "EngineHandle",
     "EngineInfo",
     "EngineOptions",
     "EngineStats",
@@ -36,7 +34,6 @@ __all__ = [
 _MODULES = {
     "Delta": "reader",
     "Engine": "core",
-    "EngineHandle": "handle",
     "EngineInfo": "info",
     "EngineOptions": "options",
     "EngineStats": "stats",
