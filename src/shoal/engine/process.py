@@ -111,6 +111,7 @@ class EngineServer:
             message = None
         if isinstance(message, wire.Hello) and message.protocol == wire.PROTOCOL:
             self._forget_client()
+            self._send(wire.Forgotten())
             self._link.welcome()
         else:
             self._link.reply(wire.encode(wire.Forgotten()))
