@@ -29,11 +29,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from shoal.cluster.local import LocalBackend
 
 from chaos_engine import FAILS_ONCE, MARKS, POISON
 from shoal.cluster.actions import ClusterAction, Dispatch
 from shoal.cluster.events import ClusterEvent
+from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState

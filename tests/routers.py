@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cluster.local import LocalBackend
-
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router import Router
 from shoal.engine import EngineOptions
