@@ -65,7 +65,6 @@ class EngineServer:
         self._engine = engine
         self._on_change = on_change
         self._link = link
-        self._running = True
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
@@ -75,11 +74,9 @@ class EngineServer:
         engine.interrupted = self._has_messages
 
     def run(self) -> None:
-        """Serve until told to shut down; an engine's error is raised."""
-        while self._running:
+        """Serve for ever; an engine's error is raised."""
+        while True:
             self._take_messages()
-            if not self._running:
-                return
             self._send_prepared()
             self._send_changes()
             events = self._engine.step()
@@ -104,7 +101,7 @@ class EngineServer:
 
     def _read_messages(self) -> None:
         size = 0
-        while self._running and size < _MOST_BYTES:
+        while size < _MOST_BYTES:
             frame = self._link.receive()
             if frame is None:
                 if self._link.lost_client():
@@ -124,6 +121,7 @@ class EngineServer:
             message = None
         if isinstance(message, wire.Hello) and message.protocol == wire.PROTOCOL:
             self._forget_client()
+            self._send(wire.Forgotten())
             self._link.welcome()
         else:
             self._link.reply(wire.encode(wire.Forgotten()))
@@ -159,8 +157,6 @@ class EngineServer:
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
                 self._changing[message.key] = message.name, removed
-            case wire.Shutdown():
-                self._running = False
 
     def _prepare(self, message: wire.Prepare) -> None:
         try:
@@ -245,8 +241,8 @@ class _ToldServices:
         self._owner.send(lifeline.Ready(self._info, self._endpoint))
 
 
-def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> bool:
-    """Build the engine and serve it; returns whether it ended because it was told to."""
+def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
+    """Build the engine and serve it until it fails, which is told."""
 
     def report(what: str) -> None:
         owner.send(lifeline.Loading(what))
@@ -271,8 +267,6 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
             traceback.print_exc()
         with suppress(ConnectionError):
             owner.send(lifeline.describe_failure(error))
-        return False
-    return True
 
 
 def _find_builder(name: str) -> Builder:
@@ -293,7 +287,7 @@ def _beat(owner: Lifeline, every_s: float, watch: StepWatch) -> None:
 
 
 def main() -> int:
-    """Run one engine until it is shut down or its owner is gone; returns the exit status."""
+    """Run one engine until it fails or its owner is gone; returns the exit status."""
     # A terminal and some supervisors signal the whole group; the owner decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -309,4 +303,5 @@ def main() -> int:
         target=_beat, args=(owner, config.heartbeat_s, watch), name="heartbeat", daemon=True
     )
     beat.start()
-    return 0 if serve(start, config, owner, watch) else 1
+    serve(start, config, owner, watch)
+    return 1

@@ -17,8 +17,6 @@ from shoal.core import (
 )
 from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import PROTOCOL as PROTOCOL
-from shoal.engine.lifeline import Failed as Failed
-from shoal.engine.lifeline import failure_to_error as failure_to_error
 from shoal.engine.stats import EngineStats
 
 
@@ -133,10 +131,6 @@ class RemoveService(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Its requests run to their ends; else they are cancelled."""
 
 
-class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: end now, even if requests are unfinished."""
-
-
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: all events of one step."""
 
@@ -192,7 +186,7 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Why nothing has changed."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService | Shutdown
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService
 FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged
 
 _encoder = msgspec.msgpack.Encoder()
