@@ -66,6 +66,7 @@ class FakeBackend:
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
+        core._clock = self.loop.now_ns  # else nobody would ever have waited for long
         process = FakeProcess(engine, incarnation, core)
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)

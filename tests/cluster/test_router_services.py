@@ -91,7 +91,7 @@ def test_unknown_names_and_last_ones_are_refused():
             change.remove_engine("0"),
             change.add_service(Service(name="b", model="fake"), FOLDER, ByteTokenizer(), engines=["z"]),
         ):
-            with pytest.raises(ConfigError, match="there is no |last one"):
+            with pytest.raises(ConfigError, match=r"there is no |last one"):
                 await work
         with pytest.raises(ConfigError, match="there is no engine"):
             change.drain_engine("z")
@@ -143,7 +143,7 @@ def test_services_come_and_go_at_random_while_engines_die():
                 answered[service] += 1
 
         clients = [asyncio.create_task(client(number)) for number in range(6)]
-        for _ in range(60):
+        for _ in range(25):
             await asyncio.sleep(rng.uniform(0.1, 1.5))
             if rng.random() < 0.2:
                 backend.die(rng.choice(list(backend.processes.values())), "killed")
@@ -161,9 +161,10 @@ def test_services_come_and_go_at_random_while_engines_die():
                     process.core.fake_pool.check_integrity()
         stopped.set()
         await asyncio.gather(*clients)
-        assert min(answered.values()) > 20
+        assert min(answered.values()) > 10
         while any(engine.state is not EngineState.READY for engine in router.engines):
             await asyncio.sleep(0.5)
         assert router.unfinished == router.waiting == 0
 
-    play(scenario, blocks=640)
+    # A step of the fake model takes no time, by which the default order would tell services apart.
+    play(scenario, blocks=640, scheduler={"starvation_s": 0.3})
