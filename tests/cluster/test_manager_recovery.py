@@ -14,7 +14,7 @@ from shoal.cluster.events import (
     Ticked,
 )
 from shoal.cluster.options import ClusterOptions, RestartOptions
-from shoal.cluster.status import EngineState, ServiceStatus
+from shoal.cluster.status import EngineState, ServiceState, ServiceStatus
 
 
 def states(bench: Bench) -> dict[str, EngineState]:
@@ -23,9 +23,11 @@ def states(bench: Bench) -> dict[str, EngineState]:
 
 def test_an_engine_is_started_and_gets_requests_once_it_is_ready() -> None:
     bench = Bench()
-    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 1)]
+    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 1, ("a",))]
     assert bench.submit("r0") == []
-    assert bench.manager.service("a") == ServiceStatus(ready=0, wanted=1, waiting=1)
+    assert bench.manager.service("a") == ServiceStatus(
+        ready=0, wanted=1, waiting=1, state=ServiceState.LOADING
+    )
     assert bench.ready("e0", 1) == [Dispatch("r0", "e0", 1, 1)]
     assert bench.submit("r1") == [Dispatch("r1", "e0", 1, 1)]
     [engine] = bench.manager.engines
@@ -40,7 +42,7 @@ def test_an_engine_that_was_found_is_not_started() -> None:
     assert bench.tell(EngineReady("e0", 3, {"a": SPEED})) == []
     assert bench.submit("r0") == [Dispatch("r0", "e0", 3, 1)]
     assert bench.die("e0", 3) == []
-    assert bench.wait(1) == [StartEngine("e0", 4)]
+    assert bench.wait(1) == [StartEngine("e0", 4, ("a",))]
 
 
 def test_requests_of_a_dead_engine_go_on_at_once_where_they_can() -> None:
@@ -54,7 +56,7 @@ def test_requests_of_a_dead_engine_go_on_at_once_where_they_can() -> None:
     assert bench.submit("r4") == []
     assert bench.manager.waiting("a") == 5
     assert bench.wait(0.75) == []
-    assert bench.wait(0.25) == [StartEngine("e0", 2), StartEngine("e1", 2)]
+    assert bench.wait(0.25) == [StartEngine("e0", 2, ("a",)), StartEngine("e1", 2, ("a",))]
     sent = dispatched(bench.ready("e1", 2))
     assert sent == [("r0", "e1", 3), ("r1", "e1", 2), ("r2", "e1", 3), ("r3", "e1", 2), ("r4", "e1", 1)]
 
@@ -65,16 +67,16 @@ def test_waits_between_starts_grow_until_one_works_out() -> None:
     for incarnation, wait_s in enumerate([1, 2, 4, 5, 5], start=1):
         bench.die("e0", incarnation)
         assert bench.wait(wait_s - 0.25) == []
-        assert bench.wait(0.25) == [StartEngine("e0", incarnation + 1)]
+        assert bench.wait(0.25) == [StartEngine("e0", incarnation + 1, ("a",))]
     bench.ready("e0", 6)
     bench.wait(4.75, ("e0", 6))
     bench.die("e0", 6)
     assert bench.wait(4.75) == []
-    assert bench.wait(0.25) == [StartEngine("e0", 7)]
+    assert bench.wait(0.25) == [StartEngine("e0", 7, ("a",))]
     bench.ready("e0", 7)
     bench.wait(5, ("e0", 7))
     bench.die("e0", 7)
-    assert bench.wait(1) == [StartEngine("e0", 8)]
+    assert bench.wait(1) == [StartEngine("e0", 8, ("a",))]
     assert bench.manager.engines[0].restarts == 7
 
 
@@ -119,7 +121,7 @@ def test_an_engine_that_loads_for_too_long_is_killed() -> None:
     assert bench.ready("e0", 1) == []
     assert states(bench) == {"e0": EngineState.READY}
     bench.die("e0", 1)
-    assert bench.wait(1) == [StartEngine("e0", 2)]
+    assert bench.wait(1) == [StartEngine("e0", 2, ("a",))]
     bench.tell(EngineBeat("e0", 2))
     assert len(bench.wait(10.25)) == 1
 
@@ -162,7 +164,7 @@ def test_requests_of_a_removed_engine_go_elsewhere() -> None:
     assert bench.die("e0", 1, "r0") == []
     assert bench.tell(EngineFound("e0", 1, ("a",))) == []
     assert list(states(bench)) == ["e1"]
-    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 2)]
+    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 2, ("a",))]
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, 3])
@@ -198,5 +200,5 @@ def test_requests_wait_for_an_engine_of_their_service() -> None:
     assert bench.die("e1", 1) == []
     assert bench.manager.services == {
         "a": ServiceStatus(ready=1, wanted=1, waiting=0),
-        "b": ServiceStatus(ready=0, wanted=1, waiting=1),
+        "b": ServiceStatus(ready=0, wanted=1, waiting=1, state=ServiceState.LOADING),
     }

@@ -51,18 +51,22 @@ class EngineLoad:
         self.remaining_ns = 0
         """Sum of their estimated times. Each is what the request would take alone, so work that is done
         concurrently is overstated; it counts in full until the request has ended."""
-        self._speeds: Mapping[str, ServiceSpeed] = {}
+        self._speeds: dict[str, ServiceSpeed] = {}
         self._assigned: dict[str, _Assigned] = {}
         # In the order in which they were sent last. The values mean nothing.
         self._blocks: dict[int, None] | None = {} if indexes_prefixes else None
 
     def begin(self, speeds: Mapping[str, ServiceSpeed]) -> None:
         """The engine starts with nothing, and computes so fast."""
-        self._speeds = speeds
+        self._speeds = dict(speeds)
         self.unfinished = self.remaining_ns = 0
         self._assigned.clear()
         if self._blocks:
             self._blocks.clear()
+
+    def learn(self, service: str, speed: ServiceSpeed) -> None:
+        """The engine computes another service, so fast."""
+        self._speeds[service] = speed
 
     def cost_ns(self, newcomer: Newcomer) -> int:
         """How long the engine takes for a request that runs alone."""

@@ -24,13 +24,20 @@ from shoal.cluster.events import (
     EngineReady,
     EngineRemoved,
     Progressed,
+    ServiceFailed,
+    ServiceLoaded,
+    ServicePlaced,
+    ServiceRemoved,
+    ServiceUnloaded,
+    ServiceWanted,
     Submitted,
     Ticked,
 )
 from shoal.cluster.lengths import ExpectedLengths
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.quarantine import Quarantine
-from shoal.cluster.state import Call, Engine, ManagedEngine
+from shoal.cluster.residency import Residency
+from shoal.cluster.state import Call, Engine, ManagedEngine, Residence
 from shoal.cluster.status import EngineState, ServiceStatus
 from shoal.cluster.supervise import Supervisor
 from shoal.cluster.waiting import WaitingCalls
@@ -49,7 +56,8 @@ class Manager:
         self._policy = dispatch
         self._wait_ns = round(options.wait_for_engine_s * 1e9)
         self._wait_s = options.wait_for_engine_s
-        self._supervisor = Supervisor(options)
+        self._residency = Residency()
+        self._supervisor = Supervisor(options, self._residency.starts_with)
         self._quarantine = Quarantine(self._wait_ns)
         self._lengths = ExpectedLengths()
         self._engines: dict[str, Engine] = {}
@@ -71,6 +79,12 @@ class Manager:
             EngineEnded: self._engine_ended,
             EngineDraining: self._draining,
             EngineRemoved: self._removed,
+            ServicePlaced: self._placed,
+            ServiceWanted: self._wanted,
+            ServiceRemoved: self._service_removed,
+            ServiceLoaded: self._loaded,
+            ServiceFailed: self._failed,
+            ServiceUnloaded: self._unloaded,
             Submitted: self._submit,
             Progressed: self._progressed,
             Ended: self._ended,
@@ -85,16 +99,19 @@ class Manager:
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
         """The services that engines are to serve, or that requests wait for."""
-        names = [name for engine in self._engines.values() for name in engine.services]
-        return {name: self.service(name) for name in dict.fromkeys([*names, *self._waiting.services])}
+        names = dict.fromkeys([*self._residency.names, *self._waiting.services])
+        return {name: self.service(name) for name in names}
 
     def service(self, name: str) -> ServiceStatus:
         """One service; zeros where nobody has heard of it."""
-        engines = self._serving(name)
+        engines = self._with(name)
+        state, error = self._residency.state(name, engines)
         return ServiceStatus(
-            ready=sum(engine.takes_requests for engine in engines),
+            ready=sum(engine.takes_requests and engine.serves(name) for engine in engines),
             wanted=sum(engine.state is not EngineState.DRAINING for engine in engines),
             waiting=self.waiting(name),
+            state=state,
+            error=error,
         )
 
     def waiting(self, service: str) -> int:
@@ -117,22 +134,26 @@ class Manager:
 
     def _added(self, event: EngineAdded, now_ns: int) -> None:
         if event.engine not in self._engines:
-            engine = self._add(event.engine, event.services, self._incarnations.get(event.engine, 0))
+            engine = self._add(event.engine, event.services, self._incarnations.get(event.engine, 0), now_ns)
             self._actions.append(self._supervisor.start(engine, engine.incarnation + 1))
 
     def _found(self, event: EngineFound, now_ns: int) -> None:
         known = self._incarnations.get(event.engine, 0) >= event.incarnation
         if event.engine not in self._engines and not known:
-            engine = self._add(event.engine, event.services, event.incarnation)
+            engine = self._add(event.engine, event.services, event.incarnation, now_ns)
             self._supervisor.watch(engine)
 
-    def _add(self, name: str, services: tuple[str, ...], incarnation: int) -> Engine:
+    def _add(self, name: str, services: tuple[str, ...], incarnation: int, now_ns: int) -> Engine:
         load = EngineLoad(name, indexes_prefixes=self._policy.reads_prefixes)
-        engine = Engine(services, load, EngineState.LOADING, incarnation, runs=True)
+        engine = Engine(load, EngineState.LOADING, incarnation, runs=True)
         self._engines[name] = engine
+        for service in services:
+            self._residency.add(service, engine, now_ns)
         return engine
 
-    def _running(self, event: EngineReady | EngineBeat | EngineEnded) -> Engine | None:
+    def _running(
+        self, event: EngineReady | EngineBeat | EngineEnded | ServiceLoaded | ServiceFailed | ServiceUnloaded
+    ) -> Engine | None:
         """The engine that an event tells of, if it is the one that runs now."""
         engine = self._engines.get(event.engine)
         present = engine is not None and engine.runs and engine.incarnation == event.incarnation
@@ -146,6 +167,7 @@ class Manager:
         engine.move(EngineState.READY)
         engine.ready_ns = now_ns
         engine.load.begin(event.speeds)
+        self._actions += self._residency.ready(engine, event.speeds, now_ns)
         self._settle(now_ns)
 
     def _beat(self, event: EngineBeat, now_ns: int) -> None:
@@ -164,9 +186,10 @@ class Manager:
             if request not in suspects or self._quarantine.blame(call, engine, now_ns):
                 self._wait(call, now_ns)
             else:
-                self._refuse(call, RefusalKind.POISON, _POISON)
+                self._refuse(call, RefusalKind.POISON, _POISON, now_ns)
         engine.calls.clear()
         engine.reserved = None
+        self._residency.stopped(engine)
         self._settle(now_ns)
 
     def _draining(self, event: EngineDraining, now_ns: int) -> None:
@@ -189,6 +212,8 @@ class Manager:
     def _ticked(self, event: Ticked, now_ns: int) -> None:
         actions = self._supervisor.tick(self._engines.values(), now_ns)
         self._note_kills(actions, now_ns)
+        self._actions += self._residency.ticked(self._engines.values(), now_ns)
+        self._residency.forget_removed(self._engines.values())
         for service in self._waiting.services:
             self._give_up(service, self._waiting.of(service), now_ns)
         for call in self._quarantine.pending:
@@ -201,6 +226,46 @@ class Manager:
         if any(isinstance(action, KillEngine) for action in actions):
             self._settle(now_ns)
 
+    # Services
+
+    def _placed(self, event: ServicePlaced, now_ns: int) -> None:
+        engines = [self._engines[name] for name in event.engines if name in self._engines]
+        self._actions += self._residency.place(event.service, engines, event.idle_after_s, now_ns)
+
+    def _wanted(self, event: ServiceWanted, now_ns: int) -> None:
+        self._actions += self._residency.want(event.service, event.loaded, self._with(event.service))
+
+    def _service_removed(self, event: ServiceRemoved, now_ns: int) -> None:
+        self._actions += self._residency.remove(event.service, self._with(event.service))
+        self._settle(now_ns)
+
+    def _loaded(self, event: ServiceLoaded, now_ns: int) -> None:
+        engine = self._running(event)
+        if engine is not None:
+            engine.load.learn(event.service, event.speed)
+            self._actions += self._residency.moved(event.service, engine, Residence.LOADED, now_ns)
+            self._settle(now_ns)
+
+    def _failed(self, event: ServiceFailed, now_ns: int) -> None:
+        engine = self._running(event)
+        if engine is None:
+            return
+        service = event.service
+        self._actions += self._residency.moved(service, engine, Residence.FAILED, now_ns, event.error)
+        engines = self._with(service)
+        if not any(other.serves(service) or other.comes for other in engines) and not self._residency.loads(
+            service, engines
+        ):
+            message = f"service {service!r} could not be loaded: {event.error}"
+            for call in self._waiting.of(service):
+                self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
+
+    def _unloaded(self, event: ServiceUnloaded, now_ns: int) -> None:
+        engine = self._running(event)
+        if engine is not None:
+            self._actions += self._residency.moved(event.service, engine, Residence.ABSENT, now_ns)
+            self._settle(now_ns)
+
     # Requests
 
     def _submit(self, told: Submitted, now_ns: int) -> None:
@@ -210,6 +275,7 @@ class Manager:
         call = Call(told, self._submitted, tokens)
         self._submitted += 1
         self._calls[told.request] = call
+        self._actions += self._residency.submitted(told.service, self._engines.values())
         engines = self._open_engines(told.service)
         if engines:
             self._dispatch(call, engines, now_ns)
@@ -226,7 +292,7 @@ class Manager:
             engine.reserved = None
             # The next one in quarantine does not wait until this one is done, which may take long.
             pending = self._quarantine.pending
-            if engine.takes_requests and any(each.told.service in engine.services for each in pending):
+            if engine.takes_requests and any(engine.serves(each.told.service) for each in pending):
                 self._withdraw(call, now_ns)
             self._settle(now_ns)
 
@@ -239,7 +305,7 @@ class Manager:
         engine = call.engine
         if engine is not None:
             del engine.calls[event.request]
-        self._forget(call)
+        self._forget(call, now_ns)
         if self._quarantine.pending or (engine is not None and engine.reserved is call):
             self._settle(now_ns)
 
@@ -263,30 +329,36 @@ class Manager:
             call.engine.load.remove(call.told.request)
             call.engine = None
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: Call, now_ns: int) -> None:
         """The request is over."""
+        service = call.told.service
+        self._actions += self._residency.ended(service, self._engines.values(), now_ns)
         self._release(call)
         self._quarantine.forget(call)
         self._waiting.remove(call)
         del self._calls[call.told.request]
 
-    def _refuse(self, call: Call, kind: RefusalKind, message: str) -> None:
-        self._forget(call)
+    def _refuse(self, call: Call, kind: RefusalKind, message: str, now_ns: int) -> None:
+        self._forget(call, now_ns)
         self._actions.append(Refuse(call.told.request, kind, message))
 
     def _give_up(self, service: str, calls: Sequence[Call], now_ns: int) -> None:
         """Refuse those that have waited for too long, if no engine of their service is ready."""
-        if not calls or any(engine.takes_requests for engine in self._serving(service)):
+        engines = self._with(service)
+        if not calls or self._residency.loads(service, engines):
+            return
+        if any(engine.takes_requests and engine.serves(service) for engine in engines):
             return
         for call in calls:
             if now_ns - call.waiting_since_ns >= self._wait_ns:
                 message = f"no engine of service {service!r} was ready for {self._wait_s:g} s"
-                self._refuse(call, RefusalKind.NO_ENGINE, message)
+                self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
     # Who gets what
 
-    def _serving(self, service: str) -> list[Engine]:
-        return [engine for engine in self._engines.values() if service in engine.services]
+    def _with(self, service: str) -> list[Engine]:
+        """The engines on which a service is placed."""
+        return [engine for engine in self._engines.values() if service in engine.residences]
 
     def _open_engines(self, service: str) -> list[EngineLoad]:
         """Loads of the engines to which requests of a service may go."""
@@ -294,8 +366,8 @@ class Manager:
         if engines is None:
             engines = self._open[service] = [
                 engine.load
-                for engine in self._serving(service)
-                if engine.takes_requests and engine.reserved is None
+                for engine in self._engines.values()
+                if engine.serves(service) and engine.takes_requests and engine.reserved is None
             ]
         return engines
 
@@ -318,7 +390,8 @@ class Manager:
 
     def _seat(self, call: Call, now_ns: int) -> None:
         """Keep an engine free for a quarantined request, and dispatch it once that has nothing else."""
-        engines = self._serving(call.told.service)
+        service = call.told.service
+        engines = [engine for engine in self._with(service) if engine.serves(service) or engine.comes]
         chosen = self._quarantine.choose(call, engines, now_ns)
         for engine in engines:
             if engine.reserved is call and engine is not chosen:

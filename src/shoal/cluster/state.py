@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from shoal.cluster.engine_load import EngineLoad
 from shoal.cluster.events import Submitted
@@ -36,6 +37,21 @@ class ManagedEngine:
     """Why it ended last."""
 
 
+class Residence(Enum):
+    """Whether an engine has a service in its memory that is placed there."""
+
+    ABSENT = auto()
+    """It has not."""
+    LOADING = auto()
+    """It was told to load it."""
+    LOADED = auto()
+    """It has."""
+    UNLOADING = auto()
+    """It was told to give it up."""
+    FAILED = auto()
+    """It could not load it."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One unfinished request."""
@@ -64,8 +80,6 @@ class Call:
 class Engine:
     """One engine that is wanted."""
 
-    services: tuple[str, ...]
-    """What it is to serve."""
     load: EngineLoad
     """What it has to do, as policies see it."""
     state: EngineState
@@ -90,6 +104,8 @@ class Engine:
     """When it became ready last."""
     restart_ns: int = 0
     """When it is to be started again, where it waits for that."""
+    residences: dict[str, Residence] = field(default_factory=dict)
+    """The services that are placed on it, by name."""
     calls: dict[str, Call] = field(default_factory=dict)
     """The requests that it has, by id."""
     reserved: Call | None = None
@@ -99,6 +115,15 @@ class Engine:
     def name(self) -> str:
         """Its name in the cluster."""
         return self.load.name
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """What it is to serve."""
+        return tuple(self.residences)
+
+    def serves(self, service: str) -> bool:
+        """Whether it has a service in its memory."""
+        return self.residences.get(service) is Residence.LOADED
 
     @property
     def takes_requests(self) -> bool:

@@ -1,6 +1,6 @@
 """When engines are killed and started again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shoal.cluster.actions import KillEngine, StartEngine
 from shoal.cluster.options import ClusterOptions
@@ -15,9 +15,11 @@ class Supervisor:
     a process that could not hear engines for a while does not take their silence for death.
     """
 
-    def __init__(self, options: ClusterOptions) -> None:
+    def __init__(self, options: ClusterOptions, starts_with: Callable[[Engine], tuple[str, ...]]) -> None:
+        """starts_with: the services that an engine is to load at its start."""
         self._options = options
-        self._longest_ns = round(2 * options.heartbeat_s / 4 * 1e9)
+        self._starts_with = starts_with
+        self._longest_ns = round(2 * options.tick_s * 1e9)
         self._last_ns: int | None = None
         self._watched_ns = 0
 
@@ -41,7 +43,7 @@ class Supervisor:
             engine.move(EngineState.LOADING)
         engine.incarnation = incarnation
         self.watch(engine)
-        return StartEngine(engine.name, incarnation)
+        return StartEngine(engine.name, incarnation, self._starts_with(engine))
 
     def watch(self, engine: Engine) -> None:
         """The engine's process runs from now on."""

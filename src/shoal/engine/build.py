@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.core import ConfigError, ModelUnavailable
+from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
+from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.memory import free_memory_bytes
 from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
@@ -67,12 +68,13 @@ def assemble_engine(
 
     threads: the CPU threads they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
     """
+    from shoal.execute.services import TorchServices
     from shoal.execute.torch_executor import TorchExecutor
 
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
     host = _host_pool(options, layout)
-    limits = _limits(options, models)
+    limits = {service.name: _limits(service, models) for service in options.services}
     scheduler = Scheduler(pool, limits, options.scheduler, host)
     depth = options.scheduler.depth
     executor = TorchExecutor(
@@ -83,19 +85,27 @@ def assemble_engine(
         host_layout=None if host is None else host.layout,
         host_unit_ids=None if host is None else host.unit_ids,
     )
-    engine = Engine(scheduler, pool, wrap(executor), depth=depth, grammars=executor.grammars)
+
+    def describe(service: Service) -> ServiceInfo:
+        name = service.name
+        return describe_service(
+            service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
+        )
+
+    wrapped = wrap(executor)
+    changes = ServiceChanges(
+        scheduler,
+        pool,
+        wrapped,
+        TorchServices(models, executor),
+        host_pool=host,
+        int8=options.kv_cache.dtype == "int8",
+        limits_of=lambda service: _limits(service, models),
+        describe=describe,
+    )
+    engine = Engine(scheduler, pool, wrapped, depth=depth, grammars=executor.grammars, changes=changes)
     info = EngineInfo(
-        services={
-            service.name: describe_service(
-                service.model,
-                scheduler,
-                pool,
-                service.name,
-                limits[service.name],
-                models.vocab_sizes[service.name],
-            )
-            for service in options.services
-        },
+        services={service.name: describe(service) for service in options.services},
         device=options.device,
         threads=threads,
         block_size=layout.block_size,
@@ -109,26 +119,23 @@ def assemble_engine(
     return engine, info
 
 
-def _limits(options: EngineOptions, models: "ModelSet") -> dict[str, ServiceLimits]:
-    """Limits of the models and goals of the services."""
-    return {
-        service.name: ServiceLimits(
-            models.context_tokens[service.name],
-            models.eos_token_ids[service.name],
-            slo=service.slo,
-            execution_s=service.execution_s,
-            quota=service.quota,
-            weights=models.weights[service.name],
-        )
-        for service in options.services
-    }
+def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
+    """Limits of a service's model, and its goals."""
+    return ServiceLimits(
+        models.context_tokens[service.name],
+        models.eos_token_ids[service.name],
+        slo=service.slo,
+        execution_s=service.execution_s,
+        quota=service.quota,
+        weights=models.weights[service.name],
+    )
 
 
 def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
     """The KV pool, of the size that was asked for or that the device has left."""
     memory_bytes = options.kv_cache.memory_bytes
     if memory_bytes is None:
-        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
+        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens, options.memory_share)
     else:
         models.check_kv_bytes(memory_bytes)
     int8 = options.kv_cache.dtype == "int8"
@@ -146,7 +153,8 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
         return None
     swap_bytes = options.kv_cache.swap_bytes
     if swap_bytes is None:
-        swap_bytes = max(layout.merged_bytes, default_swap_bytes(options.device, layout.total_bytes))
+        default = default_swap_bytes(options.device, layout.total_bytes, options.memory_share)
+        swap_bytes = max(layout.merged_bytes, default)
     elif swap_bytes > (free := free_memory_bytes()):
         raise ConfigError(
             f"kv_cache.swap: {swap_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB of host"
@@ -155,9 +163,9 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
     return BlockPool(layout.resized(swap_bytes), prefix_caching=False)
 
 
-def default_swap_bytes(device: str, pool_bytes: int) -> int:
-    """Host memory for swapped KV if the user gives no size."""
-    swap_bytes = min(_SWAP_POOLS * pool_bytes, free_memory_bytes() // 4)
+def default_swap_bytes(device: str, pool_bytes: int, share: float = 1.0) -> int:
+    """Host memory for swapped KV if the user gives no size; share: as in ``EngineOptions.memory_share``."""
+    swap_bytes = min(_SWAP_POOLS * pool_bytes, int(free_memory_bytes() * share / 4))
     return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
 

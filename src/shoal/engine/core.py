@@ -6,21 +6,28 @@ Synchronous and single-threaded. It knows no sockets and no text.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
 
 from shoal.core import (
+    ConfigError,
     EngineDied,
     FinishReason,
     Grammar,
     Idle,
     InvalidRequest,
     Request,
+    Service,
     StepPlan,
     StepResult,
     TokenEvent,
 )
+from shoal.engine.info import ServiceInfo
+from shoal.engine.service_changes import ServiceChanges
+from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
 from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
@@ -30,11 +37,22 @@ from shoal.schedule.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 
 
+class PlanObserver(Protocol):
+    """Is told of plans on their way through the executor, in their order."""
+
+    def begin(self, plan: StepPlan, request_ids: Sequence[str]) -> None:
+        """A plan of these requests is handed to the executor next."""
+
+    def end(self, plan: StepPlan) -> None:
+        """The executor is done with it, and can go on."""
+
+
 class Engine:
     """Runs requests: asks the scheduler for plans, the executor for tokens, and passes on events.
 
     depth: plans in flight at most; with 2 the next plan is made while the executor computes.
     clock: nanoseconds; the same that arrival times are taken from. grammars: those of the executor.
+    changes: by which services come and go; without them they are fixed.
 
     A step that failed (``StepFailed``) is taken back, and its requests are tried again. Any other error of
     the executor is raised from ``step`` and ends the engine: which KV the plans in flight have written is
@@ -50,6 +68,7 @@ class Engine:
         depth: int = 1,
         clock: Callable[[], int] = time.monotonic_ns,
         grammars: GrammarPool | None = None,
+        changes: ServiceChanges | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -57,14 +76,23 @@ class Engine:
         self._depth = depth
         self._clock = clock
         self._grammars = grammars
+        self._changes = changes
         self.interrupted: Interrupted = never
         """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
         Set by an owner who can tell; asked between two steps, so it is to be quick."""
+        self.observer: PlanObserver | None = None
+        """Who is told of plans; set by an owner who cares."""
         self._in_flight: deque[StepPlan] = deque()
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None
         self._times = StepTotals()
         self._broken: str | None = None
+
+    def measure_speed(self, service: ServiceInfo, name: str) -> ServiceInfo:
+        """A service's facts with the speed of this engine, which must have no requests; takes a few steps."""
+        self._require_sound()
+        speed = measure_speed(self._executor, self._pool, name, service.max_total_tokens, service.vocab_size)
+        return service if speed is None else replace(service, **speed._asdict())
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.
@@ -97,6 +125,11 @@ class Engine:
             self._ended.append(event)
         self._idle = None
 
+    def cancel_all(self) -> None:
+        """Cancel every request."""
+        for request_id in self._scheduler.request_ids:
+            self.cancel(request_id)
+
     def detach(self, request_id: str) -> Request | None:
         """Take a request out, with the output that was told: any engine of its service can go on with it.
 
@@ -104,6 +137,28 @@ class Engine:
         """
         self._idle = None
         return self._scheduler.detach(request_id, self._clock())
+
+    def add_service(self, service: Service, folder: Path) -> Future[ServiceInfo]:
+        """Load a service's model from ``folder`` while steps go on, and let it enter between two of them.
+
+        The future raises ConfigError, ModelUnavailable or ModelUnsupported where that cannot be.
+        """
+        self._require_sound()
+        return _fixed() if self._changes is None else self._changes.add(service, folder)
+
+    def remove_service(self, name: str, *, drain: bool) -> Future[None]:
+        """Refuse further requests of a service; when it has none left, it goes, and its memory.
+
+        drain: those unfinished run to their ends, else they are cancelled now. The future raises ConfigError
+        where there is no such service.
+        """
+        self._require_sound()
+        removed: Future[None] = _fixed() if self._changes is None else self._changes.remove(name)
+        if not drain and not removed.done():
+            for request_id in self._scheduler.requests_of(name):
+                self.cancel(request_id)
+        self._idle = None
+        return removed
 
     def step(self) -> list[TokenEvent]:
         """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""
@@ -145,7 +200,7 @@ class Engine:
     @property
     def waits(self) -> bool:
         """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
-        return self._idle is not None and not self._in_flight and not self._ended
+        return self._idle is not None and not self._in_flight and not self._ended and not self._change_ready
 
     @property
     def idle_until_ns(self) -> int | None:
@@ -174,6 +229,10 @@ class Engine:
         """Release the executor."""
         self._executor.close()
 
+    @property
+    def _change_ready(self) -> bool:
+        return self._changes is not None and self._changes.ready
+
     def _fail(self, error: BaseException) -> None:
         self._broken = f"{type(error).__name__}: {error}"
 
@@ -183,6 +242,10 @@ class Engine:
 
     def _fill_pipeline(self) -> None:
         self._idle = None
+        if self._changes is not None and self._changes.ready:
+            if self._in_flight:
+                return  # services come and go when no plan is in flight
+            self._changes.apply()
         while len(self._in_flight) < self._depth:
             started = self._clock()
             plan = self._scheduler.schedule(started)
@@ -191,23 +254,39 @@ class Engine:
             if isinstance(plan, Idle):
                 self._idle = plan
                 return
-            self._executor.submit(plan, self.interrupted)
+            if self.observer is not None:
+                self.observer.begin(plan, self._scheduler.newest_ids)
+            self._executor.submit(plan, lambda: self._change_ready or self.interrupted())
             self._in_flight.append(plan)
 
     def _complete_oldest(self) -> list[TokenEvent]:
         plan = self._in_flight.popleft()
         try:
-            result = self._executor.collect()
+            result = self._collect(plan)
         except StepFailed as failure:
             return self._abandon(plan, str(failure))
         return self._update(plan, result)
+
+    def _collect(self, plan: StepPlan) -> StepResult:
+        """The result of the oldest plan; an error that ends the engine leaves it with its observer."""
+        try:
+            result = self._executor.collect()
+        except StepFailed:
+            self._tell_end(plan)
+            raise
+        self._tell_end(plan)
+        return result
+
+    def _tell_end(self, plan: StepPlan) -> None:
+        if self.observer is not None:
+            self.observer.end(plan)
 
     def _abandon(self, failed: StepPlan, error: str) -> list[TokenEvent]:
         """Take back a plan that failed, and those behind it, which the executor did not run."""
         while self._in_flight:
             plan = self._in_flight.popleft()
             try:
-                self._executor.collect()
+                self._collect(plan)
             except StepFailed:
                 continue
             raise RuntimeError(f"the executor ran plan {plan.number} behind {failed.number}, which failed")
@@ -230,3 +309,10 @@ class Engine:
         events = self._scheduler.update(plan, result, started)
         self._times.add(result, self._clock() - started)
         return events
+
+
+def _fixed() -> Future[Any]:
+    """What is answered to all changes of services by an engine that was built without them."""
+    refused: Future[Any] = Future()
+    refused.set_exception(ConfigError("the services of this engine are fixed"))
+    return refused

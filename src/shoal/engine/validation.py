@@ -1,15 +1,27 @@
 """Checks of a request before it goes to an engine; the same offline and behind HTTP."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from shoal.core import SLO, InvalidRequest, Request, SamplingParams, SyntheticPrompt, slo_problem
+from shoal.core import SLO, InvalidRequest, SamplingParams, slo_problem
 from shoal.core.service import NO_GOALS
-from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.info import ServiceInfo
+
+
+class Limits(Protocol):
+    """What requests are checked against: of one engine, or of several that serve together."""
+
+    @property
+    def services(self) -> Mapping[str, ServiceInfo]:
+        """By service name."""
+
+    @property
+    def takes_priorities(self) -> bool:
+        """Whether the order looks at ``Request.priority``."""
 
 
 def check_request(
-    info: EngineInfo,
+    info: Limits,
     service: str,
     prompt: Sequence[int],
     sampling: SamplingParams,
@@ -40,7 +52,7 @@ def check_request(
         )
 
 
-def check_priority(info: EngineInfo, priority: int) -> None:
+def check_priority(info: Limits, priority: int) -> None:
     """Reject a priority that nobody would look at; raises InvalidRequest."""
     if priority and not info.takes_priorities:
         raise InvalidRequest(
@@ -60,18 +72,7 @@ def _sampled_tokens(sampling: SamplingParams) -> dict[str, Sequence[int]]:
     }
 
 
-def check_resumed(info: EngineInfo, request: Request) -> None:
-    """Reject a request with output that this engine could not bring to its end; raises InvalidRequest."""
-    prompt, output, carried = request.prompt, request.output_tokens, request.carried
-    if isinstance(prompt, SyntheticPrompt) or isinstance(output, int):
-        raise InvalidRequest("the prompt and output_tokens must be token ids", param="output_tokens")
-    sampling = request.sampling
-    if carried is not None:
-        sampling = replace(sampling, max_tokens=carried.max_new_tokens)
-    check_request(info, request.service, prompt, sampling, request.slo, output)
-
-
-def find_service(info: EngineInfo, service: str) -> ServiceInfo:
+def find_service(info: Limits, service: str) -> ServiceInfo:
     """The limits of ``service``; raises an InvalidRequest with the known names if it is unknown."""
     limits = info.services.get(service)
     if limits is None:
