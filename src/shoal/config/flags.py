@@ -97,7 +97,7 @@ ENGINE_FLAGS = (
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )
 CLUSTER_FLAGS = (
-    Flag("dispatch", "cluster.dispatch", "NAME", "Which engine a request goes to, e.g. least-requests."),
+    Flag("dispatch", "cluster.dispatch", "NAME", "Which engine a request goes to, e.g. max-min."),
     Flag(
         "cluster-name",
         "cluster.name",
