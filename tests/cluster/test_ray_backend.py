@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,16 +82,6 @@ def make_router(nodes: Nodes, model: str = SLOW, engines: int = 2, **further) ->
     return routers.make_router(built, {}, {"a": ByteTokenizer()}, BUILDER, engines=engines, cluster=cluster)
 
 
-@asynccontextmanager
-async def started(nodes: Nodes, **further):
-    router = make_router(nodes, **further)
-    await router.run()
-    try:
-        yield router
-    finally:
-        await router.close()
-
-
 def engine_process(router: Router, engine: str) -> psutil.Process:
     [status] = [status for status in router.engines if status.name == engine]
     assert status.pid is not None
@@ -111,8 +99,11 @@ async def until(condition) -> None:
         await asyncio.sleep(0.02)
 
 
-def all_ready(router: Router) -> bool:
-    return all(engine.state is EngineState.READY for engine in router.engines)
+async def restarted(router: Router, name: str, error: str) -> None:
+    """Wait until an engine is ready again after an error."""
+    number = int(name)
+    await until(lambda: error in (router.engines[number].last_error or ""))
+    await until(lambda: router.engines[number].state is EngineState.READY)
 
 
 async def stream_through(router: Router, harm) -> None:
@@ -133,16 +124,157 @@ async def stream_through(router: Router, harm) -> None:
         assert output == expected_tokens(request, LONG.max_tokens)
 
 
-def test_engines_run_on_different_nodes_and_leave_nothing(nodes):
+async def start(nodes: Nodes, **further) -> Router:
+    router = make_router(nodes, hung_after_s=1.0, **further)
+    await router.run()
+    return router
+
+
+@pytest.fixture(scope="class")
+def running(nodes):
+    with asyncio.Runner() as runner:
+        router = runner.run(start(nodes, name="seen", orphan_after_s=0.0))
+        yield runner, router
+        runner.run(router.close())
+
+
+class TestEnginesThatEnd:
+    """One router sees it all: an engine that ends, an actor, a node; and at last it stands still itself."""
+
+    def test_engines_run_on_different_nodes(self, running):
+        runner, router = running
+        assert len({host_of(engine_process(router, name)) for name in "01"}) == 2
+        runner.run(stream_through(router, lambda: None))
+
+    def test_a_killed_engine_is_started_again_by_its_actor(self, running):
+        runner, router = running
+        engine = engine_process(router, "0")
+        actor = engine.parent()
+        runner.run(stream_through(router, engine.kill))
+        runner.run(restarted(router, "0", "killed by signal 9"))
+        assert engine_process(router, "0").parent() == actor
+
+    def test_a_stopped_engine_is_killed_and_started_again(self, running):
+        runner, router = running
+        engine = engine_process(router, "1")
+        runner.run(stream_through(router, engine.suspend))
+        runner.run(restarted(router, "1", "killed by signal 9"))
+        assert not engine.is_running()
+
+    def test_a_killed_actor_takes_its_engine_along_and_is_replaced(self, running):
+        runner, router = running
+        engine = engine_process(router, "0")
+        actor = engine.parent()
+        runner.run(stream_through(router, actor.kill))
+        runner.run(restarted(router, "0", "its actor ended"))
+        runner.run(until(lambda: not engine.is_running()))
+        assert engine_process(router, "0").parent() != actor
+
+    def test_a_stopped_actor_is_killed_and_replaced(self, running):
+        runner, router = running
+        engine = engine_process(router, "1")
+        actor = engine.parent()
+        runner.run(stream_through(router, actor.suspend))
+        runner.run(restarted(router, "1", "its actor was silent"))
+        assert engine_process(router, "1").parent() != actor
+
+    def test_an_engine_moves_from_a_node_that_is_gone(self, nodes, running):
+        runner, router = running
+        hosts = {name: host_of(engine_process(router, name)) for name in "01"}
+        name, lost = next(item for item in hosts.items() if item[1] != "127.0.0.2")
+        runner.run(stream_through(router, lambda: nodes.remove(lost)))
+        runner.run(restarted(router, name, "its actor"))
+        assert host_of(engine_process(router, name)) != lost
+
+    def test_engines_whose_server_does_not_ask_any_more_end(self, running):
+        _, router = running
+        engines = [engine_process(router, name) for name in "01"]
+        actors = [engine.parent() for engine in engines]
+        gone, _ = psutil.wait_procs([*engines, *actors], timeout=30)
+        assert len(gone) == 4
+
+
+ABANDON = """
+import asyncio, os, signal, sys
+from test_ray_backend import SLOW, LONG, make_router
+from shoal.cluster.options import ClusterOptions
+
+class At:
+    class cluster:
+        address = sys.argv[1]
+
+async def scenario():
+    router = make_router(At, name="left")
+    await router.run()
+    for number in range(4):
+        stream = await router.submit("a", [97, 98, 99, number], LONG)
+        await anext(stream)
+    print(*(engine.pid for engine in router.engines), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(scenario())
+"""
+
+
+def abandon(nodes: Nodes) -> list[psutil.Process]:
+    """The engines of a server that was killed amid its streams."""
+    tests = Path(__file__).parent
+    path = [str(tests), str(tests.parent), str(tests.parent / "engine"), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDON, nodes.cluster.address],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    return [psutil.Process(int(pid)) for pid in done.stdout.splitlines()[-1].split()]
+
+
+def test_a_server_that_is_started_again_has_its_engines_back(nodes):
+    engines = abandon(nodes)
+    actors = [engine.parent() for engine in engines]
+
     async def scenario():
-        async with started(nodes) as router:
-            engines = [engine_process(router, name) for name in "01"]
-            assert len({host_of(engine) for engine in engines}) == 2
+        other = make_router(nodes, "fake?step_ms=11", name="left")
+        with pytest.raises(ConfigError, match=r"engine 0: .*step_ms=10.* / .*step_ms=11"):
+            await other.run()
+        router = await start(nodes, name="left")
+        try:
+            assert [engine.pid for engine in router.engines] == [engine.pid for engine in engines]
+            stats = await asyncio.gather(*map(router.stats, "01"))
+            assert all(s.services["a"].running + s.services["a"].waiting == 0 for s in stats)
             await stream_through(router, lambda: None)
-            actors = [engine.parent() for engine in engines]
-        assert not any(process.is_running() for process in engines)
+            second = make_router(nodes, name="left")
+            with pytest.raises(ConfigError, match=rf"another server uses it \(process {os.getpid()}\)"):
+                await second.run()
+            await stream_through(router, lambda: None)
+        finally:
+            await router.close()
+        assert not any(engine.is_running() for engine in engines)
         psutil.wait_procs(actors, timeout=10)
         assert not any(actor.is_running() for actor in actors)
         assert not ray.is_initialized()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("further", "message"),
+    [
+        (
+            {"threads": 3},
+            r"an engine needs 3 CPU on one node .* 127.0.0.2 has 1 CPU, .*; free are 2 CPU in all",
+        ),
+        (
+            {"engines": 3, "load_timeout_s": 5.0},
+            r"an engine needs 1 CPU on one node .*; free are 0 CPU in all",
+        ),
+    ],
+)
+def test_a_cluster_without_room_is_told(nodes, further, message):
+    async def scenario():
+        router = make_router(nodes, **further)
+        with pytest.raises(ConfigError, match=message):
+            await asyncio.wait_for(router.run(), 30)
 
     asyncio.run(scenario())

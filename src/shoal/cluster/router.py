@@ -406,3 +406,5 @@ class Router:
                 self._calls.refused(message)
             case wire.Stats() | wire.Prepared():
                 self._fleet.engines[name].answered(message)
+            case wire.Forgotten():
+                self._fleet.distrust(name, "the connection to it was lost, and its requests with it")

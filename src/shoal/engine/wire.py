@@ -145,7 +145,10 @@ class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Forgotten(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine to somebody who is not its client, or is not any more: it has none of its requests."""
+    """From the engine to somebody who is not its client, or is not any more: it has none of its requests.
+
+    Also what a client tells itself when the connection is lost.
+    """
 
 
 class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -1,7 +1,6 @@
 """Engines on the machines of a Ray cluster."""
 
 import asyncio
-import logging
 import os
 import pickle
 import secrets
@@ -22,30 +21,30 @@ from shoal.cluster.ray.room import Needs, describe_room, fits_somewhere, needs_o
 from shoal.core import ConfigError, EngineDied
 from shoal.engine.lifeline import PROTOCOL
 
-_log = logging.getLogger(__name__)
 _MOST_CALLS = 100
 # An actor that was made by a server that is gone may wait for room, or be stopped.
 _ANSWER_S = 5.0
 _ROOM_LOOK_S = 2.0
 _TAKEN_RETRY_S = 0.1
 _TAKEN_S = 10.0
-_KILL_S = 5.0
 _END_TIMEOUT_S = 20.0
+# Engines that no server can find again wait so long for one that is only slow.
+_UNNAMED_S = 30.0
 
 
 class RayBackend:
     """Runs each engine in the care of a detached actor, which outlives an unclean end of this process.
 
     options: ``name`` names the namespace of the actors, by which they are found again; None: one of this
-    process's own. silence_s: an actor is killed after so long without a sign of life.
+    process's own. An actor that is silent for ``hung_after_s`` is killed.
     """
 
-    def __init__(self, options: ClusterOptions, silence_s: float = 5.0) -> None:
+    def __init__(self, options: ClusterOptions) -> None:
         self._address = options.address
         self._namespace = f"shoal-{options.name or f'{os.getpid()}-{secrets.token_hex(4)}'}"
-        self._orphan_after_s = 0.0 if options.name is None else options.orphan_after_s
+        self._orphan_after_s = _UNNAMED_S if options.name is None else options.orphan_after_s
         self._heartbeat_s = options.heartbeat_s
-        self._silence_s = silence_s
+        self._silence_s = options.hung_after_s
         self._settings: dict[str, str] = {}
         self._on_event: Callable[[BackendEvent], None] = lambda _: None
         self._connected_here = False
@@ -88,15 +87,13 @@ class RayBackend:
             self._placing[engine] = self._spawn(self._place(order, needs_of(config)))
 
     def kill_engine(self, engine: str, incarnation: int) -> None:
-        """See EngineBackend. An actor that gives no answer is killed with its engine."""
+        """See EngineBackend."""
         if self._engines.get(engine) != incarnation:
             return
         if engine in self._placing:
             self._placing[engine].cancel()
-            return
-        node = self._nodes[engine]
-        node.send(wire.KillEngine(engine, incarnation))
-        asyncio.get_running_loop().call_later(_KILL_S, self._give_up, node, incarnation)
+        elif engine in self._nodes:
+            self._nodes[engine].send(wire.KillEngine(engine, incarnation))
 
     async def close(self) -> None:
         """See EngineBackend; closing twice does nothing."""
@@ -140,6 +137,7 @@ class RayBackend:
         """Make an actor, somewhere with room, and start an engine there."""
         engine, incarnation = order.engine, order.incarnation
         node: RemoteNode | None = None
+        greeting: asyncio.Future[wire.Welcome] | None = None
         room = "its actor was not there yet"
         try:
             node = RemoteNode(engine, await self._make_actor(engine, needs), self._handle)
@@ -156,6 +154,8 @@ class RayBackend:
         except (ConfigError, EngineDied) as error:
             self._not_placed(order, node, error)
         except asyncio.CancelledError:
+            if greeting is not None:
+                greeting.cancel()
             self._not_placed(order, node, ConfigError(room))
         else:
             self._use(node)
@@ -201,17 +201,6 @@ class RayBackend:
     async def _follow(self, node: RemoteNode) -> None:
         """Hear an actor until it is gone, and its engine with it."""
         reason = await node.hear(self._heartbeat_s, self._silence_s)
-        self._lost(node, reason)
-
-    def _give_up(self, node: RemoteNode, incarnation: int) -> None:
-        """An engine was to be killed a while ago."""
-        if self._nodes.get(node.name) is node and self._engines.get(node.name) == incarnation:
-            node.kill()
-            self._lost(node, "its actor did not kill it, and was killed")
-
-    def _lost(self, node: RemoteNode, reason: str) -> None:
-        if self._nodes.get(node.name) is not node:
-            return
         del self._nodes[node.name]
         if node.name in self._engines:
             self._exited(node.name, self._engines[node.name], reason)

@@ -22,6 +22,7 @@ async def connect(address: str) -> bool:
     if address != "auto":
         await _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what it logs before it reads its arguments
     try:
         # In a thread: it waits for answers, and in the main thread it would take SIGTERM for itself.
         await asyncio.to_thread(
