@@ -5,12 +5,12 @@
     python benchmarks/chaos.py --backend ray --kills 5 --hangs 1 --raises 0 --poisons 0
 
 Clients read one stream after the other. Every kill takes an engine that has at least five streams amid their
-answers, and prompts that are being computed. Hangs stop a process (SIGSTOP) until it is found and killed; raises
-let an executor fail once; a poison request lets it fail always, and must be the only one that fails. All streams
-are compared with those of an undisturbed run: their tokens must be the same, but for places where the two likeliest
-tokens lay closer than 0.001, and their log-probabilities within 0.001. Printed are how many streams were resumed,
-how long each waited for its next token, and how much of that from its dispatch to another engine on: for computing
-its KV again, among others.
+answers, and prompts that are being computed. Hangs stop a process (SIGSTOP) until it is found and killed;
+raises let an executor fail once; a poison request lets it fail always, and must be the only one that fails. All
+streams are compared with those of an undisturbed run: their tokens must be the same, but for places where
+the two likeliest tokens lay closer than 0.001, and their log-probabilities within 0.001. Printed are how many streams
+were resumed, how long each waited for its next token, and how much of that from its dispatch to another
+engine on: for computing its KV again, among others.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from shoal.cluster.local import LocalBackend
 
 from chaos_engine import FAILS_ONCE, MARKS, POISON
 from shoal.cluster.actions import ClusterAction, Dispatch
 from shoal.cluster.events import ClusterEvent
+from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
@@ -96,7 +96,7 @@ def make_jobs(tokenizer: Tokenizer, count: int) -> list[Job]:
     jobs = []
     for number in range(count):
         opening = "Tell me a long story. " if number % 2 else ""
-        text = opening + " ".join(rng.choice(words) for _ in range(rng.choice([8, 30, 100, 250])))
+        text = opening + " ".join(rng.choice(words) for _ in range(rng.choice([8, 20, 50, 100])))
         jobs.append(Job(tuple(tokenizer.encode(text)), rng.choice([40, 80, 120])))
     return jobs
 
@@ -112,6 +112,7 @@ class Chaos:
         self.reference: dict[Job, Output] = {}
         self.outcome = Outcome()
         self.stopped = asyncio.Event()
+        self.extra: list[asyncio.Task[None]] = []
         self.waiting: dict[str, tuple[float, list[float]]] = {}  # since when calls wait, and for which list
         self.dispatched: dict[str, float] = {}
 
@@ -196,7 +197,7 @@ class Chaos:
             busy = [engine for engine in ready if self.amid(engine.name) >= LEAST_STREAMS]
             if busy and len(ready) == len(self.router.engines):
                 prompts = [self.rng.choice(self.jobs[:8]) for _ in range(4)]
-                self.extra = [asyncio.create_task(self.checked(job)) for job in prompts]
+                self.extra += [asyncio.create_task(self.checked(job)) for job in prompts]
                 await asyncio.sleep(0.05)
                 engine = self.rng.choice(busy)
                 if engine.pid is not None and self.amid(engine.name) >= LEAST_STREAMS:
@@ -279,7 +280,7 @@ class Chaos:
                 f"{len(outcome.different)} different"
             )
         self.stopped.set()
-        await asyncio.gather(*clients)
+        await asyncio.gather(*clients, *self.extra)
         outcome.resumed = self.router.services[SERVICE].resumed
 
 

@@ -14,7 +14,7 @@ from shoal.cluster.events import (
     Ticked,
 )
 from shoal.cluster.options import ClusterOptions, RestartOptions
-from shoal.cluster.status import EngineState, ServiceStatus
+from shoal.cluster.status import EngineState, ServiceState, ServiceStatus
 
 
 def states(bench: Bench) -> dict[str, EngineState]:
@@ -25,7 +25,9 @@ def test_an_engine_is_started_and_gets_requests_once_it_is_ready() -> None:
     bench = Bench()
     assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 1, ("a",))]
     assert bench.submit("r0") == []
-    assert bench.manager.service("a") == ServiceStatus(ready=0, wanted=1, waiting=1)
+    assert bench.manager.service("a") == ServiceStatus(
+        ready=0, wanted=1, waiting=1, state=ServiceState.LOADING
+    )
     assert bench.ready("e0", 1) == [Dispatch("r0", "e0", 1, 1)]
     assert bench.submit("r1") == [Dispatch("r1", "e0", 1, 1)]
     [engine] = bench.manager.engines
@@ -198,5 +200,5 @@ def test_requests_wait_for_an_engine_of_their_service() -> None:
     assert bench.die("e1", 1) == []
     assert bench.manager.services == {
         "a": ServiceStatus(ready=1, wanted=1, waiting=0),
-        "b": ServiceStatus(ready=0, wanted=1, waiting=1),
+        "b": ServiceStatus(ready=0, wanted=1, waiting=1, state=ServiceState.LOADING),
     }

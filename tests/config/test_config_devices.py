@@ -1,12 +1,17 @@
 """Several engines: their devices, services and shares of what they use by default."""
 
+from pathlib import Path
+
 import pytest
 from config_builders import from_flags, from_yaml
 
 from shoal.cluster.options import ClusterOptions, RestartOptions
-from shoal.config import settings
+from shoal.config import load_config, settings
 from shoal.config.devices import EngineDevice
 from shoal.core import ConfigError
+from shoal.serve import ServerOptions
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster.yaml"
 
 TWO = "devices: [cpu, {name: b, device: cpu, threads: 1, kv_memory: 64MiB}]"
 SERVICES = "services: [{name: chat, model: smollm2}, {name: base, model: gemma3-270m}]"
@@ -150,3 +155,11 @@ def test_the_cluster_s_options(tmp_path):
 )
 def test_mistakes_in_the_cluster_s_options(tmp_path, written, expected):
     assert expected in error_of(tmp_path, f"cluster: {{{written}}}")
+
+
+def test_the_example_loads():
+    config = load_config(ServerOptions, file=EXAMPLE)
+    plans = config.engine_plans()
+    assert placed(plans) == {"0": ["chat", "complete"], "b": ["chat"]}
+    assert [plan.options.kv_cache.memory_bytes for plan in plans] == [2**28, 2**26]
+    assert config.cluster.name == "example"

@@ -107,6 +107,7 @@ def test_a_request_moves_from_one_engine_to_another_after_every_step(depth):
         assert run_all(first) == {}
         second.submit(moved)
         events = run_all(second)["r"]
+        assert events[0].position == steps
         assert tokens + [token for event in events for token in event.tokens] == expected
         assert events[-1].finish is FinishReason.LENGTH
         assert second.stats().services["a"].observed.traffic.output_tokens.mean == 12
@@ -123,6 +124,7 @@ def test_complete_output_ends_with_the_next_step_and_computes_nothing():
     assert not engine.waits
     [event] = engine.step()
     assert (event.request_id, event.tokens, event.finish) == ("r", (), FinishReason.LENGTH)
+    assert event.position == 8
     assert (engine.fake_executor.steps, engine.unfinished) == (0, 0)
 
 

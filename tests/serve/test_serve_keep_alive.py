@@ -4,8 +4,9 @@ import asyncio
 import json
 
 import httpx
+import openai
 import pytest
-from serve_builders import FakeEngine, chat, completion, serving, until
+from serve_builders import FakeEngine, chat, completion, serving, serving_in_thread, until
 
 from shoal.serve import generation_response
 
@@ -64,6 +65,19 @@ def test_a_stream_that_pauses_gets_comments_between_its_events(path, body):
     assert events.pop() == b""
     assert 0 < events.index(b": keep-alive") < len(events) - events[::-1].index(b": keep-alive") < len(events)
     assert text_of(received) == text_of(stream_of(path, body)) != ""
+
+
+def test_openai_s_client_skips_comments():
+    class Pause:
+        async def wait(self):
+            await asyncio.sleep(0.3)
+
+    with (
+        serving_in_thread(FakeEngine(hold=Pause(), pause_at=2)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = client.completions.create(model="base", prompt="hello", temperature=0, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == "hello"
 
 
 def test_nothing_is_sent_before_the_first_event():

@@ -88,9 +88,10 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
     assert by_engine("shoal_engine_restarts_total") == {"0": 2, "b": 5, "c": 2}
     assert by_engine("shoal_engine_heartbeat_age_seconds") == {"0": 0.25, "c": 99}
     assert by_engine("shoal_engine_state_age_seconds") == {"0": 0.5, "c": 0.5}
-    # What a dead engine counted stays, and one that has said nothing yet has nothing.
+    # What a dead engine counted stays, what it had is gone, and one that has said nothing yet has nothing.
     assert by_engine("shoal_evictions_total", ("service", "chat")) == {"0": 3, "c": 3}
-    assert by_engine("shoal_kv_bytes", ("use", "total")) == {"0": 1000, "c": 1000}
+    assert by_engine("shoal_requests_running", ("service", "chat")) == {"0": 2}
+    assert by_engine("shoal_kv_bytes", ("use", "total")) == {"0": 1000}
     of_engines = [
         name for name, *labels in values
         if name.startswith("shoal_") and "engine" not in dict(labels) and not name.startswith(SERVER_WIDE)

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.demo_client import chunk_text, error_code, error_message, stream_chunks
+from shoal.cli.answers import error_code, error_message
+from shoal.cli.demo_client import chunk_text, stream_chunks
 from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.router import Router

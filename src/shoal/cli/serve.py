@@ -61,14 +61,14 @@ def print_summary(url: str, engines: Sequence["EngineStatus"], console: Console)
     services = _print_services(list(infos.values()), console)
     for kernels in dict.fromkeys(info.kernels for info in infos.values()):
         console.print(Text.assemble(("compute", "bold"), f"  {kernels}"), soft_wrap=True)
-    if len(infos) == 1:
-        (info,) = infos.values()
-        pool = f"{_mebibytes(info.kv_bytes)}, shared by all services{_most_running(info)}"
-        console.print(f"[bold]KV pool[/]  {pool}")
-    for name, info in infos.items() if len(infos) > 1 else ():
-        what = f"  {info.device}, {info.threads} threads, KV pool {_mebibytes(info.kv_bytes)}: "
-        line = Text.assemble(("engine", "bold"), f"   {name}", what, ", ".join(info.services))
-        console.print(line.append(_most_running(info)), soft_wrap=True)
+    for name, info in infos.items():
+        pool = f"{info.kv_bytes / 2**20:,.1f} MiB"
+        most = "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
+        if len(infos) == 1:
+            console.print(f"[bold]KV pool[/]  {pool}, shared by all services{most}")
+            break
+        what = f"   {name}  {info.device}, {info.threads} threads, KV pool {pool}: {', '.join(info.services)}"
+        console.print(Text.assemble(("engine", "bold"), what, most), soft_wrap=True)
     console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
     console.print(curl_example(url, services[0]), soft_wrap=True, highlight=False, markup=False)
 
@@ -87,14 +87,6 @@ def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str
         )
     console.print("[bold]services[/]", grid, sep="\n")
     return names
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
-def _most_running(info: "EngineInfo") -> str:
-    return "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
 
 
 def curl_example(url: str, service: str) -> str:

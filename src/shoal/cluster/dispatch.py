@@ -84,21 +84,22 @@ class LongestPrefix:
     What is cached is not asked: blocks of prompts that were sent to an engine count as cached there.
     """
 
-    slack: int = 4
-    """An engine may have so many requests more than the one with the fewest,"""
+    requests: float = 1.0
+    """An engine may have work for as long as so many requests like the new one take,"""
     share: float = 0.25
-    """and this share of those of that one."""
+    """and this share of the work of the engine with the least, more than that one."""
     reads_prefixes: bool = True
 
     def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """The one with most blocks, fewest requests where that is equal."""
-        fewest = min(engine.unfinished for engine in engines)
-        most = fewest + self.slack + self.share * fewest
-        prefix = newcomer.call.prefix
-        return max(
-            (engine for engine in engines if engine.unfinished <= most),
-            key=lambda engine: (engine.cached_blocks(prefix), -engine.unfinished),
-        )
+        """The one with most blocks; the choice of ``MaxMin`` where that is equal."""
+        times = [engine.remaining_ns + engine.cost_ns(newcomer) for engine in engines]
+        least = min(times)
+        most = least * (1 + self.share) + self.requests * min(engine.cost_ns(newcomer) for engine in engines)
+        cached = [
+            -1 if time > most else engine.cached_blocks(newcomer.call.prefix)
+            for engine, time in zip(engines, times, strict=True)
+        ]
+        return engines[max(range(len(engines)), key=lambda place: (cached[place], -times[place]))]
 
 
 DISPATCHES: Mapping[str, DispatchPolicy] = {

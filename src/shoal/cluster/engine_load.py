@@ -9,7 +9,7 @@ import numpy as np
 from shoal.cluster.events import ServiceSpeed, Submitted
 from shoal.forecast import Demand
 
-INDEXED_BLOCKS = 16_384
+INDEXED_BLOCKS = 65_536
 """Blocks of prompts that are remembered of each engine: those that were sent last."""
 
 _UNKNOWN = ServiceSpeed(prefill_s=1e-3, decode_s=1e-2)

@@ -49,8 +49,10 @@ def read_log(lines: Iterable[bytes]) -> tuple[ClusterOptions, list[Entry]]:
 
     A last line that was cut off, because the process was killed, is left out.
     """
-    first, *rest = lines
-    head = msgspec.json.decode(first, type=_Head)
+    rest = list(lines)
+    if not rest:
+        raise ValueError("the log is empty")
+    head = msgspec.json.decode(rest.pop(0), type=_Head)
     if head.version != VERSION:
         raise ValueError(f"a log of version {head.version}, but only {VERSION} is known")
     if rest and not rest[-1].endswith(b"\n"):

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from shoal.cluster.backend import BackendEvent, EngineConfig, Exited, FoundEngine
 from shoal.cluster.node import EngineExited, EngineSaid, wire
 from shoal.cluster.node.__main__ import TAKEN
@@ -23,6 +25,7 @@ from shoal.engine.children import interrupts_held_back
 
 _RETRY_S = 0.02
 _START_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 20.0
 
 
@@ -71,7 +74,7 @@ class LocalBackend:
         self._pending: list[wire.StartEngine] = []
         """What a node is to start that is being started itself."""
         self._reviving: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._reading: asyncio.Task[None] | None = None
         self._heard = False
         self._closing = False
 
@@ -83,12 +86,18 @@ class LocalBackend:
         """
         check_open_files()
         self._on_event, self._settings = on_event, dict(settings)
-        link = await self._connect()
+        try:
+            link = await self._connect()
+        except BaseException:
+            await self._reap()
+            raise
         self._use(link)
         return [found_engine(engine) for engine in link.found]
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
-        """See EngineBackend."""
+        """See EngineBackend; does nothing after ``close``."""
+        if self._closing:
+            return
         self._engines[engine] = (incarnation, 0)
         message = wire.StartEngine(engine, incarnation, pickle.dumps(config))
         if self._link is not None:
@@ -109,19 +118,19 @@ class LocalBackend:
             self._exited(EngineExited(engine, incarnation, "it was killed before it was started"))
 
     async def close(self) -> None:
-        """See EngineBackend; closing twice does nothing."""
+        """See EngineBackend; nothing more is told. Closing twice does nothing."""
         self._closing = True
+        self._on_event = lambda _: None
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.wait((self._reviving,))
         if self._link is not None:
-            link, (reading, watching) = self._link, self._tasks
-            link.send(wire.Shutdown())
-            await asyncio.wait((reading,), timeout=_END_TIMEOUT_S)
-            if not reading.done():
-                _kill(link.pid)
-                await asyncio.wait((reading,))
-            watching.cancel()
+            self._link.send(wire.Shutdown())
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=_END_TIMEOUT_S)
+            if self._link is not None:
+                _kill(self._link.pid)
+            await self._reading
         await self._reap()
 
     # Connecting.
@@ -134,13 +143,12 @@ class LocalBackend:
             if link is not None:
                 return link
             code = None if self._process is None else self._process.poll()
-            if self._process is None or code == TAKEN or (code == 0 and time.monotonic() < until):
+            if self._process is None or code in (0, TAKEN):
                 await self._start_node()
             elif code is not None:
-                await self._reap()
                 raise EngineDied(f"{self._what} ended while it started ({describe_end(code)})")
             if time.monotonic() > until:
-                raise EngineDied(f"{self._what} gives no answer ({self._path})")
+                raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
 
     async def _try_connect(self) -> _Link | None:
@@ -156,12 +164,15 @@ class LocalBackend:
                 lifeline.PROTOCOL, os.getpid(), self._settings, self._heartbeat_s, self._orphan_after_s
             )
             wire.write(writer, hello)
-            answer = await asyncio.wait_for(wire.read_from_node(reader), _START_TIMEOUT_S)
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                answer = await wire.read_from_node(reader)
             if isinstance(answer, wire.Refused):
                 raise ConfigError(f"{self._what} cannot be used: {answer.why}")
             if isinstance(answer, wire.Welcome):
                 link = _Link(reader, writer, answer)
             return link
+        except TimeoutError:
+            raise EngineDied(f"{self._what} gives no answer; end the process that has {self._path}") from None
         finally:
             if link is None:
                 writer.close()
@@ -176,24 +187,21 @@ class LocalBackend:
                 start_new_session=True,
             )
 
-    async def _reap(self) -> None:
-        """Wait for the end of the node, if it was started here and is ending."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        while self._process.poll() is None:
+    async def _reap(self) -> int | None:
+        """Wait for the end of the node, if it was started here and is ending; returns its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        assert process.stdin is not None
+        process.stdin.close()
+        while process.poll() is None:
             await asyncio.sleep(_RETRY_S)
-        self._process = None
+        return process.returncode
 
     def _use(self, link: _Link) -> None:
         self._link = link
         self._engines |= {found.engine: (found.incarnation, found.pid) for found in link.found}
-        self._heard = True
-        self._tasks = [
-            asyncio.create_task(self._read(link), name="node-reader"),
-            asyncio.create_task(self._watch(link), name="node-watcher"),
-        ]
+        self._reading = asyncio.create_task(self._read(link), name="node-reader")
 
     async def _revive(self) -> None:
         """Start a node in place of one that is gone."""
@@ -215,13 +223,16 @@ class LocalBackend:
 
     async def _read(self, link: _Link) -> None:
         """Hand on what the node tells, until it is gone."""
-        while (message := await wire.read_from_node(link.reader)) is not None:
-            self._heard = True
-            match message:
-                case EngineSaid():
-                    self._said(message)
-                case EngineExited():
-                    self._exited(message)
+        watching = asyncio.create_task(self._watch(link), name="node-watcher")
+        with contextlib.suppress(msgspec.MsgspecError):
+            while (message := await wire.read_from_node(link.reader)) is not None:
+                self._heard = True
+                match message:
+                    case EngineSaid():
+                        self._said(message)
+                    case EngineExited():
+                        self._exited(message)
+        watching.cancel()
         self._link = None
         link.writer.close()
         if not self._closing:
@@ -230,26 +241,21 @@ class LocalBackend:
     async def _watch(self, link: _Link) -> None:
         """Kill a node that is silent for too long; a time in which this process slept counts as one look."""
         silent_s = 0.0
-        while self._link is link:
+        while silent_s <= self._silence_s:
+            self._heard = False
             await asyncio.sleep(self._heartbeat_s)
             silent_s = 0.0 if self._heard else silent_s + self._heartbeat_s
-            self._heard = False
-            if silent_s > self._silence_s:
-                _kill(link.pid)
-                return
+        _kill(link.pid)
 
     async def _lost(self, link: _Link) -> None:
         """The node is gone, and all of its engines with it, also one that could not notice."""
-        how = ""
-        if self._process is not None:
-            process = self._process
-            await self._reap()
-            how = f": {describe_end(process.returncode)}"
         engines, self._engines = self._engines, {}
-        for pid in [pid for _, pid in engines.values() if pid]:
+        for pid in (link.pid, *(pid for _, pid in engines.values() if pid)):
             _kill(pid)
+        code = await self._reap()
+        how = "" if code is None else f": {describe_end(code)}"
         for engine, (incarnation, _) in engines.items():
-            self._on_event(
+            self._tell(
                 Exited(
                     engine=engine,
                     incarnation=incarnation,
@@ -260,12 +266,16 @@ class LocalBackend:
     def _said(self, message: EngineSaid) -> None:
         self._engines[message.engine] = (message.incarnation, message.pid)
         if (event := to_event(message)) is not None:
-            self._on_event(event)
+            self._tell(event)
+
+    def _tell(self, event: BackendEvent) -> None:
+        # From the loop, so that an error in the receiver does not end the reading.
+        asyncio.get_running_loop().call_soon(lambda: self._on_event(event))
 
     def _exited(self, message: EngineExited) -> None:
         if self._engines.get(message.engine, (0, 0))[0] == message.incarnation:
             del self._engines[message.engine]
-        self._on_event(
+        self._tell(
             Exited(
                 engine=message.engine,
                 incarnation=message.incarnation,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shoal.cluster.dispatch import DISPATCHES
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.config.api_keys import KeyFile, SecretFile, api_key_section
 from shoal.config.devices import (
@@ -34,7 +35,6 @@ S = TypeVar("S")
 # What needs output lengths that are known beforehand, which only workloads have.
 _OFFLINE = ("oracle",)
 _DEFAULT_PRESET = "shoal"
-_DISPATCHES = ("least-requests", "least-loaded", "round-robin", "max-min", "forecast", "prefix")
 _RENAMED = {"eviction": "preemption_mode", "preempt": "preempt_for_waiting"}
 _MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
 
@@ -193,7 +193,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (Config, "threads"): Maybe(integer(1)),
         (Config, "devices"): Several(device_section()),
         (Config, "placement"): PlacementKind(),
-        (ClusterOptions, "dispatch"): Choice(_DISPATCHES),
+        (ClusterOptions, "dispatch"): Choice(tuple(DISPATCHES)),
     }
     rules[Config, "services"] = Several(service_section(folder))
     rules[Config, "scheduler"] = scheduler_section()

@@ -1,9 +1,9 @@
 """One engine: scheduler, KV pool and executor put together, and the interfaces to it.
 
 Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the
-offline interface. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``cluster`` holds
-many engines, and ``serve`` speaks HTTP. Importing this package is cheap, and importing all of its names does
-not import torch.
+offline interface. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``cluster``
+holds many engines, and ``serve`` speaks HTTP. Importing this package is cheap, and importing all of its names
+does not import torch.
 """
 
 from importlib import import_module

@@ -61,16 +61,17 @@ class EngineChild:
         self,
         process: asyncio.subprocess.Process,
         end: socket.socket,
-        journal: Path,
+        start: lifeline.Start,
         on_message: Callable[[int, lifeline.FromEngine], None],
     ) -> None:
         self._process = process
         self._end = end
-        self._journal = journal
+        self._journal = Path(start.journal)
         self._on_message = on_message
         self._frames = lifeline.Frames()
         self._failure: lifeline.Failed | None = None
         asyncio.get_running_loop().add_reader(end, self._read)
+        self._starting = asyncio.create_task(self._tell_start(start), name=f"engine-start-{process.pid}")
         self._ending = asyncio.create_task(self._wait(), name=f"engine-{process.pid}")
 
     @classmethod
@@ -103,15 +104,7 @@ class EngineChild:
             raise
         finally:
             its_end.close()
-        child = cls(process, end, journal, on_message)
-        start = lifeline.Start(config, bind, str(journal))
-        try:
-            with contextlib.suppress(ConnectionError):  # ``wait`` then says how it ended
-                await asyncio.get_running_loop().sock_sendall(end, lifeline.pack(start))
-        except BaseException:
-            await child.stop()
-            raise
-        return child
+        return cls(process, end, lifeline.Start(config, bind, str(journal)), on_message)
 
     @property
     def pid(self) -> int:
@@ -136,6 +129,10 @@ class EngineChild:
         except TimeoutError:
             self.kill()
             return await self.wait()
+
+    async def _tell_start(self, start: lifeline.Start) -> None:
+        with contextlib.suppress(ConnectionError):  # ``wait`` then says how it ended
+            await asyncio.get_running_loop().sock_sendall(self._end, lifeline.pack(start))
 
     async def _wait(self) -> ChildEnd:
         code = await self._process.wait()
@@ -167,5 +164,7 @@ class EngineChild:
     def _close_lifeline(self) -> None:
         """Close our end, which also ends the process; closing twice does nothing."""
         if self._end.fileno() >= 0:
+            self._starting.cancel()
             asyncio.get_running_loop().remove_reader(self._end)
+            asyncio.get_running_loop().remove_writer(self._end)
             self._end.close()

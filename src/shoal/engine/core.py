@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from shoal.core import (
@@ -21,6 +22,8 @@ from shoal.core import (
     StepResult,
     TokenEvent,
 )
+from shoal.engine.info import ServiceInfo
+from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
 from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
@@ -77,6 +80,12 @@ class Engine:
         self._idle: Idle | None = None
         self._times = StepTotals()
         self._broken: str | None = None
+
+    def measure_speed(self, service: ServiceInfo, name: str) -> ServiceInfo:
+        """A service's facts with the speed of this engine, which must have no requests; takes a few steps."""
+        self._require_sound()
+        speed = measure_speed(self._executor, self._pool, name, service.max_total_tokens, service.vocab_size)
+        return service if speed is None else replace(service, **speed._asdict())
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.

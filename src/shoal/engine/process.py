@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -205,6 +206,8 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
     try:
         build = _find_builder(config.builder)
         engine, info = build(config.options, config.folders, progress=report)
+        speeds = {name: engine.measure_speed(service, name) for name, service in info.services.items()}
+        info = replace(info, services=speeds)
         gc.collect()
         gc.freeze()  # models and modules never die: collections during steps need not walk them
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)

@@ -1,7 +1,7 @@
 """The counters and gauges of engines and services as Prometheus metrics.
 
 Everything of an engine has the label ``engine``, and there are no sums over engines: whoever adds up the page
-would count twice. What a dead engine counted stays.
+would count twice. What a dead engine counted stays; what it had (requests, KV) is gone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,11 +46,14 @@ class EngineCollector(Collector):
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
         yield from (up, restarts, beats, ages)
-        stats = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
-        yield from _service_metrics(stats)
-        yield from _observed_metrics(stats)
-        yield from _kv_metrics(stats)
-        yield from _step_metrics(stats)
+        told = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
+        alive = {e.name: told[e.name] for e in self._engines if e.state in _RUNNING and e.name in told}
+        yield from _service_gauges(alive)
+        yield from _service_counters(told)
+        yield from _observed_gauges(alive)
+        yield _corrections(told)
+        yield from _kv_gauges(alive)
+        yield from _step_counters(told)
 
 
 class ServiceCollector(Collector):
@@ -111,9 +114,12 @@ _COUNTERS = {
 _STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 
 
-def _service_metrics(stats: _AllStats) -> Iterator[Metric]:
+def _service_gauges(stats: _AllStats) -> Iterator[Metric]:
     for name, (field, text) in _GAUGES.items():
         yield _by_service(_gauge(name, text, "service"), stats, field)
+
+
+def _service_counters(stats: _AllStats) -> Iterator[Metric]:
     for name, text in _COUNTERS.items():
         yield _by_service(_counter(name, text, "service"), stats, name)
 
@@ -135,26 +141,23 @@ _Sample = tuple[tuple[str, ...], float | None]
 """Label values after ``service``, and the value; None if there is no data."""
 
 
-def _observed_metrics(stats: _AllStats) -> Iterator[Metric]:
+def _observed_gauges(stats: _AllStats) -> Iterator[Metric]:
     """The statistics that the engines' policies use; samples without data are left out."""
-    observations = [
-        (engine, service, service_stats.observed)
-        for engine, service, service_stats in _services(stats)
-        if service_stats.observed is not None
-    ]
     for name, text, labels, read_samples in _OBSERVED:
         gauge = _gauge(name, text, "service", *labels)
-        for engine, service, observed in observations:
-            for values, value in read_samples(observed):
+        for engine, service, service_stats in _services(stats):
+            for values, value in read_samples(service_stats.observed) if service_stats.observed else ():
                 if value is not None:
                     gauge.add_metric([engine, service, *values], value)
         yield gauge
-    text = "Requests that outgrew their predicted length."
-    corrections = _counter("length_corrections", text, "service")
-    for engine, service, observed in observations:
-        if observed.corrections is not None:
-            corrections.add_metric([engine, service], observed.corrections)
-    yield corrections
+
+
+def _corrections(stats: _AllStats) -> Metric:
+    corrections = _counter("length_corrections", "Requests that outgrew their predicted length.", "service")
+    for engine, service, service_stats in _services(stats):
+        if service_stats.observed is not None and service_stats.observed.corrections is not None:
+            corrections.add_metric([engine, service], service_stats.observed.corrections)
+    return corrections
 
 
 def _arrivals(observed: Observed) -> Iterator[_Sample]:
@@ -189,7 +192,7 @@ _OBSERVED: Sequence[tuple[str, str, Sequence[str], Callable[[Observed], Iterator
 )
 
 
-def _kv_metrics(stats: _AllStats) -> Iterator[Metric]:
+def _kv_gauges(stats: _AllStats) -> Iterator[Metric]:
     use = _gauge("kv_bytes", "Bytes of the KV pool, by use.", "use")
     utilisation = _gauge("kv_utilisation", "Share of the KV pool in live blocks.")
     for engine, engine_stats in stats.items():
@@ -204,7 +207,7 @@ def _kv_metrics(stats: _AllStats) -> Iterator[Metric]:
     yield from (use, utilisation, blocks)
 
 
-def _step_metrics(stats: _AllStats) -> Iterator[Metric]:
+def _step_counters(stats: _AllStats) -> Iterator[Metric]:
     steps = _counter("steps", "Steps that the engine ran.")
     parts = _counter("step_seconds", "Where the time of all steps went.", "part")
     for engine, engine_stats in stats.items():

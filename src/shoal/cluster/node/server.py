@@ -29,7 +29,7 @@ class NodeServer:
             server.close()
             self._folder.remove()
             if self._client is not None:
-                self._client.close()
+                self._client.transport.abort()
                 await self.tenancy.freed()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -61,10 +61,15 @@ class Tenancy:
             self.over.set()
 
     async def greet(self, hello: wire.Hello, client: Callable[[wire.FromNode], None]) -> bool:
-        """Let a server use the node, unless something is in the way; ``client`` is told everything."""
+        """Let a server use the node, unless something is in the way; ``client`` is told everything.
+
+        It is told nothing where the node is ending: there will be another one in a moment.
+        """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._free.wait(), _TAKEOVER_S)
         await self.node.settle()
+        if self.over.is_set():
+            return False
         why = self._why_not(hello)
         if why is not None:
             client(wire.Refused(why))
@@ -83,7 +88,8 @@ class Tenancy:
         self._client = None
         self._stop_beating()
         self._free.set()
-        self._orphaned = asyncio.get_running_loop().call_later(self._hello.orphan_after_s, self.over.set)
+        wait_s = self._hello.orphan_after_s if self.node.owns_any else 0.0
+        self._orphaned = asyncio.get_running_loop().call_later(wait_s, self.over.set)
 
     def handle(self, message: wire.ToNode) -> None:
         """Do what the server says."""
@@ -102,8 +108,6 @@ class Tenancy:
 
     def _why_not(self, hello: wire.Hello) -> str | None:
         """Why a server may not use the node, if it may not."""
-        if self.over.is_set():
-            return "it is ending"
         if self._client is not None:
             assert self._hello is not None
             return f"another server uses it (process {self._hello.pid})"

@@ -53,7 +53,7 @@ class EngineActor:
     async def greet(self, hello: bytes) -> tuple[int, bytes]:
         """Let a server use the node: its number, and ``Welcome``, or ``Refused``.
 
-        ``Welcome`` is message 0 of those that it hears.
+        ``Welcome`` is message 0 of those that it hears. Raises RuntimeError if the node is ending.
         """
         message = wire.decode_to_node(hello)
         assert isinstance(message, wire.Hello)
@@ -65,6 +65,8 @@ class EngineActor:
                 self._session, self._outbox = self._session + 1, outbox
                 self._grace_s = max(_LEAST_GRACE_S, message.orphan_after_s)
                 self._await_questions()
+            if self._tenancy.over.is_set():
+                raise RuntimeError("it is ending")
             answer, *_ = await outbox.read(0)
             return self._session, answer
 
