@@ -48,19 +48,39 @@ class Client:
         return next(m.stats for m in self.messages if isinstance(m, wire.Stats) and m.key == key)
 
 
+class Link(ClientLink):
+    """One whose server can be ended."""
+
+    over = False
+
+    def wait(self, timeout_ms):
+        if self.over:
+            raise Over
+        super().wait(timeout_ms)
+
+
+class Over(Exception):
+    """The test is over."""
+
+
+def serve(server):
+    with pytest.raises(Over):
+        server.run()
+
+
 @asynccontextmanager
 async def engine(bind, *models, **options):
     """A server in a thread; yields its engine and its endpoint."""
-    link = ClientLink(bind)
+    link = Link(bind)
     made, _ = make_engine(*models, **{"blocks": 1000} | options)
     server = EngineServer(made, link)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=serve, args=(server,))
     thread.start()
     try:
         yield made, link.endpoint
     finally:
+        link.over = True
         last = Client(link.endpoint, "last")
-        last.send(wire.Shutdown())
         await asyncio.to_thread(thread.join, TIMEOUT_S)
         last.channel.close()
         link.close()

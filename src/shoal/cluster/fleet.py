@@ -22,6 +22,7 @@ from shoal.cluster.status import ClusterInfo
 from shoal.core import EngineDied
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.lifeline import Failed, failure_to_error
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ def _config(
 
 def _error(event: Exited) -> Exception:
     if event.failure is not None:
-        return wire.failure_to_error(wire.Failed(event.failure, event.reason), "loading")
+        return failure_to_error(Failed(event.failure, event.reason), "loading")
     return EngineDied(f"the engine process ended while loading ({event.reason})")
 
 

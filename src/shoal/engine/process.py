@@ -58,7 +58,6 @@ class EngineServer:
     def __init__(self, engine: Engine, link: ClientLink) -> None:
         self._engine = engine
         self._link = link
-        self._running = True
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
@@ -66,11 +65,9 @@ class EngineServer:
         engine.interrupted = self._has_messages
 
     def run(self) -> None:
-        """Serve until told to shut down; an engine's error is raised."""
-        while self._running:
+        """Serve for ever; an engine's error is raised."""
+        while True:
             self._take_messages()
-            if not self._running:
-                return
             self._send_prepared()
             events = self._engine.step()
             if events:
@@ -94,7 +91,7 @@ class EngineServer:
 
     def _read_messages(self) -> None:
         size = 0
-        while self._running and size < _MOST_BYTES:
+        while size < _MOST_BYTES:
             frame = self._link.receive()
             if frame is None:
                 if self._link.lost_client():
@@ -143,8 +140,6 @@ class EngineServer:
                 self._prepare(message)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
-            case wire.Shutdown():
-                self._running = False
 
     def _prepare(self, message: wire.Prepare) -> None:
         try:
@@ -197,8 +192,8 @@ class _PlanRecord:
         self._watch.end()
 
 
-def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> bool:
-    """Build the engine and serve it; returns whether it ended because it was told to."""
+def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
+    """Build the engine and serve it until it fails, which is told."""
 
     def report(what: str) -> None:
         owner.send(lifeline.Loading(what))
@@ -223,8 +218,6 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
             traceback.print_exc()
         with suppress(ConnectionError):
             owner.send(lifeline.describe_failure(error))
-        return False
-    return True
 
 
 def _find_builder(name: str) -> Builder:
@@ -245,7 +238,7 @@ def _beat(owner: Lifeline, every_s: float, watch: StepWatch) -> None:
 
 
 def main() -> int:
-    """Run one engine until it is shut down or its owner is gone; returns the exit status."""
+    """Run one engine until it fails or its owner is gone; returns the exit status."""
     # A terminal and some supervisors signal the whole group; the owner decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -261,4 +254,5 @@ def main() -> int:
         target=_beat, args=(owner, config.heartbeat_s, watch), name="heartbeat", daemon=True
     )
     beat.start()
-    return 0 if serve(start, config, owner, watch) else 1
+    serve(start, config, owner, watch)
+    return 1

@@ -15,8 +15,6 @@ from shoal.core import (
     TokenEvent,
 )
 from shoal.engine.lifeline import PROTOCOL as PROTOCOL
-from shoal.engine.lifeline import Failed as Failed
-from shoal.engine.lifeline import failure_to_error as failure_to_error
 from shoal.engine.stats import EngineStats
 
 
@@ -109,10 +107,6 @@ class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Returned with them."""
 
 
-class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: end now, even if requests are unfinished."""
-
-
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: all events of one step."""
 
@@ -160,7 +154,7 @@ class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Its stats."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats | Shutdown
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats
 FromEngine = Stepped | Refused | Prepared | Forgotten | Stats
 
 _encoder = msgspec.msgpack.Encoder()
