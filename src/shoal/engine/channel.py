@@ -23,8 +23,8 @@ class EngineChannel:
         """Connect to an engine that listens, whose client this process is from now on.
 
         session: names the process. on_message: called from the event loop for each message, in order; with
-        ``Forgotten`` when a TCP connection is lost or cannot be made. Raises zmq.ZMQError if the address means
-        nothing; nothing is raised or told if nobody is at an address on this host.
+        ``Forgotten`` when a TCP connection is lost or cannot be made. Raises zmq.ZMQError if the address
+        means nothing; nothing is raised or told if nobody is at an address on this host.
         """
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()

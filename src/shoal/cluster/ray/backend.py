@@ -67,16 +67,22 @@ class RayBackend:
         self._connected_here = await connect(self._address)
         try:
             names = await asyncio.to_thread(self._actor_names)
-            found = await asyncio.gather(*map(self._find, names))
+            # All are asked before any is used: those of a server with other settings are left alone.
+            answers = await asyncio.gather(*map(self._find, names))
         except BaseException:
             await self._disconnect()
             raise
-        engines = [engine for engines in found for engine in engines]
-        self._engines = {engine.engine: engine.incarnation for engine in engines}
-        return engines
+        found: list[FoundEngine] = []
+        for node, welcome in filter(None, answers):
+            self._use(node)
+            found += map(found_engine, welcome.engines)
+        self._engines = {engine.engine: engine.incarnation for engine in found}
+        return found
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
-        """See EngineBackend."""
+        """See EngineBackend; does nothing after ``close``."""
+        if self._closing:
+            return
         self._engines[engine] = incarnation
         config = with_threads(config)
         order = wire.StartEngine(engine, incarnation, pickle.dumps(config))
@@ -116,22 +122,20 @@ class RayBackend:
         everywhere = ray.util.list_named_actors(all_namespaces=True)
         return [actor["name"] for actor in everywhere if actor["namespace"] == self._namespace]
 
-    async def _find(self, name: str) -> list[FoundEngine]:
-        """The engines of an actor that an earlier server made; one that cannot answer is killed."""
+    async def _find(self, name: str) -> tuple[RemoteNode, wire.Welcome] | None:
+        """An actor that an earlier server made, if it still lives; one that cannot answer is killed."""
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, self._namespace)
         except ValueError:
-            return []
+            return None
         node = RemoteNode(name, handle, self._handle)
         try:
-            welcome = await asyncio.wait_for(node.greet(self._hello()), _ANSWER_S)
+            return node, await asyncio.wait_for(node.greet(self._hello()), _ANSWER_S)
         except TimeoutError:
             node.kill()
-            return []
         except EngineDied:
-            return []
-        self._use(node)
-        return [found_engine(engine) for engine in welcome.engines]
+            pass
+        return None
 
     async def _place(self, order: wire.StartEngine, needs: Needs) -> None:
         """Make an actor, somewhere with room, and start an engine there."""
@@ -147,7 +151,7 @@ class RayBackend:
                 room = describe_room(needs, nodes, free)
                 if not fits_somewhere(needs, nodes):
                     raise ConfigError(room)
-                self._on_event(
+                self._tell(
                     Loading(engine=engine, incarnation=incarnation, what=f"waiting for Ray: {room}")
                 )
             greeting.result()
@@ -211,7 +215,7 @@ class RayBackend:
         match message:
             case EngineSaid():
                 if (event := to_event(message)) is not None:
-                    self._on_event(event)
+                    self._tell(event)
             case EngineExited():
                 self._exited(
                     message.engine, message.incarnation, message.reason, message.failure, message.suspects
@@ -227,12 +231,14 @@ class RayBackend:
     ) -> None:
         if self._engines.get(engine) == incarnation:
             del self._engines[engine]
+        self._tell(
+            Exited(engine=engine, incarnation=incarnation, reason=reason, failure=failure, suspects=suspects)
+        )
+
+    def _tell(self, event: BackendEvent) -> None:
+        # From the loop, so that an error in the receiver does not end the reading.
         if not self._closing:
-            self._on_event(
-                Exited(
-                    engine=engine, incarnation=incarnation, reason=reason, failure=failure, suspects=suspects
-                )
-            )
+            asyncio.get_running_loop().call_soon(self._on_event, event)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
