@@ -36,6 +36,9 @@ class EngineActor:
     def __init__(self, cpus: float) -> None:
         """cpus: how many CPUs of its machine it was given."""
         self._cpus = cpus
+        # Ray's workers give way to all other programs; an engine is what the machine is for.
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._me = ray.get_runtime_context().current_actor
         self._folder = NodeFolder(folder_path(f"ray-{os.getpid()}-{secrets.token_hex(4)}"))
         self._tenancy = Tenancy(self._folder.path, ray.util.get_node_ip_address())

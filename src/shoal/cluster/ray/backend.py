@@ -152,7 +152,7 @@ class RayBackend:
                 if not fits_somewhere(needs, nodes):
                     raise ConfigError(room)
                 self._tell(
-                    Loading(engine=engine, incarnation=incarnation, what=f"waiting for Ray: {room}")
+                    Loading(engine=engine, incarnation=incarnation, what=f"waiting for its actor: {room}")
                 )
             greeting.result()
         except (ConfigError, EngineDied) as error:
@@ -172,7 +172,8 @@ class RayBackend:
     ) -> None:
         if node is not None:
             node.kill()
-        self._exited(order.engine, order.incarnation, str(why), type(why).__name__)
+        failure = type(why).__name__ if isinstance(why, ConfigError) else None
+        self._exited(order.engine, order.incarnation, str(why), failure)
 
     async def _make_actor(self, name: str, needs: Needs) -> Any:
         """A new actor; the one there is if another server has the name."""

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
+import threading
 
 import ray
 
@@ -37,7 +39,16 @@ async def connect(address: str) -> bool:
             f"cluster.address: no connection to a Ray cluster at {address!r} ({error}); "
             "`ray start --head` starts one"
         ) from error
+    _take_back_sigterm()
     return True
+
+
+def _take_back_sigterm() -> None:
+    """Undo that Ray, below Python, prints a trace of the stack whenever SIGTERM comes."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+        signal.siginterrupt(signal.SIGTERM, False)
 
 
 def disconnect() -> None:

@@ -81,5 +81,6 @@ class RemoteNode:
 
 def describe_death(error: RayError) -> str:
     """Why an actor is gone, without all that Ray knows of it."""
-    _, _, why = str(error).partition(_BECAUSE)
-    return f"its actor ended: {why.partition('. ')[0]}" if why else f"its actor ended: {error}"
+    text = str(error).strip()
+    _, _, why = text.partition(_BECAUSE)
+    return f"its actor ended: {(why or text.splitlines()[-1]).partition('. ')[0]}"
