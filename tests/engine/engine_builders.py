@@ -1,18 +1,22 @@
 """Builders for tests of the engine: a tokenizer of bytes and an executor without a model."""
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from shoal.core import ModelUnsupported, Request, SamplingParams, Service, StepPlan, StepResult, derive_seed
 from shoal.engine.build import describe_service
 from shoal.engine.core import Engine
-from shoal.engine.info import EngineInfo
+from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
+from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.protocol import Interrupted, never
+from shoal.kvcache.extension import can_stay
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -24,6 +28,7 @@ VOCAB = 300
 FAILING_TOKEN = 299
 BUILDER = "engine_builders:build_fake"
 SHAPE = KVShape(dtype="float32", layers=(LayerShape(kv_heads=1, key_dim=8, value_dim=8),))
+LARGE_SHAPE = KVShape(dtype="float32", layers=(LayerShape(kv_heads=11, key_dim=8, value_dim=8),) * 3)
 
 
 class ByteTokenizer:
@@ -129,6 +134,13 @@ class FakeExecutor:
             self._compute(plan.service, self.sequences[number], count)
         return [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
 
+    def lay_out(self, layout: PoolLayout) -> None:
+        """Blocks of services that stay keep their tokens where they keep their places."""
+        if not can_stay(self.layout, layout):
+            self.memory.clear()
+            self.owner.clear()
+        self.layout = layout
+
     def close(self) -> None:
         self.closed = True
 
@@ -164,6 +176,37 @@ class FakeExecutor:
         token = next_token(known, outputs, sequence.sampling, sequence.seed, self.eos_every)
         sequence.tokens.append(token)
         return token
+
+
+class FakeServices:
+    """Services of a fake executor that come and go; ``loading`` holds them up."""
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        self.executor = executor
+        self.loading = threading.Event()
+        self.loading.set()
+
+    def load(self, service: Service, folder: Path) -> "FakeModel":
+        self.loading.wait(10)
+        if service.model == "unsupported":
+            raise ModelUnsupported("unsupported has layers that would be computed wrongly")
+        return FakeModel(LARGE_SHAPE if service.model == "large" else SHAPE)
+
+    def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
+        self.executor.lay_out(layout)
+
+    def add(self, service: Service, model: "FakeModel") -> None:
+        pass
+
+    def remove(self, service: str) -> None:
+        executor = self.executor
+        executor.memory = {key: held for key, held in executor.memory.items() if key[0] != service}
+        executor.owner = {merged: owner for merged, owner in executor.owner.items() if owner != service}
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    kv_shape: KVShape
 
 
 def make_options(*models: str, blocks: int = 64, **options) -> EngineOptions:
@@ -214,12 +257,25 @@ def build_fake(
     limits = {s.name: ServiceLimits(knobs["context"], (EOS,)) for s in options.services}
     scheduler = Scheduler(pool, limits, options.scheduler)
     executor = FakeExecutor(layout, knobs["eos_every"], knobs["step_ms"] / 1000)
-    engine = Engine(scheduler, pool, executor, depth=options.scheduler.depth)
-    engine.fake_executor, engine.fake_pool = executor, pool
-    services = {
-        s.name: describe_service(s.model, scheduler, pool, s.name, limits[s.name], VOCAB)
-        for s in options.services
-    }
+    host = FakeServices(executor)
+    fresh = ServiceLimits(knobs["context"], (EOS,))
+
+    def describe(service: Service) -> ServiceInfo:
+        return describe_service(service.model, scheduler, pool, service.name, fresh, VOCAB)
+
+    changes = ServiceChanges(
+        scheduler,
+        pool,
+        executor,
+        host,
+        host_pool=None,
+        int8=False,
+        limits_of=lambda service: fresh,
+        describe=describe,
+    )
+    engine = Engine(scheduler, pool, executor, depth=options.scheduler.depth, changes=changes)
+    engine.fake_executor, engine.fake_pool, engine.fake_services = executor, pool, host
+    services = {s.name: describe(s) for s in options.services}
     info = EngineInfo(
         services=services,
         device=options.device,

@@ -78,6 +78,7 @@ class StampedBuffer:
         self._pool = pool
         self._stamps = np.zeros(pool.layout.total_bytes, dtype=np.int64)
         self._contents: dict[object, int] = {}
+        self.size = len(self._stamps)
 
     def write(self, service: str, block: int, content: object) -> None:
         stamp = self._contents.setdefault(content, len(self._contents) + 1)

@@ -8,7 +8,16 @@ from kvcache_builders import GEMMA3, SMOLLM2, make_shape
 
 from hypothesis_profiles import examples
 from shoal.core import ConfigError
-from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
+from shoal.kvcache import (
+    MOST_PADDING,
+    KVShape,
+    LayerShape,
+    PoolLayout,
+    can_stay,
+    extend_layout,
+    plan_layout,
+    reduce_layout,
+)
 
 layer_shapes = st.builds(LayerShape, st.integers(1, 3), st.sampled_from([4, 8, 12]), st.sampled_from([4, 8]))
 kv_shapes = st.builds(
@@ -191,3 +200,39 @@ def test_senseless_arguments_are_refused() -> None:
         KVShape("float32", ())
     with pytest.raises(ConfigError, match="kv_heads"):
         LayerShape(0, 1, 1)
+
+
+@given(shape_sets, kv_shapes, st.integers(1, 4), st.integers(10_000, 200_000))
+def test_an_extension_is_the_largest_that_fits_and_moves_nobody(
+    shapes: dict[str, KVShape], coming: KVShape, block_size: int, memory_bytes: int
+) -> None:
+    try:
+        layout = plan_layout(shapes, memory_bytes=memory_bytes, block_size=block_size)
+    except ConfigError:
+        return
+    block = coming.block_bytes(block_size)
+    most = most_blocks(layout.merged_bytes, block)
+    extended = extend_layout(layout, "new", coming)
+    if not most or most * block < (1 - MOST_PADDING) * layout.merged_bytes:
+        assert extended is None
+        return
+    assert extended is not None
+    assert extended.services["new"].blocks_per_merged == most
+    assert extended.services["new"].stride_bytes * most == layout.merged_bytes
+    assert extended.padding("new") <= MOST_PADDING + 1e-9
+    assert {name: extended.services[name] for name in shapes} == layout.services
+    assert extended.total_bytes == layout.total_bytes
+    assert can_stay(layout, extended)
+    assert reduce_layout(extended, "new") == layout
+
+
+@given(shape_sets)
+def test_a_planned_service_can_be_taken_out_and_put_back_in_its_place(shapes: dict[str, KVShape]) -> None:
+    layout = plan_layout(shapes, memory_bytes=200_000, block_size=2)
+    for name, shape in shapes.items():
+        again = extend_layout(reduce_layout(layout, name), name, shape)
+        if layout.padding(name) < MOST_PADDING:
+            assert again is not None
+            assert again.services == layout.services
+        else:
+            assert again is None or again.services == layout.services

@@ -1,6 +1,7 @@
 """Random sequences of everything the pool offers, against a buffer that sees every overlap."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -18,7 +19,19 @@ from hypothesis.stateful import (
 from kvcache_builders import StampedBuffer, make_merged_layout, make_shape
 
 from hypothesis_profiles import examples
-from shoal.kvcache import BlockPool, KVShape, LayerShape, PoolLayout, hash_blocks, plan_layout
+from shoal.core import ConfigError
+from shoal.kvcache import (
+    BlockPool,
+    IntegrityError,
+    KVShape,
+    LayerShape,
+    PoolLayout,
+    can_stay,
+    extend_layout,
+    hash_blocks,
+    plan_layout,
+    reduce_layout,
+)
 
 SHAPES: Mapping[str, KVShape] = {
     "a": make_shape(layers=2, dim=32),
@@ -61,6 +74,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.names = sorted(self.layout.services)
         self.buffer = StampedBuffer(self.pool)
         self.running: list[Table] = []
+        self.stays = 0
+        """Counts up when a service goes or all prefixes are forgotten: nothing from before may be found."""
+        self.forgotten: dict[str, int] = {}
 
     def allocate(self, service: str, count: int) -> list[int] | None:
         """Allocate; ``can_allocate`` must have said the truth, and a refusal must change nothing."""
@@ -88,7 +104,8 @@ class PoolMachine(RuleBasedStateMachine):
         table.written = len(table.tokens)
 
     def content(self, table: Table, place: int) -> object:
-        return table.service, tuple(table.tokens[: (place + 1) * self.pool.block_size])
+        since = self.forgotten.get(table.service, 0)
+        return table.service, since, tuple(table.tokens[: (place + 1) * self.pool.block_size])
 
     def end(self, table: Table) -> None:
         self.running = [other for other in self.running if other is not table]
@@ -154,6 +171,59 @@ class PoolMachine(RuleBasedStateMachine):
         assert trial.allocate(service, most + 1) is None
         assert trial.allocate(service, most) is not None
         trial.check_integrity()
+
+    def lay_out(self, layout: PoolLayout) -> None:
+        self.pool.lay_out(layout)
+        self.layout, self.names = layout, sorted(layout.services)
+
+    @precondition(lambda self: self.kind == "merged")
+    @rule(number=st.integers(0, 3), tokens=st.lists(st.integers(0, 1), min_size=2, max_size=9))
+    def come(self, number: int, tokens: list[int]) -> None:
+        """One more service, in the merged blocks that there are; nobody else's blocks change."""
+        name = sorted(SHAPES)[number]
+        extended = None
+        if name not in self.names:
+            extended = extend_layout(self.layout, name, SHAPES[name])
+        if extended is not None:
+            before = self.pool.usage()
+            self.lay_out(extended)
+            after = self.pool.usage()
+            assert after.free_merged == before.free_merged
+            assert {**before.services, name: after.services[name]} == after.services
+            self.join(self.names.index(name), tokens)
+
+    @precondition(lambda self: self.kind == "merged")
+    @rule(number=st.integers(0, 3))
+    def go(self, number: int) -> None:
+        """A service without live blocks goes, and what it had cached."""
+        name = self.names[number % len(self.names)]
+        if len(self.names) == 1:
+            return
+        if self.pool.live_blocks(name):
+            with pytest.raises(IntegrityError, match="live blocks"):
+                self.pool.lay_out(reduce_layout(self.layout, name))
+            return
+        self.forget([name])
+        self.lay_out(reduce_layout(self.layout, name))
+
+    @precondition(lambda self: self.kind == "merged")
+    @rule(memory=st.integers(7_000, 40_000))
+    def cut_anew(self, memory: int) -> None:
+        """Another layout over at most the same bytes, when everybody has given up their blocks."""
+        for table in list(self.running):
+            self.end(table)
+        shapes = {name: self.layout.services[name].shape for name in self.names}
+        with suppress(ConfigError):
+            layout = plan_layout(shapes, memory_bytes=min(memory, self.buffer.size), block_size=2)
+            if not can_stay(self.layout, layout):
+                self.forget(self.names)
+            self.lay_out(layout)
+
+    def forget(self, names: list[str]) -> None:
+        self.stays += 1
+        self.forgotten |= dict.fromkeys(names, self.stays)
+        for name in names:
+            assert not [table for table in self.running if table.service == name]
 
     @invariant()
     def state_is_consistent(self) -> None:

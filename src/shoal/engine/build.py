@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.core import ConfigError, ModelUnavailable
+from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
+from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.memory import free_memory_bytes
 from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
@@ -67,12 +68,13 @@ def assemble_engine(
 
     threads: the CPU threads they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
     """
+    from shoal.execute.services import TorchServices
     from shoal.execute.torch_executor import TorchExecutor
 
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
     host = _host_pool(options, layout)
-    limits = _limits(options, models)
+    limits = {service.name: _limits(service, models) for service in options.services}
     scheduler = Scheduler(pool, limits, options.scheduler, host)
     depth = options.scheduler.depth
     executor = TorchExecutor(
@@ -83,19 +85,27 @@ def assemble_engine(
         host_layout=None if host is None else host.layout,
         host_unit_ids=None if host is None else host.unit_ids,
     )
-    engine = Engine(scheduler, pool, wrap(executor), depth=depth, grammars=executor.grammars)
+
+    def describe(service: Service) -> ServiceInfo:
+        name = service.name
+        return describe_service(
+            service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
+        )
+
+    wrapped = wrap(executor)
+    changes = ServiceChanges(
+        scheduler,
+        pool,
+        wrapped,
+        TorchServices(models, executor),
+        host_pool=host,
+        int8=options.kv_cache.dtype == "int8",
+        limits_of=lambda service: _limits(service, models),
+        describe=describe,
+    )
+    engine = Engine(scheduler, pool, wrapped, depth=depth, grammars=executor.grammars, changes=changes)
     info = EngineInfo(
-        services={
-            service.name: describe_service(
-                service.model,
-                scheduler,
-                pool,
-                service.name,
-                limits[service.name],
-                models.vocab_sizes[service.name],
-            )
-            for service in options.services
-        },
+        services={service.name: describe(service) for service in options.services},
         device=options.device,
         threads=threads,
         block_size=layout.block_size,
@@ -109,19 +119,16 @@ def assemble_engine(
     return engine, info
 
 
-def _limits(options: EngineOptions, models: "ModelSet") -> dict[str, ServiceLimits]:
-    """Limits of the models and goals of the services."""
-    return {
-        service.name: ServiceLimits(
-            models.context_tokens[service.name],
-            models.eos_token_ids[service.name],
-            slo=service.slo,
-            execution_s=service.execution_s,
-            quota=service.quota,
-            weights=models.weights[service.name],
-        )
-        for service in options.services
-    }
+def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
+    """Limits of a service's model, and its goals."""
+    return ServiceLimits(
+        models.context_tokens[service.name],
+        models.eos_token_ids[service.name],
+        slo=service.slo,
+        execution_s=service.execution_s,
+        quota=service.quota,
+        weights=models.weights[service.name],
+    )
 
 
 def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:

@@ -9,20 +9,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.core import (
+    ConfigError,
     EngineDied,
     FinishReason,
     Grammar,
     Idle,
     InvalidRequest,
     Request,
+    Service,
     StepPlan,
     StepResult,
     TokenEvent,
 )
 from shoal.engine.info import ServiceInfo
+from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
 from shoal.execute.grammar_pool import GrammarPool
@@ -48,6 +52,7 @@ class Engine:
 
     depth: plans in flight at most; with 2 the next plan is made while the executor computes.
     clock: nanoseconds; the same that arrival times are taken from. grammars: those of the executor.
+    changes: by which services come and go; without them they are fixed.
 
     A step that failed (``StepFailed``) is taken back, and its requests are tried again. Any other error of
     the executor is raised from ``step`` and ends the engine: which KV the plans in flight have written is
@@ -63,6 +68,7 @@ class Engine:
         depth: int = 1,
         clock: Callable[[], int] = time.monotonic_ns,
         grammars: GrammarPool | None = None,
+        changes: ServiceChanges | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -70,6 +76,7 @@ class Engine:
         self._depth = depth
         self._clock = clock
         self._grammars = grammars
+        self._changes = changes
         self.interrupted: Interrupted = never
         """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
         Set by an owner who can tell; asked between two steps, so it is to be quick."""
@@ -131,6 +138,28 @@ class Engine:
         self._idle = None
         return self._scheduler.detach(request_id, self._clock())
 
+    def add_service(self, service: Service, folder: Path) -> Future[ServiceInfo]:
+        """Load a service's model from ``folder`` while steps go on, and let it enter between two of them.
+
+        The future raises ConfigError, ModelUnavailable or ModelUnsupported where that cannot be.
+        """
+        self._require_sound()
+        return _fixed() if self._changes is None else self._changes.add(service, folder)
+
+    def remove_service(self, name: str, *, drain: bool) -> Future[None]:
+        """Refuse further requests of a service; when it has none left, it goes, and its memory.
+
+        drain: those unfinished run to their ends, else they are cancelled now. The future raises ConfigError
+        where there is no such service.
+        """
+        self._require_sound()
+        removed: Future[None] = _fixed() if self._changes is None else self._changes.remove(name)
+        if not drain and not removed.done():
+            for request_id in self._scheduler.requests_of(name):
+                self.cancel(request_id)
+        self._idle = None
+        return removed
+
     def step(self) -> list[TokenEvent]:
         """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""
         self.begin()
@@ -171,7 +200,7 @@ class Engine:
     @property
     def waits(self) -> bool:
         """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
-        return self._idle is not None and not self._in_flight and not self._ended
+        return self._idle is not None and not self._in_flight and not self._ended and not self._change_ready
 
     @property
     def idle_until_ns(self) -> int | None:
@@ -200,6 +229,10 @@ class Engine:
         """Release the executor."""
         self._executor.close()
 
+    @property
+    def _change_ready(self) -> bool:
+        return self._changes is not None and self._changes.ready
+
     def _fail(self, error: BaseException) -> None:
         self._broken = f"{type(error).__name__}: {error}"
 
@@ -209,6 +242,10 @@ class Engine:
 
     def _fill_pipeline(self) -> None:
         self._idle = None
+        if self._changes is not None and self._changes.ready:
+            if self._in_flight:
+                return  # services come and go when no plan is in flight
+            self._changes.apply()
         while len(self._in_flight) < self._depth:
             started = self._clock()
             plan = self._scheduler.schedule(started)
@@ -219,7 +256,7 @@ class Engine:
                 return
             if self.observer is not None:
                 self.observer.begin(plan, self._scheduler.newest_ids)
-            self._executor.submit(plan, self.interrupted)
+            self._executor.submit(plan, lambda: self._change_ready or self.interrupted())
             self._in_flight.append(plan)
 
     def _complete_oldest(self) -> list[TokenEvent]:
@@ -272,3 +309,10 @@ class Engine:
         events = self._scheduler.update(plan, result, started)
         self._times.add(result, self._clock() - started)
         return events
+
+
+def _fixed() -> Future[Any]:
+    """What is answered to all changes of services by an engine that was built without them."""
+    refused: Future[Any] = Future()
+    refused.set_exception(ConfigError("the services of this engine are fixed"))
+    return refused

@@ -20,12 +20,12 @@ class ServiceInfo:
     """Size of the model's vocabulary."""
     eos_token_ids: tuple[int, ...] = ()
     """The model's end-of-sequence tokens."""
-    prefill_s: float = 1e-3
-    """Seconds for each token of a prompt of a request that runs alone; assumed where it was not measured."""
-    decode_s: float = 1e-2
-    """The same for each token of its output."""
     execution_s: float | None = None
     """As in ``Service``; without it no request can have an ``e2e_scale``."""
+    prefill_s: float = 0.0
+    """Seconds that a request that runs alone takes for each token of its prompt; 0: not measured."""
+    decode_s: float = 0.0
+    """The same for each token of its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from shoal.engine import lifeline, wire
 from shoal.engine.client_link import ClientLink
 from shoal.engine.config import EngineConfig
 from shoal.engine.core import Engine
-from shoal.engine.info import EngineInfo
+from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.journal import Journal
 from shoal.engine.lifeline import Lifeline
 from shoal.engine.step_watch import Overdue, StepWatch
@@ -55,13 +55,22 @@ class EngineServer:
     Requests live as long as their client: they are cancelled when it is gone, or another one comes.
     """
 
-    def __init__(self, engine: Engine, link: ClientLink) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        link: ClientLink,
+        on_change: Callable[[str, ServiceInfo | None], None] = lambda name, info: None,
+    ) -> None:
+        """on_change: told of every service that has come, or has gone (None)."""
         self._engine = engine
+        self._on_change = on_change
         self._link = link
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
         """Grammars that are being made ready, by the key of the question."""
+        self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
+        """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
 
     def run(self) -> None:
@@ -69,6 +78,7 @@ class EngineServer:
         while True:
             self._take_messages()
             self._send_prepared()
+            self._send_changes()
             events = self._engine.step()
             if events:
                 self._send_events(events)
@@ -111,6 +121,7 @@ class EngineServer:
             message = None
         if isinstance(message, wire.Hello) and message.protocol == wire.PROTOCOL:
             self._forget_client()
+            self._send(wire.Forgotten())
             self._link.welcome()
         else:
             self._link.reply(wire.encode(wire.Forgotten()))
@@ -140,6 +151,12 @@ class EngineServer:
                 self._prepare(message)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
+            case wire.AddService():
+                added = self._engine.add_service(message.service, Path(message.folder))
+                self._changing[message.key] = message.service.name, added
+            case wire.RemoveService():
+                removed = self._engine.remove_service(message.name, drain=message.drain)
+                self._changing[message.key] = message.name, removed
 
     def _prepare(self, message: wire.Prepare) -> None:
         try:
@@ -157,6 +174,19 @@ class EngineServer:
                 _log.error("a grammar could not be made ready", exc_info=error)
             self._send(wire.Prepared(key, None if error is None else str(error)))
 
+    def _send_changes(self) -> None:
+        """Answer for the services that have come or gone, or cannot."""
+        for key in [key for key, (_, future) in self._changing.items() if future.done()]:
+            name, future = self._changing.pop(key)
+            error = future.exception()
+            if error is None:
+                self._on_change(name, future.result())
+                self._send(wire.ServiceChanged(key, future.result()))
+                continue
+            if not lifeline.is_actionable(error):
+                _log.error("a service could not be changed", exc_info=error)
+            self._send(wire.ServiceChanged(key, error=str(error) or type(error).__name__))
+
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
         self._send(wire.Stepped(events))
@@ -166,7 +196,7 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._preparing:
+        if self._preparing or self._changing:
             return _PREPARING_POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
@@ -192,6 +222,25 @@ class _PlanRecord:
         self._watch.end()
 
 
+class _ToldServices:
+    """Keeps the owner informed of the services that there are, for clients to come."""
+
+    def __init__(self, info: EngineInfo, endpoint: str, owner: Lifeline) -> None:
+        self._info = info
+        self._endpoint = endpoint
+        self._owner = owner
+        self._tell()
+
+    def change(self, name: str, service: ServiceInfo | None) -> None:
+        """A service has come, or has gone (None)."""
+        others = {other: info for other, info in self._info.services.items() if other != name}
+        self._info = replace(self._info, services=others if service is None else others | {name: service})
+        self._tell()
+
+    def _tell(self) -> None:
+        self._owner.send(lifeline.Ready(self._info, self._endpoint))
+
+
 def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
     """Build the engine and serve it until it fails, which is told."""
 
@@ -207,9 +256,9 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         gc.freeze()  # models and modules never die: collections during steps need not walk them
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
         link = ClientLink(start.bind)
-        owner.send(lifeline.Ready(info, link.endpoint))
+        told = _ToldServices(info, link.endpoint, owner)
         try:
-            EngineServer(engine, link).run()
+            EngineServer(engine, link, told.change).run()
         finally:
             engine.close()
             link.close()

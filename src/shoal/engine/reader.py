@@ -157,8 +157,8 @@ class ChoiceReader:
     def rest(self, request_id: str, now_ns: int) -> Request:
         """The request for what is still to come, to submit it again under another id.
 
-        Any engine of its service can go on with it. Its ``max_tokens`` must be set. Times travel as ages, since
-        clocks of two hosts have nothing in common.
+        Any engine of its service can go on with it. Its ``max_tokens`` must be set. Times travel as ages,
+        since clocks of two hosts have nothing in common.
         """
         request, most = self._request, self._request.sampling.max_tokens
         assert most is not None, "how many tokens a request may have is decided once, for all of its engines"

@@ -12,8 +12,10 @@ from shoal.core import (
     Carried,
     Grammar,
     Request,
+    Service,
     TokenEvent,
 )
+from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import PROTOCOL as PROTOCOL
 from shoal.engine.stats import EngineStats
 
@@ -107,6 +109,28 @@ class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Returned with them."""
 
 
+class AddService(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the engine: load a service while others go on, and send ServiceChanged."""
+
+    key: int
+    """Returned with it."""
+    service: Service
+    """The service."""
+    folder: str
+    """Where its model lies."""
+
+
+class RemoveService(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the engine: take no further requests of a service, let it go, and send ServiceChanged."""
+
+    key: int
+    """Returned with it."""
+    name: str
+    """Its name."""
+    drain: bool
+    """Its requests run to their ends; else they are cancelled."""
+
+
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: all events of one step."""
 
@@ -154,8 +178,19 @@ class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Its stats."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats
-FromEngine = Stepped | Refused | Prepared | Forgotten | Stats
+class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine: the response to AddService and RemoveService, when it is done or cannot be."""
+
+    key: int
+    """That of the question."""
+    info: ServiceInfo | None = None
+    """Limits of a service that has come."""
+    error: str | None = None
+    """Why nothing has changed."""
+
+
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService
+FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from transformers import __version__ as transformers_version
 
 from shoal.core import ModelUnsupported, ShoalError
+from shoal.execute.default_dtype import keep_dtypes_local
 from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, some_of
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def load_module(
     check_weights(folder)
     if not isinstance(config, model_class.config_class):  # a multimodal one, of which only the text is read
         config = config.get_text_config()
+    keep_dtypes_local()
     with refused_if_it_fails("load", name):
         _refuse_if_far_larger(model_class, folder, config, name)
         module, info = model_class.from_pretrained(

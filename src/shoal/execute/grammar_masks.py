@@ -67,8 +67,6 @@ class GrammarMasks:
         self._pool = pool
         self._sequences: dict[int, _Sequence] = {}
         """By number."""
-        self._left: dict[int, list[int]] = {}
-        """Sequences that are gone and that a process still remembers, by its number."""
         self._asked: list[_Question] = []
         self._failures: dict[int, str] = {}
 
@@ -120,7 +118,7 @@ class GrammarMasks:
             sequence = self._sequences.pop(number, None)
             if sequence is not None:
                 sequence.process.sequences.discard(number)
-                self._left.setdefault(sequence.process.pid, []).append(number)
+                sequence.process.left.append(number)
 
     def _follow(self, service: str, number: int, row: RunningSequence) -> _Sequence:
         """The sequence; one that is new begins to follow its grammar."""
@@ -142,7 +140,8 @@ class GrammarMasks:
     def _ask(self, question: _Question) -> bool:
         """Send a question; False if its process is gone."""
         process = question.process
-        question.step.left.extend(self._left.pop(process.pid, []))
+        question.step.left.extend(process.left)
+        process.left.clear()
         question.used_ns = _cpu_ns(process)
         try:
             process.connection.send_bytes(msgspec.msgpack.encode(question.step))
@@ -176,7 +175,6 @@ class GrammarMasks:
         """Kill a process; its rows have no masks, and its other sequences begin anew in another."""
         process = question.process
         self._pool.end(process)
-        self._left.pop(process.pid, None)
         for row in question.rows:
             self._failures[row] = error
         for number in process.sequences:

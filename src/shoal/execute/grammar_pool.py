@@ -54,6 +54,8 @@ class GrammarProcess:
     """Its number."""
     sequences: set[int] = field(default_factory=set)
     """Numbers of the sequences that follow the grammar."""
+    left: list[int] = field(default_factory=list)
+    """Sequences that are gone and that the process still remembers."""
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -100,7 +102,7 @@ class GrammarPool:
     """Processes by model and grammar; may be used by several threads. models: by service name."""
 
     def __init__(self, models: Mapping[str, GrammarModel]) -> None:
-        self._models = models
+        self._models = dict(models)
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._compiling = threading.Lock()
@@ -117,7 +119,9 @@ class GrammarPool:
         The future raises InvalidRequest where the grammar cannot be used. Raises QueueFull where too many
         others are in use.
         """
-        model = self._models[service]
+        model = self._models.get(service)
+        if model is None:
+            raise InvalidRequest(f"model {service!r} is not served here", "model", "model_not_found")
         key = (model, grammar)
         with self._lock:
             known = self._processes.get(key)
@@ -136,6 +140,27 @@ class GrammarPool:
                 if future.done() and not future.exception() and future.result() is process:
                     del self._processes[key]
 
+    def add_service(self, service: str, model: GrammarModel) -> None:
+        """Requests of one more service may follow grammars."""
+        self._models[service] = model
+
+    def remove_service(self, service: str) -> None:
+        """A service is gone: unless another has its model, all processes end that know it."""
+        model = self._models.pop(service)
+        if model in self._models.values():
+            return
+        with self._lock:
+            gone = [self._processes.pop(key) for key in list(self._processes) if key[0] == model]
+        for future in gone:
+            future.add_done_callback(_kill)
+        if model in self._templates:
+            self._threads.submit(self._end_template, model)  # one that starts may take seconds
+
+    def _end_template(self, model: GrammarModel) -> None:
+        with self._starting:
+            if model not in self._models.values() and model in self._templates:
+                self._templates.pop(model).close()
+
     def close(self) -> None:
         """End all processes."""
         with self._lock:
@@ -145,8 +170,7 @@ class GrammarPool:
             template.close()
         self._threads.shutdown(cancel_futures=True)
         for future in futures:
-            if not future.cancelled() and not future.exception():
-                future.result().kill()
+            _kill(future)
 
     def _make_room(self) -> None:
         """End processes that nobody uses, beginning with the one used longest ago."""
@@ -193,10 +217,18 @@ class GrammarPool:
         if not model.eos_token_ids:
             raise ModelUnsupported("no token of it ends an output")
         with self._starting:
+            if model not in self._models.values():
+                raise ModelUnavailable("its service is gone")
             template = self._templates.get(model)
             if template is None or not template.alive:
                 template = self._templates[model] = _Template(model)
             return template.fork()
+
+
+def _kill(started: Future[GrammarProcess]) -> None:
+    """End a process as soon as it has started, if it does."""
+    if not started.cancelled() and not started.exception():
+        started.result().kill()
 
 
 def _receive(connection: Connection, kind: type[Message], timeout_s: float, otherwise: str) -> Message:

@@ -1,6 +1,7 @@
-"""Keeping the C heap warm between steps."""
+"""The process's memory: kept between steps, and given back when a model goes."""
 
 import ctypes
+import gc
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -12,11 +13,29 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns large blocks to the system at once, and a prefill step, which allocates and
     frees megabytes in every layer, spends much of its time on page faults. Other C libraries are not
-    changed. The setting is for the whole process and permanent: the process stays as large as its largest
-    step.
+    changed. The setting is for the whole process, which stays as large as its largest step until
+    ``return_freed_memory``.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST))
+
+
+def collect_frozen() -> None:
+    """Find also such garbage as collections have been told to spare; takes some tenths of a second."""
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()
+
+
+def return_freed_memory() -> None:
+    """Give all free memory back to the system, once: what is freed later is kept as before."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(ctypes.c_size_t(0))  # of all arenas, whatever the thresholds say

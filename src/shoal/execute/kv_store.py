@@ -52,18 +52,26 @@ class KVStore:
     ) -> None:
         self.buffer = _empty(layout.total_bytes, device)
         """The pool's bytes."""
-        self._merged_bytes = layout.merged_bytes
-        self.services = _views(self.buffer, layout, unit_ids)
+        self.services: dict[str, ServiceCache] = {}
         """Each service's view of them."""
         self.host_buffer: torch.Tensor | None = None
         """Bytes of swapped KV."""
         self.host_services: dict[str, ServiceCache] = {}
         """Each service's view of those."""
+        self._unit_ids, self._host_unit_ids = unit_ids, host_unit_ids
         if host_layout is not None:
             self.host_buffer = torch.empty(
                 host_layout.total_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
             )
-            self.host_services = _views(self.host_buffer, host_layout, host_unit_ids)
+        self.lay_out(layout, host_layout)
+
+    def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
+        """See the same bytes in another way. Copies that were located before keep their addresses."""
+        self._merged_bytes = layout.merged_bytes
+        self.services = _views(self.buffer, layout, self._unit_ids)
+        if host_layout is not None:
+            assert self.host_buffer is not None
+            self.host_services = _views(self.host_buffer, host_layout, self._host_unit_ids)
 
     def zero(self, merged_block: int) -> None:
         """Clear a merged block that changes dtype."""

@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -18,12 +20,13 @@ from shoal.execute.heap import keep_freed_memory
 from shoal.execute.int8_model import int8_bytes, use_int8
 from shoal.execute.interface import ATTENTION_NAME, Forward, TransformersForward
 from shoal.execute.memory import free_memory_bytes
+from shoal.execute.paged import PagedStep
 from shoal.execute.precision import prefers_int8, resolve_dtype
 from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import read_facts
+from shoal.models import read_facts, read_weight_headers
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -39,7 +42,7 @@ class Int8Unsupported(ModelUnsupported):
     """A model would not be computed correctly in int8."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedModel:
     """One model with its weights on the device."""
 
@@ -64,42 +67,54 @@ class LoadedModel:
 
 
 class ModelSet:
-    """The models of all services of an engine."""
+    """The models of all services of an engine, which may come and go."""
 
-    def __init__(
-        self,
-        models: Mapping[str, LoadedModel],
-        services: Sequence[Service],
-        device: torch.device,
-        attention: str,
-    ) -> None:
-        self.models = dict(models)
-        """By service name; services that name one model in one dtype share one entry."""
-        self.device = device
+    def __init__(self, loader: "ModelLoader", attention: str) -> None:
+        self.loader = loader
+        """Loads further ones, each once."""
+        self.device = loader.device
         """Where the weights are."""
-        self.backends = {
-            name: choose_backend(attention, device, model.kv_shape) for name, model in models.items()
-        }
+        self.models: dict[str, LoadedModel] = {}
+        """By service name; services that name one model in one dtype share one entry."""
+        self.backends: dict[str, type[PagedStep]] = {}
         """Attention backends by service name."""
-        self.kv_shapes = {name: model.kv_shape for name, model in models.items()}
+        self.kv_shapes: dict[str, KVShape] = {}
         """Shapes of KV blocks by service name."""
-        self.context_tokens = {s.name: _context(s, models[s.name]) for s in services}
+        self.context_tokens: dict[str, int] = {}
         """Context limits by service name, at most those of the models."""
-        self.vocab_sizes = {name: model.vocab_size for name, model in models.items()}
+        self.vocab_sizes: dict[str, int] = {}
         """Sizes of vocabularies by service name."""
-        self.eos_token_ids = {name: model.eos_token_ids for name, model in models.items()}
+        self.eos_token_ids: dict[str, tuple[int, ...]] = {}
         """End-of-sequence tokens by service name."""
-        self.weights = {
-            name: next(first for first in models if models[first] is model) for name, model in models.items()
-        }
-        """By service name, the first service on the same weights."""
-        self.weight_bytes = sum({id(m): m.weight_bytes for m in models.values()}.values())
+        self.weights: dict[str, str] = {}
+        """Names of the weights by service name: those on the same weights have the same."""
+        self._attention = attention
+
+    def add(self, service: Service, model: LoadedModel) -> None:
+        """A service comes; raises ConfigError if its context limit is beyond the model's."""
+        name = service.name
+        self.context_tokens[name] = context_of(service, model)
+        self.models[name] = model
+        self.backends[name] = choose_backend(self._attention, self.device, model.kv_shape)
+        self.kv_shapes[name] = model.kv_shape
+        self.vocab_sizes[name] = model.vocab_size
+        self.eos_token_ids[name] = model.eos_token_ids
+        self.weights[name] = f"{model.dtype} {model.folder}"
+
+    def remove(self, service: str) -> None:
+        """A service goes, and with the last on its model the weights."""
+        facts = (self.backends, self.kv_shapes, self.context_tokens, self.vocab_sizes, self.eos_token_ids)
+        for by_name in (self.models, self.weights, *facts):
+            del by_name[service]
+
+    @property
+    def weight_bytes(self) -> int:
         """Size of all weights; shared ones count once."""
+        return sum({id(model): model.weight_bytes for model in self.models.values()}.values())
 
     def check_kv_bytes(self, kv_bytes: int) -> None:
         """Raise ConfigError if the device has no memory for a KV pool of that size."""
-        cuda = self.device.type == "cuda"
-        free = torch.cuda.mem_get_info(self.device)[0] if cuda else free_memory_bytes()
+        free = free_bytes(self.device)
         if kv_bytes > free:
             raise ConfigError(
                 f"kv_cache.memory: {kv_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB are"
@@ -154,43 +169,47 @@ def load_models(
     transformers_logging.disable_progress_bar()
     if progress is not None and target.type == "cpu":
         progress(native_status())
-    loader = _Loader(target, progress)
-    models = {service.name: loader.load(service, folders[service.name].resolve()) for service in services}
+    models = ModelSet(ModelLoader(target, progress), attention)
+    for service in services:
+        models.add(service, models.loader.load(service, folders[service.name]))
     if target.type == "cpu":
         keep_freed_memory()  # only now: what loading freed goes back to the system
-    return ModelSet(models, services, target, attention)
+    return models
 
 
-class _Loader:
-    """Loads each model once in each dtype."""
+class ModelLoader:
+    """Loads models, each once in each dtype for as long as anybody has it; one at a time."""
 
     def __init__(self, device: torch.device, progress: Callable[[str], None] | None) -> None:
-        self._device = device
+        self.device = device
+        """Where the weights go."""
         self._progress = progress
-        self._loaded: dict[tuple[Path, torch.dtype], LoadedModel] = {}
+        self._loaded: WeakValueDictionary[tuple[Path, torch.dtype], LoadedModel] = WeakValueDictionary()
 
     def load(self, service: Service, folder: Path) -> LoadedModel:
-        """The service's model in its dtype."""
-        if prefers_int8(service, folder, self._device):
+        """The service's model in its dtype; raises as ``load_models`` does."""
+        folder = folder.resolve()
+        if prefers_int8(service, folder, self.device):
             try:
                 return self._load_as(service, folder, torch.int8)
             except Int8Unsupported as error:
                 _log.warning("%s; another dtype is taken", error)
         dtype = resolve_dtype(service, folder)
-        if dtype == torch.int8 and self._device.type != "cpu":
+        if dtype == torch.int8 and self.device.type != "cpu":
             raise ConfigError(
                 f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is "
-                f"{self._device}; write dtype bfloat16 or auto"
+                f"{self.device}; write dtype bfloat16 or auto"
             )
         return self._load_as(service, folder, dtype)
 
     def _load_as(self, service: Service, folder: Path, dtype: torch.dtype) -> LoadedModel:
-        if (folder, dtype) not in self._loaded:
+        model = self._loaded.get((folder, dtype))
+        if model is None:
             if self._progress is not None:
                 name = str(dtype).removeprefix("torch.")
-                self._progress(f"loading {service.model} ({name}) on {self._device}")
-            self._loaded[folder, dtype] = _load(service.model, folder, dtype, self._device)
-        return self._loaded[folder, dtype]
+                self._progress(f"loading {service.model} ({name}) on {self.device}")
+            model = self._loaded[folder, dtype] = _load(service.model, folder, dtype, self.device)
+        return model
 
 
 def resolve_device(device: str) -> torch.device:
@@ -219,6 +238,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
     text_config = config.get_text_config()
     refuse_by_config(model_class, text_config, name)
     dense = torch.bfloat16 if dtype == torch.int8 else dtype
+    _require_room(name, folder, dense, device)
     module = load_module(model_class, folder, config, name, dense, attn_implementation=ATTENTION_NAME)
     module.eval().requires_grad_(False).to(device)
     with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
@@ -241,6 +261,24 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         weight_bytes=weight_bytes,
         folder=folder,
     )
+
+
+def _require_room(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights for which there is no memory: whoever tries has the system end some process."""
+    numbers = sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values())
+    needed, free = numbers * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise ConfigError(
+            f"{name}: its weights take {needed / 2**30:.2f} GiB in {str(dtype).removeprefix('torch.')}, but"
+            f" {free / 2**30:.2f} GiB of memory are free on {device}"
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return free_memory_bytes()
 
 
 def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
@@ -271,7 +309,8 @@ def _safe_context(config: Any, stated: int) -> int:
     return min(stated, int(original)) if original else stated
 
 
-def _context(service: Service, model: LoadedModel) -> int:
+def context_of(service: Service, model: LoadedModel) -> int:
+    """The service's context limit; raises ConfigError if it is beyond the model's."""
     if service.max_model_len is None:
         return model.context_tokens
     if service.max_model_len > model.context_tokens:

@@ -44,8 +44,9 @@ class ServiceCache(ABC):
         self._itemsize = self._elements.element_size()
         self._stride = view.stride_bytes // self._itemsize
         self._count = layout.total_bytes // view.stride_bytes
-        self.rows = self._view(0, (self._stride,), (1,))
-        """All blocks or units [blocks or units, elements of a stride]."""
+        held = view.stride_bytes if layout.kind == "split" else view.shape.block_bytes(self.block_size)
+        self.rows = self._view(0, (held // self._itemsize,), (1,))
+        """All blocks or units [blocks or units, elements], without the padding between blocks."""
         self.addresses = [self._layer_addresses(view.shape.dtype, extent) for extent in view.layers]
         """The same of each layer in numbers, for native kernels."""
         self._keys = [self._numbers(e.key_offset, e, e.key_dim) for e in view.layers]

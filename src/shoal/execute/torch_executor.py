@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from shoal.core import NO_TOKEN, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_pool import GrammarModel, GrammarPool
@@ -45,6 +45,7 @@ class TorchExecutor:
         host_layout: PoolLayout | None = None,
         host_unit_ids: UnitIds | None = None,
     ) -> None:
+        self._model_set = models
         self._backends = models.backends
         self._models = models.models
         self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
@@ -58,6 +59,16 @@ class TorchExecutor:
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
         """A plan in flight failed, and those behind it are not to run."""
+
+    def add_service(self, service: Service, model: LoadedModel) -> None:
+        """A service comes, between two plans."""
+        self._model_set.add(service, model)
+        self.grammars.add_service(service.name, _grammar_model(model))
+
+    def remove_service(self, service: str) -> None:
+        """A service goes of which no sequence is left, between two plans."""
+        self._model_set.remove(service)
+        self.grammars.remove_service(service)
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor; without a thread the plan runs here and its result waits for ``collect``."""

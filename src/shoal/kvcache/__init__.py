@@ -6,6 +6,7 @@ do the requests' block tables.
 """
 
 from shoal.kvcache.compaction import Move
+from shoal.kvcache.extension import MOST_PADDING, can_stay, extend_layout, reduce_layout
 from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -16,6 +17,7 @@ from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 __all__ = [
     "KV_DTYPES",
+    "MOST_PADDING",
     "SCALED",
     "SCALE_BYTES",
     "BlockPool",
@@ -30,10 +32,13 @@ __all__ = [
     "PrefixIndex",
     "ServiceLayout",
     "ServiceUsage",
+    "can_stay",
+    "extend_layout",
     "hash_blocks",
     "hash_next",
     "hash_salt",
     "hash_synthetic",
     "plan_layout",
+    "reduce_layout",
     "scales_of",
 ]

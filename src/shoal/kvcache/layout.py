@@ -157,16 +157,23 @@ def _plan_merged(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: i
     _require_memory(_aligned(block_bytes[largest]), memory_bytes, f"one block of service {largest!r}")
     merged_bytes, blocks_per_merged = choose_merged_bytes(block_bytes, memory_bytes)
     services = {
-        name: ServiceLayout(
-            service=name,
-            shape=shape,
-            stride_bytes=merged_bytes // blocks_per_merged[name],
-            blocks_per_merged=blocks_per_merged[name],
-            layers=_merged_extents(shape, block_size),
-        )
+        name: merged_view(name, shape, merged_bytes, blocks_per_merged[name], block_size)
         for name, shape in shapes.items()
     }
     return PoolLayout("merged", block_size, merged_bytes, memory_bytes // merged_bytes, services)
+
+
+def merged_view(
+    service: str, shape: KVShape, merged_bytes: int, blocks_per_merged: int, block_size: int
+) -> ServiceLayout:
+    """A service whose blocks cut a merged block into so many equal parts."""
+    return ServiceLayout(
+        service=service,
+        shape=shape,
+        stride_bytes=merged_bytes // blocks_per_merged,
+        blocks_per_merged=blocks_per_merged,
+        layers=_merged_extents(shape, block_size),
+    )
 
 
 def _plan_split(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: int) -> PoolLayout:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from shoal.kvcache.compaction import choose_emptied, choose_targets, live_blocks, num_releasable, partly_live
-from shoal.kvcache.layout import PoolLayout
+from shoal.kvcache.layout import PoolLayout, ServiceLayout
 from shoal.kvcache.prefix import PrefixIndex
 from shoal.kvcache.service_blocks import ServiceBlocks, check_service_blocks
 from shoal.kvcache.store import DtypeLog, require
@@ -23,12 +23,27 @@ class MergedStore:
         self._indexes = indexes
         self._free_merged = list(range(layout.merged_blocks - 1, -1, -1))
         """Merged blocks that no service holds; the last is handed out first."""
-        self._owned = [ServiceBlocks(view.blocks_per_merged) for view in views]
+        self._owned = [_holding_nothing(view, index) for view, index in zip(views, indexes, strict=True)]
         """What each service holds, by its number."""
-        for owned, index in zip(self._owned, indexes, strict=True):
-            if owned.blocks_per_merged == 1:
-                owned.evictable = index.cached
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
+
+    def change_services(self, layout: PoolLayout, indexes: Sequence[PrefixIndex]) -> None:
+        """Services come or go, the latter with no live block; merged blocks stay what they are.
+
+        indexes: of the new services, in their order.
+        """
+        held = dict(zip(self._layout.services, self._owned, strict=True))
+        for number, name in enumerate(self._layout.services):
+            if name not in layout.services:
+                for block in list(self._indexes[number].cached):
+                    self._evict_block(number, block)
+                require(not held[name].num_merged, f"{name} is to go, but holds merged blocks")
+        self._owned = [
+            held.get(name) or _holding_nothing(view, index)
+            for (name, view), index in zip(layout.services.items(), indexes, strict=True)
+        ]
+        self._layout, self._indexes = layout, indexes
+        self._dtypes.change_services([view.shape.dtype for view in layout.services.values()])
 
     @property
     def free_merged(self) -> int:
@@ -296,3 +311,10 @@ class MergedStore:
                 max(extent[1] for extent in extents) <= self._layout.total_bytes,
                 "a block ends behind the buffer",
             )
+
+
+def _holding_nothing(view: ServiceLayout, index: PrefixIndex) -> ServiceBlocks:
+    owned = ServiceBlocks(view.blocks_per_merged)
+    if owned.blocks_per_merged == 1:
+        owned.evictable = index.cached
+    return owned

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.kvcache.compaction import Move
+from shoal.kvcache.extension import can_stay
 from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.merged import MergedStore
 from shoal.kvcache.prefix import PrefixIndex
@@ -48,14 +49,52 @@ class BlockPool:
         """Merged blocks (split: units) of the pool."""
         self.prefix_caching = prefix_caching
         """Whether published blocks are kept and found; without it no block needs a hash."""
-        indexes = [PrefixIndex() for _ in layout.services]
-        self._services = {
-            name: _ServiceState(number, name, self.max_blocks(name), indexes[number])
-            for number, name in enumerate(layout.services)
-        }
-        self._split = SplitStore(layout, indexes) if layout.kind == "split" else None
-        self._store: BlockStore = self._split or MergedStore(layout, indexes)
+        self._services: dict[str, _ServiceState] = {}
+        self._split: SplitStore | None = None
+        self._store: BlockStore
+        self._cut()
         self._tick = 0
+
+    def _cut(self) -> None:
+        """Begin with all of the memory free."""
+        layout = self.layout
+        indexes = self._list_services(kept={})
+        self._split = SplitStore(layout, indexes) if layout.kind == "split" else None
+        self._store = self._split or MergedStore(layout, indexes)
+
+    def _list_services(self, kept: Mapping[str, _ServiceState]) -> list[PrefixIndex]:
+        """Enter the services of the layout, some of them with what they have; returns their indexes."""
+        self._services = {
+            name: kept.get(name) or _ServiceState(number, name, self.max_blocks(name), PrefixIndex())
+            for number, name in enumerate(self.layout.services)
+        }
+        for number, state in enumerate(self._services.values()):
+            state.number = number
+        return [state.index for state in self._services.values()]
+
+    def lay_out(self, layout: PoolLayout) -> None:
+        """Let other services have the memory; those of the old layout that are not in the new one go.
+
+        As long as merged blocks and the views of services that stay are the same, their blocks keep numbers
+        and content, and only services that go must hold no live block. With any other layout nobody may hold
+        one, and all cached blocks are forgotten. The caller's tensors have to follow.
+
+        Raises:
+            IntegrityError: somebody still holds blocks; then nothing changes.
+            ValueError: one of the layouts is a split one.
+        """
+        old, merged = self.layout, self._store
+        if layout.kind == "split" or not isinstance(merged, MergedStore):
+            raise ValueError("only a merged layout can be changed while it is in use")
+        stays = can_stay(old, layout)
+        kept = {name: state for name, state in self._services.items() if stays and name in layout.services}
+        for name, state in self._services.items():
+            require(name in kept or not state.num_live, f"{name} has live blocks, but is to give up its own")
+        self.layout, self.capacity = layout, layout.merged_blocks
+        if stays:
+            merged.change_services(layout, self._list_services(kept))
+        else:
+            self._cut()
 
     def allocate(self, service: str, count: int) -> list[int] | None:
         """``count`` blocks with one reference each, or None, and nothing changes, where they do not fit.

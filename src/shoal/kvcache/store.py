@@ -80,11 +80,22 @@ class DtypeLog:
 
     def __init__(self, size: int, dtypes: Sequence[str]) -> None:
         self.mixed = len(set(dtypes)) > 1
-        """Whether there are several dtypes."""
+        """Whether there are several dtypes, or were."""
         self.dirty: dict[int, None] = {}
         """Merged blocks (as keys) whose dtype changed since ``take_dirty`` was last called."""
+        self._size = size
         self._dtypes = list(dtypes)
         self._last_dtype: list[str | None] = [None] * (size if self.mixed else 0)
+
+    def change_services(self, dtypes: Sequence[str]) -> None:
+        """Other services take merged blocks from now on."""
+        former = self._dtypes or list(dtypes)
+        if not self.mixed and len({*former, *dtypes}) > 1:
+            # Until now nobody noted which have been used.
+            self.mixed = True
+            self._last_dtype = [former[0]] * self._size
+        if dtypes:
+            self._dtypes = list(dtypes)
 
     def record(self, service: int, merged_blocks: Sequence[int]) -> None:
         """Note that ``service`` takes these merged blocks."""

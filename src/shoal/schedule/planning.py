@@ -184,6 +184,10 @@ class Planner:
         store.moved.clear()
         return plan
 
+    def pending(self, number: int) -> StepPlan:
+        """A plan without rows, of all that the executor was not told of yet."""
+        return self._make_plan(number, "", ((), (), ()), grown=())
+
     def uncount_steps(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""
         state.last_step -= steps

@@ -54,7 +54,8 @@ class RequestStore:
         self._on_end = on_end
         self._max_token_gap_ns = max_token_gap_ns
         self._refused: list[TokenEvent] = []
-        self._counters = {name: Counters() for name in services}
+        # Of a service that goes they stay, and go on when its name comes back.
+        self._counters: defaultdict[str, Counters] = defaultdict(Counters)
 
     @property
     def swaps(self) -> bool:
@@ -167,6 +168,11 @@ class RequestStore:
                 )
             ]
             self.free_swapped(request.service, self.forget_swapped(request))
+
+    def drop_all_swapped(self) -> None:
+        """Nobody will want what is saved on the host."""
+        for request in self.requests.values():
+            self._drop_swapped(request)
 
     def compacted(self, moves: Sequence[Move]) -> None:
         """The pool moved blocks: tables follow, and the next plan carries it out."""

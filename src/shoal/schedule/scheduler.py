@@ -25,8 +25,8 @@ from shoal.schedule.recovery import Recovery, with_trials
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.resumption import to_resume
+from shoal.schedule.roster import Roster
 from shoal.schedule.running_batch import IntArray
-from shoal.schedule.service_state import new_service_state
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.submission import Submitter
@@ -62,28 +62,33 @@ class Scheduler:
         self.on_steps: Callable[[int, int], None] | None = None
         """Told of the first step planned and of how many at most, in all of which those run who run now."""
         self._pool = pool
-        self._limits = services
         self._order = options.order
         self._admission = options.admission
-        self.max_running = options.most_running(max(map(pool.max_blocks, services)))
-        """Most requests that hold KV at once."""
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
         self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
-        self._services = {
-            name: new_service_state(pool, name, services, options, self._guard.due_ns) for name in services
-        }
+        self._roster = Roster(pool, options, self._guard.due_ns, services)
+        self._services, self._limits = self._roster.states, self._roster.limits
         self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
-        self._submitter = Submitter(pool, services, self._store)
+        self._submitter = Submitter(pool, self._limits, self._store)
         self._batcher = Batcher(pool, self._admission.slice_tokens)
-        self._planner = Planner(pool, self._store, options)
         self._outputs = OutputProcessor(pool, self._store)
         self._recovery = Recovery(self._store, self._outputs)
         self._in_flight: deque[InFlightStep] = deque()
         self._preemptor = Preemptor(pool, self._store, options, self._in_flight)
-        self._runs = DecodeRuns(pool, self._store, self._guard, options)
+        self._begin_anew()
         self._num_steps = 0
         self._epoch = 0
         """Goes up with everything that happens; in the same epoch a second look is the same as the first."""
+
+    def _begin_anew(self) -> None:
+        """Make those who remember something of services and layouts."""
+        self._planner = Planner(self._pool, self._store, self.options)
+        self._runs = DecodeRuns(self._pool, self._store, self._guard, self.options)
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that hold KV at once."""
+        return self._roster.most_running
 
     @property
     def services(self) -> Mapping[str, ServiceView]:
@@ -334,6 +339,53 @@ class Scheduler:
         self._num_steps += steps
         self._epoch += 1
         return step.plan, growth
+
+    def add_service(self, service: str, limits: ServiceLimits) -> None:
+        """A service comes, of which the pool has a view by now; no plan is in flight."""
+        self._roster.add(service, limits)
+        self._follow_layout()
+
+    def close_service(self, service: str) -> None:
+        """Further requests of a service are refused; those that there are go on."""
+        self._roster.close(service)
+
+    def remove_service(self, service: str) -> None:
+        """A service without requests goes, of which the pool has no view any more; no plan is in flight."""
+        self._roster.remove(service)
+        self._follow_layout()
+
+    def requests_of(self, service: str) -> list[str]:
+        """Ids of the unfinished requests of a service."""
+        return [name for name, request in self._store.requests.items() if request.service == service]
+
+    def has_requests(self, service: str) -> bool:
+        """Whether it has any."""
+        state = self._services[service]
+        return len(state.waiting) + len(state.running) > 0
+
+    def most_promised(self, service: str) -> int:
+        """Most tokens, prompt and output together, that one of its unfinished requests may get to."""
+        requests = [request for request in self._store.requests.values() if request.service == service]
+        return max([request.num_prompt_tokens + request.max_new_tokens for request in requests], default=0)
+
+    def vacate(self) -> None:
+        """Every running request gives up its blocks, and waits; no plan is in flight."""
+        for state in self._services.values():
+            for request in list(state.running.requests):
+                self._store.preempt(request)
+                request.blocked_until = 0  # it need not wait for another to end: it did not lack memory
+
+    def forget_saved(self) -> None:
+        """Nothing of what is saved in host memory will be read: it is computed again."""
+        self._store.drop_all_swapped()
+
+    def pending_plan(self) -> StepPlan:
+        """A plan without rows: all that the executor is still to be told. It is not updated."""
+        return self._planner.pending(self._num_steps)
+
+    def _follow_layout(self) -> None:
+        self._begin_anew()
+        self._epoch += 1
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""

@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.core import NO_GOALS, SLO, ConfigError, LengthPredictor
+from shoal.core import LengthPredictor
 from shoal.forecast import (
     LearnedLengths,
     LengthDistribution,
@@ -56,7 +56,7 @@ class ServiceState:
     """What the scheduler keeps of one service; policies see it as ``ServiceView``.
 
     due_ns: when a waiting request starves. hopeless_ns: from when on it is put last;
-    None: it never is. companions: as in ``ServiceView``. slo, execution_s, quota: as in ``ServiceLimits``.
+    None: it never is.
     """
 
     def __init__(
@@ -66,19 +66,18 @@ class ServiceState:
         statistics: ServiceStatistics,
         due_ns: Callable[[RequestState], int],
         limit: StepLimit,
+        limits: ServiceLimits,
         *,
         hopeless_ns: Callable[[RequestState], int | None] | None = None,
-        companions: Sequence[str] = (),
-        slo: SLO = NO_GOALS,
-        execution_s: float | None = None,
-        quota: int = 8,
     ) -> None:
         self.service = layout.service
-        self.companions = companions
+        self.companions: Sequence[str] = ()
+        """As in ``ServiceView``; kept by the roster, as the layout is."""
         self.layout = layout
         self.statistics = statistics
-        self.slo = slo
-        self.execution_s = execution_s
+        self.slo = limits.slo
+        self.execution_s = limits.execution_s
+        self.weights = limits.weights
         self.waiting = WaitingQueue(due_ns, hopeless_ns)
         self.running = RunningBatch()
         self.shared = SharedPrefixes()
@@ -92,7 +91,7 @@ class ServiceState:
         """When a step was last made for one of its starved requests."""
         self.recent_steps_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         """Durations of its latest steps."""
-        self._quota = quota
+        self._quota = limits.quota
         self._block_size = block_size
 
     @property
@@ -143,18 +142,11 @@ class ServiceState:
 def new_service_state(
     pool: BlockPool,
     service: str,
-    services: Mapping[str, ServiceLimits],
+    limits: ServiceLimits,
     options: SchedulerOptions,
     due_ns: Callable[[RequestState], int],
 ) -> ServiceState:
-    """A service without requests, which learns what the scheduler's order and admission ask for.
-
-    services: all of them.
-
-    Raises:
-        ConfigError: it is said to share weights with another, but their KV blocks differ.
-    """
-    limits = services[service]
+    """A service without requests, which learns what the scheduler's order and admission ask for."""
     longest = max(1, longest_total(pool, service, limits) - 1)
     history = options.admission.new_history(longest)
     monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
@@ -166,24 +158,6 @@ def new_service_state(
         ServiceStatistics(history, monitor, make_predictor(lengths, longest, history)),
         due_ns,
         StepLimit(options.max_batched_tokens),
+        limits,
         hopeless_ns=None if options.on_hopeless == "serve" else hopeless_ns,
-        companions=_companions(pool, service, services) if options.co_batch else (),
-        slo=limits.slo,
-        execution_s=limits.execution_s,
-        quota=limits.quota,
     )
-
-
-def _companions(pool: BlockPool, service: str, services: Mapping[str, ServiceLimits]) -> list[str]:
-    """Other services on the same weights, if all of their blocks are addressed alike."""
-    weights, views = services[service].weights, pool.layout.services
-    if weights is None or pool.layout.kind != "merged":
-        return []
-    others = [name for name in services if name != service and services[name].weights == weights]
-    for other in others:
-        if replace(views[other], service=service) != views[service]:
-            raise ConfigError(
-                f"services {service} and {other} cannot share weights, because their KV blocks differ; name"
-                " other weights for one of them"
-            )
-    return others

@@ -38,7 +38,8 @@ def check_request(request: Request, services: Mapping[str, ServiceLimits], pool:
     limits = services.get(request.service)
     if limits is None:
         raise InvalidRequest(
-            f"model {request.service!r} is not served here; possible are {', '.join(sorted(services))}",
+            f"model {request.service!r} is not served here;"
+            f" possible are {', '.join(sorted(services)) or 'none'}",
             param="model",
             code="model_not_found",
         )
