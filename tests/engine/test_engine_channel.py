@@ -53,7 +53,9 @@ def test_a_lost_connection_is_told_once_and_both_ends_notice(monkeypatch):
         channel = EngineChannel(await cable.lay(), "session", told.append)
         frames = []
         await until(lambda: (frame := link.receive()) is not None and frames.append(frame) is None)
-        assert wire.decode_to_engine(frames[0]) == wire.Hello(wire.PROTOCOL, "session")
+        hello = wire.decode_to_engine(frames[0])
+        assert isinstance(hello, wire.Hello)
+        assert (hello.protocol, hello.session) == (wire.PROTOCOL, "session")
         link.welcome()
         link.send(wire.encode(wire.Stepped([])))
         await until(lambda: told)

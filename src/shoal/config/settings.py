@@ -68,8 +68,7 @@ class Config(Generic[S]):
         """What each engine is built from.
 
         Where no threads are written, one engine takes every core; of several each on the CPU takes its part
-        of all cores but one, which is left to the API process. Over Ray this machine's cores mean nothing: the
-        backend decides.
+        of all cores but one, which is left to the API process. Over Ray this machine's cores mean nothing.
         """
         return tuple(
             EnginePlan(name=device.name, options=self._options_on(device)) for device in self.devices

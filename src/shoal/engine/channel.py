@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 
 import zmq
@@ -43,7 +44,7 @@ class EngineChannel:
             self._context.destroy(linger=0)
             raise
         self._loop.add_reader(self._socket.fileno(), self._receive)
-        self.send(wire.Hello(wire.PROTOCOL, session))
+        self.send(wire.Hello(wire.PROTOCOL, session, time.monotonic_ns()))
 
     def send(self, message: wire.ToEngine) -> None:
         """Send a message without waiting; it is lost if nobody is there any more, or after ``close``."""

@@ -27,6 +27,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """``PROTOCOL`` of the sender."""
     session: str
     """Names the sender, for the log."""
+    now_ns: int
+    """The sender's clock, on which its requests arrive."""
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):

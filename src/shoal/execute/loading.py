@@ -26,7 +26,7 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import read_facts, read_weight_headers
+from shoal.models import read_facts, read_weight_headers, resolve_model
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -187,8 +187,12 @@ class ModelLoader:
         self._loaded: WeakValueDictionary[tuple[Path, torch.dtype], LoadedModel] = WeakValueDictionary()
 
     def load(self, service: Service, folder: Path) -> LoadedModel:
-        """The service's model in its dtype; raises as ``load_models`` does."""
-        folder = folder.resolve()
+        """The service's model in its dtype; raises as ``load_models`` and ``resolve_model`` do.
+
+        A folder that is not there is one of another host, which has this engine load a service: the model is
+        found here, or fetched.
+        """
+        folder = (folder if folder.exists() else resolve_model(service.model)).resolve()
         if prefers_int8(service, folder, self.device):
             try:
                 return self._load_as(service, folder, torch.int8)
