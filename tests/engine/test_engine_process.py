@@ -39,6 +39,15 @@ class Frames:
         raise Over
 
 
+class Newcomer(Frames):
+    """A link on which the first message is of somebody who is not the client yet."""
+
+    from_client = False
+
+    def welcome(self):
+        self.from_client = True
+
+
 def serve(engine, link):
     with pytest.raises(Over):
         EngineServer(engine, link).run()
@@ -95,3 +104,14 @@ def test_a_call_that_can_never_be_served_leaves_nothing_behind():
     serve(engine, socket)
     assert [type(message) for message in socket.sent] == [wire.Refused]
     assert engine.unfinished == 0
+
+
+@pytest.mark.parametrize(("ahead_s", "shifted_s"), [(0, 0), (-0.9, 0), (0.9, 0), (5000, 5000), (-3, -3)])
+def test_arrivals_on_the_clock_of_another_host_are_told_on_this_one(monkeypatch, ahead_s, shifted_s):
+    engine, _ = make_engine()
+    monkeypatch.setattr(engine, "now_ns", lambda: 10**13)
+    arrivals = []
+    monkeypatch.setattr(engine, "submit", lambda *requests: arrivals.extend(r.arrival_ns for r in requests))
+    hello = wire.Hello(wire.PROTOCOL, "session", 10**13 - int(ahead_s * 1e9))
+    serve(engine, Newcomer(hello, call(1, n=2)))
+    assert arrivals == [shifted_s * 10**9] * 2

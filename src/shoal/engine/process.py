@@ -47,6 +47,8 @@ _MOST_CHOICES = 32
 _MOST_TOKENS = 2**15
 # Reading a message takes much less.
 _MOST_BYTES = 2**20
+# All processes of a host have one clock; those of two hosts differ by more than a message takes.
+_OTHER_CLOCK_NS = 1_000_000_000
 
 
 class EngineServer:
@@ -65,6 +67,8 @@ class EngineServer:
         self._engine = engine
         self._on_change = on_change
         self._link = link
+        self._ahead_ns = 0
+        """How much more this host's clock shows than the client's."""
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
@@ -123,6 +127,9 @@ class EngineServer:
             self._forget_client()
             self._send(wire.Forgotten())
             self._link.welcome()
+            self._ahead_ns = self._engine.now_ns() - message.now_ns
+            if abs(self._ahead_ns) < _OTHER_CLOCK_NS:
+                self._ahead_ns = 0
         else:
             self._link.reply(wire.encode(wire.Forgotten()))
 
@@ -134,7 +141,10 @@ class EngineServer:
 
     def _submit(self, message: wire.Submit) -> None:
         try:
-            self._engine.submit(*message.to_requests())
+            requests = message.to_requests()
+            if self._ahead_ns:
+                requests = [replace(r, arrival_ns=r.arrival_ns + self._ahead_ns) for r in requests]
+            self._engine.submit(*requests)
         except InvalidRequest as error:
             self._send(wire.Refused(message.request.id, str(error), error.param, error.code))
 

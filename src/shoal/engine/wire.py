@@ -27,6 +27,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """``PROTOCOL`` of the sender."""
     session: str
     """Names the sender, for the log."""
+    now_ns: int
+    """The sender's clock, on which its requests arrive."""
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):
@@ -163,7 +165,10 @@ class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Forgotten(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine to somebody who is not its client, or is not any more: it has none of its requests."""
+    """From the engine to somebody who is not its client, or is not any more: it has none of its requests.
+
+    Also what a client tells itself when the connection is lost.
+    """
 
 
 class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):

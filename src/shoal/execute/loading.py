@@ -26,7 +26,7 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import read_facts, read_weight_headers
+from shoal.models import read_facts, read_weight_headers, resolve_model
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -188,11 +188,12 @@ class ModelLoader:
     def load(
         self, service: Service, folder: Path, progress: Callable[[str], None] | None = None
     ) -> LoadedModel:
-        """The service's model in its dtype; raises as ``load_models`` does.
+        """The service's model in its dtype; raises as ``load_models`` and ``resolve_model`` do.
 
-        progress: called with a line if it has to be loaded.
+        progress: called with a line if it has to be loaded. A folder that is not there is one of another host,
+        which has this engine load a service: the model is found here, or fetched.
         """
-        folder = folder.resolve()
+        folder = (folder if folder.exists() else resolve_model(service.model)).resolve()
         if prefers_int8(service, folder, self.device):
             try:
                 return self._load_as(service, folder, torch.int8, progress)
