@@ -51,7 +51,8 @@ launch.Tokenizer, launch.Router = Tokenizer, Router
 launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 launch.check_model = lambda name: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[3]))]
-launch.run_server(plans, ServerOptions(port=int(sys.argv[5])), on_ready=lambda url, router: print(url, flush=True))
+server = ServerOptions(port=int(sys.argv[5]))
+launch.run_server(plans, server, on_ready=lambda url, router: print(url, flush=True))
 print("ended", flush=True)
 """
 

@@ -190,8 +190,8 @@ class ModelLoader:
     ) -> LoadedModel:
         """The service's model in its dtype; raises as ``load_models`` and ``resolve_model`` do.
 
-        progress: called with a line if it has to be loaded. A folder that is not there is one of another host,
-        which has this engine load a service: the model is found here, or fetched.
+        progress: called with a line if it has to be loaded. A folder that is not there is one of another
+        host, which has this engine load a service: the model is found here, or fetched.
         """
         folder = (folder if folder.exists() else resolve_model(service.model)).resolve()
         if prefers_int8(service, folder, self.device):
