@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from shoal.cli.app import app
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config import config_section, flag_settings, load_config
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
@@ -131,7 +132,11 @@ def exported() -> dict[str, dict[str, set[str]]]:
     services = {"chat": ServiceStats(observed=seen)}
     stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
     found: dict[str, dict[str, set[str]]] = {}
-    for line in metrics.render(stats).decode().splitlines():
+    engine = EngineStatus(
+        name="0", state=EngineState.READY, services=("chat",), device="cpu", heartbeat_age_s=1, stats=stats
+    )
+    page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0)})
+    for line in page.decode().splitlines():
         match = re.match(r"(shoal_\w+?)(?:_bucket|_sum|_count|_created)?(?:\{(.*)\})? ", line)
         if match:
             labels = found.setdefault(match[1], {})
@@ -151,7 +156,9 @@ def test_the_metrics_described_are_those_exported() -> None:
     for name, labels in metrics.items():
         _, named, meaning = described[name]
         assert {label for label in labels if label != "le"} == set(re.findall(r"\w+", named)), name
-        for value in set().union(*(labels.get(label, ()) for label in ("use", "part", "kind", "stat"))):
+        for value in set().union(
+            *(labels.get(label, ()) for label in ("use", "part", "kind", "stat", "state"))
+        ):
             assert f"`{value}`" in meaning, f"{name} has {value}"
 
 

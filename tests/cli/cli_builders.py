@@ -8,14 +8,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 METRICS = """\
 # TYPE shoal_evictions_total counter
-shoal_evictions_total{service="chat"} 3.0
-shoal_evictions_total{service="complete"} 0.0
+shoal_evictions_total{engine="0",service="chat"} 3.0
+shoal_evictions_total{engine="0",service="complete"} 0.0
 # TYPE shoal_kv_bytes gauge
-shoal_kv_bytes{use="total"} 2.5165824e+07
-shoal_kv_bytes{use="live"} 1.8874368e+07
-shoal_kv_bytes{use="padding"} 1.048576e+06
-shoal_kv_bytes{use="unfilled"} 5.24288e+05
-shoal_kv_bytes{use="external"} 1.572864e+06
+shoal_kv_bytes{engine="0",use="total"} 2.5165824e+07
+shoal_kv_bytes{engine="0",use="live"} 1.8874368e+07
+shoal_kv_bytes{engine="0",use="padding"} 1.048576e+06
+shoal_kv_bytes{engine="0",use="unfilled"} 5.24288e+05
+shoal_kv_bytes{engine="0",use="external"} 1.572864e+06
 """
 
 
@@ -35,6 +35,12 @@ class FakeApi:
     """End streams with this error."""
     bodies: list[dict] = field(default_factory=list)
     """The bodies of all requests."""
+    admin: dict[str, object] = field(default_factory=dict)
+    """What the operators' routes say; (status, answer) or an answer."""
+    headers: list[dict] = field(default_factory=list)
+    """Of the requests for operators' routes."""
+    wait: threading.Event | None = None
+    """Streams wait for it after their first piece."""
     pages: list[str] = field(default_factory=list)
     """Pages of metrics to send before METRICS."""
 
@@ -60,6 +66,11 @@ def fake_server(api):
             if self.path == "/v1/models":
                 cards = [{"id": name, "max_model_len": 2048} for name in ("chat", "complete")]
                 self._send(200, json.dumps({"object": "list", "data": cards}))
+            elif self.path.startswith("/admin/"):
+                api.headers.append(dict(self.headers))
+                answer = api.admin.get(self.path.removeprefix("/admin/"), (404, {}))
+                status, body = answer if isinstance(answer, tuple) else (200, answer)
+                self._send(status, json.dumps(body))
             elif self.path == "/metrics":
                 self._send(200, api.pages.pop(0) if api.pages else METRICS)
             else:
@@ -78,6 +89,8 @@ def fake_server(api):
             for event in api.events(body, self.path == "/v1/chat/completions"):
                 data = "[DONE]" if event is None else json.dumps(event)
                 self.wfile.write(f"data: {data}\n\n".encode())
+                if api.wait is not None:
+                    api.wait.wait(30)
 
         def _send(self, status, text):
             self.send_response(status)

@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 import tokenizers
@@ -15,6 +16,7 @@ from shoal.cli.chat import converse
 from shoal.cli.demo_server import free_port
 from shoal.cli.progress import ProgressDisplay
 from shoal.cli.serve import curl_example, print_summary
+from shoal.cluster.status import EngineState, EngineStatus
 from shoal.core import InvalidRequest
 from shoal.engine import EngineInfo, ServiceInfo
 from shoal.models import Tokenizer
@@ -129,7 +131,7 @@ def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path, monke
     tokenizer = Tokenizer(tokenizers.Tokenizer(WordLevel({"a": 0})), special_tokens={}, eos_token_ids=())
     monkeypatch.setattr("shoal.cli.chat_client.resolve_model", lambda *_: tmp_path)
     monkeypatch.setattr("shoal.cli.chat_client.Tokenizer.from_folder", lambda *_: tokenizer)
-    monkeypatch.setattr("shoal.cli.chat_client.EngineHandle.start", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("shoal.cli.chat_client.Router.start", lambda *_, **__: pytest.fail("it was loaded"))
     assert run(["chat", "smollm2"]) == 2
     assert "this model has no chat template" in capsys.readouterr().err
 
@@ -155,30 +157,59 @@ def test_the_summary_is_what_the_engine_says():
             model="x[/red]/tiny", context_tokens=8192, max_total_tokens=2048, kv_tokens=6144, vocab_size=9
         )
     }
-    info = EngineInfo(
-        services=services,
-        device="cpu",
-        threads=1,
-        block_size=16,
-        merged_blocks=96,
-        kv_bytes=24 << 20,
-        weight_bytes=1,
-        kernels="native kernels (avx2, built by cc 12.2.0)",
-    )
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    print_summary("http://127.0.0.1:8000", info, console)
-    text = console.export_text()
+    text = summary(("0", services))
     for part in (
         "chat",
         "x[/red]/tiny",
         "2,048 tokens a request",
         "KV for 6,144 tokens",
-        "24.0 MiB",
+        "KV pool  24.0 MiB, shared by all services",
         "compute  native kernels (avx2, built by cc 12.2.0)",
         "http://127.0.0.1:8000",
         "curl",
     ):
         assert part in text
+    assert "engine" not in text.replace("/engine", "")
+
+
+def test_of_several_engines_the_summary_has_a_line_each():
+    chat, base = (
+        ServiceInfo(model="m", context_tokens=8192, max_total_tokens=most, kv_tokens=6144, vocab_size=9)
+        for most in (2048, 1024)
+    )
+    smaller = replace(chat, max_total_tokens=512, kv_tokens=600)
+    text = summary(("0", {"chat": chat}), ("b", {"chat": smaller, "base": base}))
+    assert "engine   0  cpu, 3 threads, KV pool 24.0 MiB: chat\n" in text
+    assert "engine   b  cpu, 3 threads, KV pool 24.0 MiB: chat, base\n" in text
+    assert text.count("compute") == 1
+    [chat_line] = [line for line in text.splitlines() if line.startswith("  chat")]
+    assert chat_line.split()[2:] == ["512", "tokens", "a", "request", "KV", "for", "6,744", "tokens"]
+
+
+def summary(*engines):
+    """What is printed for engines, each a name and its services."""
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    statuses = [
+        EngineStatus(
+            name=name,
+            state=EngineState.READY,
+            services=tuple(services),
+            device="cpu",
+            info=EngineInfo(
+                services=services,
+                device="cpu",
+                threads=3,
+                block_size=16,
+                merged_blocks=96,
+                kv_bytes=24 << 20,
+                weight_bytes=1,
+                kernels="native kernels (avx2, built by cc 12.2.0)",
+            ),
+        )
+        for name, services in engines
+    ]
+    print_summary("http://127.0.0.1:8000", statuses, console)
+    return console.export_text()
 
 
 def test_what_is_waited_for_may_look_like_markup():

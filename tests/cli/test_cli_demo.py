@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -13,13 +14,14 @@ from rich.console import Console
 
 from shoal.cli.demo_client import Burst, DemoRequest, run_burst, time_alone
 from shoal.cli.demo_goals import demo_goals, format_goals
+from shoal.cli.demo_kill import Kill, kill_amid
 from shoal.cli.demo_metrics import MetricsSummary
 from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
-from shoal.cli.demo_report import Latency, summarise
+from shoal.cli.demo_report import Latency, report_notes, summarise
 from shoal.cli.demo_run import print_report, send_burst
 from shoal.cli.demo_server import ServerProcess, free_port
 from shoal.cli.demo_view import BurstView, single_line
-from shoal.core import SLO, EngineDied
+from shoal.core import SLO, EngineDied, ShoalError
 
 
 def make_demo_request(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done", **slo):
@@ -125,10 +127,72 @@ def test_metrics_keep_peaks_and_the_last_counts():
     summary = MetricsSummary()
     summary.add(METRICS)
     summary.add(
-        METRICS.replace("1.8874368e+07", "1e+07").replace('{service="chat"} 3.0', '{service="chat"} 4.0')
+        METRICS.replace("1.8874368e+07", "1e+07").replace('service="chat"} 3.0', 'service="chat"} 4.0')
     )
     assert (summary.peak_use, summary.peak_waste, summary.evictions["chat"]) == (0.75, 0.125, 4)
     assert MetricsSummary().peak_use is None
+
+
+def test_metrics_of_several_engines_are_summed_and_dead_ones_do_not_age():
+    page = METRICS + METRICS.replace('engine="0"', 'engine="b"').replace("# TYPE", "# HELP")
+    page += (
+        'shoal_engine_up{engine="0"} 1.0\nshoal_engine_up{engine="b"} 0.0\n'
+        'shoal_engine_state_age_seconds{engine="0"} 0.5\nshoal_engine_state_age_seconds{engine="b"} 77.0\n'
+        'shoal_requests_resumed_total{service="chat"} 4.0\n'
+        'shoal_requests_resumed_total{service="complete"} 2.0\n'
+    )
+    summary = MetricsSummary()
+    summary.add(page)
+    assert summary == MetricsSummary({"chat": 6, "complete": 0}, 0.75, 0.125, 0.5, 6)
+
+
+def engine_card(name, pid, requests):
+    return {"name": name, "state": "ready", "pid": pid, "requests": requests}
+
+
+def test_an_engine_is_killed_amid_the_burst(monkeypatch):
+    killed, go_on = [], threading.Event()
+
+    def kill(pid, number):
+        killed.append((pid, number))
+        go_on.set()
+
+    monkeypatch.setattr("shoal.cli.demo_kill.os.kill", kill)
+    monkeypatch.setenv("SHOAL_ADMIN_KEY", "sk-admin")
+    cards = [engine_card("0", 70, 2), engine_card("1", 71, 5), engine_card("2", None, 0)]
+    page = METRICS + 'shoal_requests_resumed_total{service="chat"} 5.0\n'
+    api = FakeApi(admin={"engines": {"data": cards}}, wait=go_on, pages=[page] * 50)
+    with fake_server(api) as url:
+        burst = asyncio.run(run_burst(url, demo_prompts(8), kill=True))
+    assert killed == [(71, signal.SIGKILL)]
+    assert burst.kill == Kill("1", 71, 5)
+    assert api.headers[0]["Authorization"] == "Bearer sk-admin"
+    report = summarise(burst)
+    assert report.succeeded
+    told = "engine 1 (process 71) was killed with 5 requests under way: 5 went on, none failed"
+    assert told in list(report_notes(report))
+    assert report.to_json()["kill"] == {"engine": "1", "pid": 71, "requests": 5}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((403, {"error": {"message": "only this machine"}}), "only this machine"),
+        ({"data": [engine_card("0", 70, 0)]}, "no engine has a request"),
+        ({"data": [engine_card("0", None, 3)]}, "no engine has a request"),
+    ],
+)
+def test_an_engine_that_cannot_be_killed_is_told(answer, message):
+    with fake_server(FakeApi(admin={"engines": answer})) as url, pytest.raises(ShoalError, match=message):
+        asyncio.run(kill_amid(url, lambda: True))
+
+
+def test_a_burst_that_is_over_too_soon_is_told():
+    with (
+        fake_server(FakeApi(reject={"chat": (400, "no")})) as url,
+        pytest.raises(EngineDied, match="was over"),
+    ):
+        asyncio.run(run_burst(url, demo_prompts(1), kill=True))
 
 
 def test_the_report_follows_the_definitions():

@@ -12,7 +12,9 @@ runner = CliRunner()
 def served(monkeypatch):
     """Options of the servers that were run."""
     options = []
-    monkeypatch.setattr("shoal.serve.launch.run_server", lambda engine, server, **_: options.append(server))
+    monkeypatch.setattr(
+        "shoal.serve.launch.run_server", lambda engines, server, *_, **__: options.append(server)
+    )
     return options
 
 
@@ -45,10 +47,55 @@ def test_without_keys_nobody_needs_one(served, monkeypatch):
 
 
 def test_help_shows_no_key(monkeypatch):
-    monkeypatch.setenv("SHOAL_API_KEY", "sk-hidden")
-    shown = runner.invoke(app, ["serve", "--help"], terminal_width=200).output
-    assert "SHOAL_API_KEY" in shown
-    assert "sk-hidden" not in shown
+    for variable in ("SHOAL_API_KEY", "SHOAL_ADMIN_KEY"):
+        monkeypatch.setenv(variable, "sk-hidden")
+    for command in ("serve", "engines list", "services list"):
+        shown = runner.invoke(app, [*command.split(), "--help"], terminal_width=200).output
+        assert "SHOAL_ADMIN_KEY" in shown
+        assert "sk-hidden" not in shown
+    assert "SHOAL_API_KEY" in runner.invoke(app, ["serve", "--help"], terminal_width=200).output
+
+
+def test_the_admin_key_comes_from_a_flag_a_file_or_the_environment(served, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("SHOAL_ADMIN_KEY", raising=False)
+    file = tmp_path / "admin.key"
+    file.write_text("sk-file\n")
+    assert run(["serve", "smollm2"]) == 0
+    assert run(["serve", "smollm2", "--admin-key", "sk-flag"]) == 0
+    assert run(["serve", "smollm2", "--admin-key-file", str(file)]) == 0
+    monkeypatch.setenv("SHOAL_ADMIN_KEY", "sk-environment")
+    assert run(["serve", "smollm2"]) == 0
+    assert [options.admin_secret for options in served] == [None, "sk-flag", "sk-file", "sk-environment"]
+    assert run(["serve", "smollm2", "--admin-key-file", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "write admin_key or admin_key_file, not both" in error
+    assert "sk-" not in error
+
+
+def test_an_admin_key_file_that_is_not_there(served, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("SHOAL_ADMIN_KEY", raising=False)
+    assert run(["serve", "smollm2", "--admin-key-file", str(tmp_path / "none")]) == 2
+    assert "server.admin_key_file: cannot read the key file" in capsys.readouterr().err
+
+
+def test_several_devices_are_several_engines(monkeypatch):
+    seen = []
+    monkeypatch.setattr("shoal.serve.launch.run_server", lambda *arguments, **_: seen.append(arguments))
+    flags = ["--device", "cpu", "--device", "cpu", "--dispatch", "round-robin", "--cluster-name", "mine"]
+    assert run(["serve", "smollm2", *flags]) == 0
+    [(plans, _, cluster)] = seen
+    assert [(plan.name, plan.options.device) for plan in plans] == [("0", "cpu"), ("1", "cpu")]
+    assert (cluster.dispatch, cluster.name) == ("round-robin", "mine")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "--model", "smollm2", "hi"], ["profile", "smollm2"], ["chat", "smollm2"],
+     ["static", "--model", "smollm2", "hi"]],
+)  # fmt: skip
+def test_other_commands_run_one_engine(command, capsys):
+    assert run([*command, "--device", "cpu", "--device", "cpu"]) == 2
+    assert "devices: write exactly one device for this command, got 2" in capsys.readouterr().err
 
 
 def test_a_key_for_a_service_that_is_not_there_is_found_before_anything_is_loaded(tmp_path, capsys):

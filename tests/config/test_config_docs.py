@@ -54,7 +54,8 @@ def test_the_page_names_every_preset():
 
 
 def test_the_example_on_the_page_loads(tmp_path):
-    [example] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    example, engines = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(from_yaml(tmp_path, f"services: [{{name: chat, model: smollm2}}]\n{engines}").devices) == 2
     config = from_yaml(tmp_path, example)
     assert [service.name for service in config.services] == ["chat", "complete"]
     assert config.scheduler.admission.reserved == 0.05

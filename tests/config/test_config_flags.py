@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.config import ENGINE_FLAGS, SERVER_FLAGS, config_section
+from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, SERVER_FLAGS, config_section
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service
 from shoal.schedule import ADMISSIONS, FcfsStrict
 from shoal.serve.options import ServerOptions
@@ -12,6 +12,8 @@ from shoal.serve.options import ServerOptions
 # For each flag: what may be written, in a file or on the command line alike.
 VALUES = {
     "device": ["cpu", "cuda:0"],
+    "dispatch": ["least-requests", "round-robin"],
+    "cluster-name": ["mine", "a-1.b_2"],
     "kv-memory": ["2GiB", "512MB", "4096", "1.5MiB"],
     "block-size": ["16", "1", "128"],
     "kv-cache-dtype": ["auto", "int8"],
@@ -38,7 +40,8 @@ VALUES = {
     "max-queue": ["1", "5000"],
     "drain": ["0", "1.5m", "200ms"],
 }
-TESTED = [flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS) if flag.name in VALUES]
+FLAGS = (*ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)
+TESTED = [flag for flag in FLAGS if flag.name in VALUES]
 
 
 @given(st.data())
@@ -60,7 +63,7 @@ def test_a_file_and_flags_say_the_same(tmp_path, data):
 
 def test_every_flag_sets_a_key_that_exists():
     keys = {path.partition("[]")[0] for path, _ in config_section(ServerOptions).walk()}
-    assert {flag.key for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)} <= keys
+    assert {flag.key for flag in FLAGS} <= keys
 
 
 def test_flags_go_over_the_file_key_by_key(tmp_path):

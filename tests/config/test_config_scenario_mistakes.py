@@ -136,7 +136,7 @@ def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
         ("kv_cache: {memory: 1KiB}", "kv_cache.memory (flag --kv-memory): kv_cache memory of 1024"),
         ("kv_cache: {utilisation: 110%}", "kv_cache.utilisation: must be at most 1"),
         ("engines: 0", "engines: must be at least 1"),
-        ("dispatch: random", "dispatch: expected one of round-robin, least-loaded"),
+        ("dispatch: random", "dispatch: expected one of round-robin, least-requests, least-loaded"),
         ("sample: 0s", "sample: must be more than 0s"),
         ("scheduler: {admision: oracle}", "scheduler.admision: unknown key, did you mean 'admission'?"),
         ("scheduler: {starvation: rarely}", "got 'rarely', or never"),

@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 
-from shoal.engine import EngineHandle, EngineOptions
+from routers import start_router
+from shoal.cluster.router import Router
+from shoal.engine import EngineOptions
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
-Scenario = Callable[[httpx.AsyncClient, EngineHandle], Awaitable[None]]
+Scenario = Callable[[httpx.AsyncClient, Router], Awaitable[None]]
 
 
 def run_served(
@@ -23,18 +25,18 @@ def run_served(
     """Run ``scenario`` against the server, then stop it; ``builder``'s module must be importable there."""
 
     async def main() -> None:
-        handle = await EngineHandle.start(options, folders, tokenizers, builder=builder)
+        router = await start_router(options, folders, tokenizers, builder)
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         serving = serve_until_stopped(
-            handle, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
+            router, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
         )
         server = asyncio.create_task(serving)
         try:
             async with httpx.AsyncClient(base_url=await ready, timeout=600) as client:
-                await scenario(client, handle)
+                await scenario(client, router)
         finally:
             stop.ask()
             await server
-            await handle.close()
+            await router.close()
 
     asyncio.run(main())

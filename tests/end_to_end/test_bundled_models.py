@@ -18,9 +18,10 @@ from served import Scenario, run_served
 from transformers import AutoModelForCausalLM
 
 from at_hand import bundled_model
+from shoal.cluster.router import Router
 from shoal.config import PRESETS
 from shoal.core import Service
-from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer
 from shoal.schedule import SchedulerOptions, Slice
@@ -171,17 +172,17 @@ def test_sixty_four_streams_of_both_models_with_a_third_cancelled(folders: dict[
         body = {"model": MODELS[number % 2], "prompt": prompt} | common
         return await stream(client, "/v1/completions", body, stop_after)
 
-    async def scenario(client: httpx.AsyncClient, handle: EngineHandle) -> None:
+    async def scenario(client: httpx.AsyncClient, router: Router) -> None:
         ends = Counter(await asyncio.gather(*(one(client, number) for number in range(64))))
         assert ends == {"length": 42, "cancelled": 22}
         async with asyncio.timeout(60):
-            while handle.unfinished:
+            while router.unfinished:
                 await asyncio.sleep(0.05)
-        stats = await handle.stats()
+        stats = await router.stats("0")
         async with asyncio.timeout(60):
             while any(s.running or s.waiting for s in stats.services.values()):
                 await asyncio.sleep(0.05)
-                stats = await handle.stats()
+                stats = await router.stats("0")
         assert stats.pool.live_bytes == 0
         assert sum(s.finished + s.cancelled for s in stats.services.values()) == 64
         health = await client.get("/health")

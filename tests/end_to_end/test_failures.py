@@ -13,8 +13,9 @@ from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 from failing_engine import POISON, Fails, sabotage
 from served import run_served
 
+from shoal.cluster.router import Router
 from shoal.core import NO_GOALS, SLO, Request, Service
-from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine import EngineOptions
 from shoal.execute.protocol import Executor
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import KVCacheOptions
@@ -169,7 +170,7 @@ def test_a_served_request_that_fails_alone_gets_an_error_and_the_server_goes_on(
         body = {"model": "a", "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         return await client.post("/v1/completions", json=body)
 
-    async def scenario(client: httpx.AsyncClient, handle: EngineHandle) -> None:
+    async def scenario(client: httpx.AsyncClient, router: Router) -> None:
         prompts = [make_prompt(10, seed=seed) for seed in range(6)]
         alone = [(await ask(client, prompt)).json()["choices"][0]["text"] for prompt in prompts]
         failed, *answers = await asyncio.gather(
@@ -179,7 +180,7 @@ def test_a_served_request_that_fails_alone_gets_an_error_and_the_server_goes_on(
         assert "OutOfMemoryError" in failed.json()["error"]["message"]
         assert [answer.json()["choices"][0]["text"] for answer in answers] == alone
         assert (await client.get("/health")).status_code == 200
-        stats = await handle.stats()
+        stats = await router.stats("0")
         assert stats.services["a"].failed_steps > 0
         assert stats.pool.live_bytes == 0
 

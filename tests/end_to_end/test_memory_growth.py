@@ -9,8 +9,9 @@ import pytest
 from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 from served import run_served
 
+from shoal.cluster.router import Router
 from shoal.core import Service
-from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 
 GROWTH_LIMIT_BYTES = 12 << 20
@@ -48,20 +49,20 @@ def test_a_thousand_requests_leave_no_memory_behind(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     folder = make_model(tmp_path / "m", tiny_config("llama"))
 
-    async def scenario(client: httpx.AsyncClient, handle: EngineHandle) -> None:
-        processes = [psutil.Process(), psutil.Process(handle.pid)]
+    async def scenario(client: httpx.AsyncClient, router: Router) -> None:
+        processes = [psutil.Process(), psutil.Process(router.engines[0].pid)]
         await burst(client, range(300))
         before = [process.memory_info().rss for process in processes]
         await burst(client, range(300, 1300))
         after = [process.memory_info().rss for process in processes]
         assert max(now - then for now, then in zip(after, before, strict=True)) < GROWTH_LIMIT_BYTES
         async with asyncio.timeout(30):
-            while handle.unfinished:
+            while router.unfinished:
                 await asyncio.sleep(0.01)
         ended = 0
         async with asyncio.timeout(30):
             while ended < 1300:
-                stats = await handle.stats()
+                stats = await router.stats("0")
                 ended = sum(service.finished + service.cancelled for service in stats.services.values())
         assert ended == 1300
         assert stats.pool.live_bytes == 0

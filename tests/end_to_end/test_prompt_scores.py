@@ -21,8 +21,9 @@ from execute_builders import KINDS, make_model, make_prompt, tiny_config
 from served import run_served
 
 from at_hand import bundled_model
+from shoal.cluster.router import Router
 from shoal.core import Request, SamplingParams, Service, TokenLogprobs
-from shoal.engine import Engine, EngineHandle, EngineOptions
+from shoal.engine import Engine, EngineOptions
 from shoal.engine.batch import Batch
 from shoal.engine.build import assemble_engine
 from shoal.execute.loading import load_models
@@ -230,7 +231,7 @@ def test_a_real_model_over_http(smollm2: Path) -> None:
     options = EngineOptions(services=services, kv_cache=KVCacheOptions(memory_bytes=64 << 20))
     tokens = [tokenizer.encode(TEXT), tokenizer.encode(TEXT[:-9])]
 
-    async def scenario(client: httpx.AsyncClient, handle: EngineHandle) -> None:
+    async def scenario(client: httpx.AsyncClient, router: Router) -> None:
         asked = {"model": "smollm2", "temperature": 0, "max_tokens": 1, "echo": True, "logprobs": 1}
         for _ in range(2):  # the second time the prefix cache has them
             answer = await client.post("/v1/completions", json={**asked, "prompt": tokens, "n": 2})

@@ -11,8 +11,9 @@ import pytest
 from served import run_served
 
 from at_hand import bundled_model
+from shoal.cluster.router import Router
 from shoal.core import Service
-from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer
 
@@ -57,7 +58,7 @@ async def chat(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return choice
 
 
-async def calls_are_valid(client: httpx.AsyncClient, _: EngineHandle) -> None:
+async def calls_are_valid(client: httpx.AsyncClient, _: Router) -> None:
     """Required and named calls, greedy and hot, alone and in one batch with unconstrained chats."""
     named = {"type": "function", "function": {"name": "now"}}
     asked = [

@@ -229,7 +229,10 @@ def make_options(*models: str, blocks: int = 64, **options) -> EngineOptions:
 def build_fake(
     options: EngineOptions, folders: Mapping[str, Path], *, progress=None
 ) -> tuple[Engine, EngineInfo]:
-    """As ``build_engine``, with fake models; "unsupported", "crash" and "exit" fail while loading."""
+    """As ``build_engine``, with fake models.
+
+    "unsupported", "crash" and "exit" fail while loading, "slow" takes 2 seconds.
+    """
     knobs: dict[str, int] = {"context": 256, "eos_every": 0, "step_ms": 0}
     for service in options.services:
         if progress is not None:
@@ -240,6 +243,8 @@ def build_fake(
             raise RuntimeError("out of luck")
         if service.model == "exit":
             os._exit(3)
+        if service.model == "slow":
+            time.sleep(2)
         knobs |= {key: int(values[0]) for key, values in parse_qs(urlsplit(service.model).query).items()}
     cache = options.kv_cache
     layout = plan_layout(
@@ -303,9 +308,12 @@ def make_request(
 
 
 def run_all(engine: Engine) -> dict[str, list]:
-    """Step until nothing is left to do; the events by request."""
+    """Step until nothing is left to do; the events by request, whose positions fit."""
     events: dict[str, list] = {}
     while engine.busy:
         for event in engine.step():
-            events.setdefault(event.request_id, []).append(event)
+            before = events.setdefault(event.request_id, [])
+            if before:
+                assert event.position == before[-1].position + len(before[-1].tokens)
+            before.append(event)
     return events

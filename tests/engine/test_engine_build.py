@@ -133,6 +133,27 @@ def test_host_memory_for_swapped_kv_where_none_is_written(
     assert default_swap_bytes(device, int(pool_gib * GIB)) == expected_gib * GIB
 
 
+@pytest.mark.parametrize("free", [MEMORY, 100 * MEMORY])
+def test_engines_that_share_a_device_share_the_default_of_one(tiny_llama, monkeypatch, free):
+    from shoal.execute import loading
+
+    folder, _ = tiny_llama
+    monkeypatch.setattr(loading, "DEFAULT_CPU_KV_BYTES", MEMORY)
+    monkeypatch.setattr(loading, "free_memory_bytes", lambda: free)
+
+    def pool_bytes(share):
+        shared = options(kv_cache=KVCacheOptions(), memory_share=share)
+        return build_engine(shared, {"a": folder, "b": folder})[1].kv_bytes
+
+    alone, half = pool_bytes(1.0), pool_bytes(0.5)
+    assert 0.8 * alone < 2 * half <= alone
+
+
+def test_engines_that_share_a_device_share_its_memory_for_swapped_kv(monkeypatch):
+    monkeypatch.setattr(build, "free_memory_bytes", lambda: 64 * GIB)
+    assert default_swap_bytes("cpu", 40 * GIB, share=0.5) == 8 * GIB
+
+
 def test_services_without_a_folder_are_named(tiny_llama):
     folder, _ = tiny_llama
     with pytest.raises(ModelUnavailable, match="b"):
@@ -143,7 +164,7 @@ def test_the_engine_computes_on_every_core_it_may_use():
     assert default_threads() == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_queue": 0}])
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_queue": 0}, {"memory_share": 0}])
 def test_options_without_meaning_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         options(**wrong)

@@ -1,11 +1,9 @@
 """Several decode steps under one decision: what comes out is what single steps make."""
 
-import asyncio
 import random
 
 import pytest
 from engine_builders import EOS, expected_tokens, make_engine, make_request, run_all
-from test_engine_handle import greedy, idle, read, started, until
 
 from shoal.core import NO_TOKEN, ConfigError, FinishReason, StepPlan, StepResult
 from shoal.schedule import SchedulerOptions
@@ -165,44 +163,6 @@ def test_a_plan_without_rows_is_taken():
     assert scheduler.update(plan, result, 1) == []
     assert not executor.sequences
     assert scheduler.in_flight == 0
-
-
-def test_an_arrival_is_served_while_another_request_decodes():
-    async def main():
-        async with started("fake?step_ms=20", scheduler={"max_iterations": 200}) as handle:
-            long = await handle.submit("a", PROMPT, greedy(max_tokens=240))
-            await anext(long)
-            short = await read(await handle.submit("a", PROMPT, greedy(max_tokens=2)))
-            assert short[-1].finish is FinishReason.LENGTH
-            assert handle.unfinished == 1
-            await long.aclose()
-            await idle(handle)
-            assert (await handle.stats()).steps.count < 240
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("max_iterations", [1, 4])
-def test_streams_are_the_same(max_iterations):
-    """Stop strings in the middle of several tokens, texts, and how many tokens are counted."""
-    request = make_request(prompt=PROMPT, max_tokens=40)
-    text = bytes(expected_tokens(request, 40)).decode()
-
-    async def main():
-        async with started(scheduler={"max_iterations": max_iterations}) as handle:
-            for end in range(3, 12):
-                deltas = await read(
-                    await handle.submit("a", PROMPT, greedy(max_tokens=40, stop=(text[2:end],)))
-                )
-                assert "".join(delta.text for delta in deltas) == text[:2]
-                assert sum(len(delta.tokens) for delta in deltas) == end
-                assert deltas[-1].finish is FinishReason.STOP
-                assert deltas[-1].stop_reason == text[2:end]
-            deltas = await read(await handle.submit("a", PROMPT, greedy(max_tokens=40)))
-            assert "".join(delta.text for delta in deltas) == text
-            await until(lambda: not handle.unfinished)
-
-    asyncio.run(main())
 
 
 def test_the_end_of_a_sequence_is_no_text():

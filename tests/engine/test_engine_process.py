@@ -1,6 +1,5 @@
-"""The loop of the engine process, on a socket that is a list."""
+"""The loop of the engine process, on a link that is a list."""
 
-import zmq
 from engine_builders import make_engine
 
 from shoal.core import SamplingParams
@@ -10,21 +9,27 @@ from shoal.engine.process import EngineServer
 
 
 class Frames:
-    """A socket whose other end has sent all that it will send; then the engine is told to shut down."""
+    """A link whose client has sent all that it will send; then the engine is told to shut down."""
+
+    from_client = True
 
     def __init__(self, *messages):
         self.frames = [wire.encode(message) for message in messages]
         self.sent = []
 
-    def recv(self, flags):
-        if not self.frames:
-            raise zmq.Again
-        return self.frames.pop(0)
+    def receive(self):
+        return self.frames.pop(0) if self.frames else None
+
+    def lost_client(self):
+        return False
+
+    def has_news(self):
+        return bool(self.frames)
 
     def send(self, frame):
         self.sent.append(wire.decode_from_engine(frame))
 
-    def poll(self, timeout):
+    def wait(self, timeout_ms):
         assert not self.frames, "the loop waits although messages are there"
         self.frames.append(wire.encode(wire.Shutdown()))
 

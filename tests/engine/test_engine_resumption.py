@@ -1,18 +1,15 @@
 """Requests that go on from output made before: readers, engines, engine processes, the offline interface."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_builders import (
-    BUILDER,
     EOS,
     ByteTokenizer,
     build_fake,
     expected_tokens,
     make_engine,
-    make_options,
     make_request,
     run_all,
 )
@@ -22,8 +19,7 @@ from hypothesis import strategies as st
 import shoal.engine.offline as offline
 from hypothesis_profiles import examples
 from shoal import SamplingParams, Shoal
-from shoal.core import Carried, EngineDied, FinishReason, InvalidRequest, RequestRecord, TokenEvent
-from shoal.engine.handle import EngineHandle
+from shoal.core import Carried, FinishReason, InvalidRequest, RequestRecord, TokenEvent
 from shoal.engine.reader import ChoiceReader
 from shoal.kvcache.options import KVCacheOptions
 
@@ -111,6 +107,7 @@ def test_a_request_moves_from_one_engine_to_another_after_every_step(depth):
         assert run_all(first) == {}
         second.submit(moved)
         events = run_all(second)["r"]
+        assert events[0].position == steps
         assert tokens + [token for event in events for token in event.tokens] == expected
         assert events[-1].finish is FinishReason.LENGTH
         assert second.stats().services["a"].observed.traffic.output_tokens.mean == 12
@@ -127,97 +124,8 @@ def test_complete_output_ends_with_the_next_step_and_computes_nothing():
     assert not engine.waits
     [event] = engine.step()
     assert (event.request_id, event.tokens, event.finish) == ("r", (), FinishReason.LENGTH)
+    assert event.position == 8
     assert (engine.fake_executor.steps, engine.unfinished) == (0, 0)
-
-
-async def start(**options) -> EngineHandle:
-    return await EngineHandle.start(make_options(**options), {}, {"a": ByteTokenizer()}, builder=BUILDER)
-
-
-async def read(stream) -> list:
-    return [delta async for delta in stream]
-
-
-def resumed(tokens, choice: int = 0, **fields):
-    request = make_request(f"old-{choice}", PROMPT, max_tokens=None, min_tokens=0)
-    return replace(request, output_tokens=tuple(tokens), carried=replace(CARRIED, **fields))
-
-
-def test_a_process_goes_on_with_the_choices_of_a_call():
-    expected = expected_tokens(make_request(prompt=PROMPT), 8)
-    text = bytes(expected).decode()
-
-    async def scenario():
-        handle = await start(max_queue=1)
-        try:
-            for cut in range(9):
-                requests = {choice: resumed(expected[:cut], choice, num_cached_tokens=4) for choice in (0, 2)}
-                stream = await handle.resume(requests, greedy(n=3))
-                deltas = await read(stream)
-                assert stream.prompt_tokens == len(PROMPT)
-                for choice in (0, 2):
-                    own = [delta for delta in deltas if delta.choice == choice]
-                    assert [token for delta in own for token in delta.tokens] == expected[cut:]
-                    assert "".join(delta.text for delta in own) == text[cut:]
-                    assert {delta.cached_tokens for delta in own} == {4}
-                    assert own[-1].finish is FinishReason.LENGTH
-                assert (handle.unfinished, handle.waiting) == (0, 0)
-            counted = (await handle.stats()).services["a"]
-            assert (counted.finished, counted.prompt_tokens) == (18, 0)
-            assert counted.observed.traffic.arrivals_per_s == 0
-        finally:
-            await handle.close()
-        with pytest.raises(EngineDied):
-            await handle.resume({0: resumed(())}, greedy())
-
-    asyncio.run(scenario())
-
-
-def test_a_process_finds_stop_strings_across_and_at_the_cut():
-    expected = expected_tokens(make_request(prompt=PROMPT), 8)
-    text = bytes(expected).decode()
-    stop = text[2:5]
-    assert text.index(stop) == 2
-
-    async def scenario():
-        handle = await start()
-        try:
-            for cut in range(9):
-                stream = await handle.resume({0: resumed(expected[:cut])}, greedy(stop=(stop,)))
-                deltas = await read(stream)
-                # What may begin the stop string has not been shown.
-                assert "".join(delta.text for delta in deltas) == text[min(cut, 2) : 2]
-                assert (deltas[-1].finish, deltas[-1].stop_reason) == (FinishReason.STOP, stop)
-                assert [t for delta in deltas for t in delta.tokens] == expected[cut:5]
-            while (await handle.stats()).services["a"].running:
-                await asyncio.sleep(0.005)
-            assert (await handle.stats()).services["a"].finished == 5  # the other four had ended before
-        finally:
-            await handle.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_process_refuses_what_it_cannot_bring_to_its_end():
-    async def scenario():
-        handle = await start(blocks=10)
-        try:
-            for request, param, message in (
-                (resumed((1,), max_new_tokens=36), "max_tokens", "36, 41 together.*at most 35"),
-                (resumed(range(9)), "output_tokens", "has 9 tokens, .* at most 8"),
-                (resumed((1, 300)), "output_tokens", "token 300 is outside"),
-                (replace(resumed(()), output_tokens=3), "output_tokens", "must be token ids"),
-                (replace(resumed(()), service="z"), "model", "available: a"),
-            ):
-                with pytest.raises(InvalidRequest, match=message) as caught:
-                    await handle.resume({0: resumed(()), 1: request}, greedy())
-                assert caught.value.param == param
-            assert handle.unfinished == 0
-            assert (await handle.stats()).services["a"].waiting == 0
-        finally:
-            await handle.close()
-
-    asyncio.run(scenario())
 
 
 @pytest.fixture

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from shoal.core import (
     SLO,
     Carried,
-    ConfigError,
-    EngineDied,
     FinishReason,
-    ModelUnavailable,
-    ModelUnsupported,
     Request,
     SamplingParams,
     SyntheticPrompt,
@@ -41,6 +37,7 @@ EVENTS = st.builds(
     st.integers(0, 2**62),
     st.none() | st.lists(LOGPROBS, max_size=3).map(tuple),
     st.none() | st.binary(max_size=8),
+    st.integers(0, 2**31),
 )
 
 
@@ -101,7 +98,9 @@ def test_choices_arrive_with_the_output_that_each_has():
 
 
 @pytest.mark.parametrize(
-    "message", [wire.Cancel(["a", "b"]), wire.AskStats(3), wire.Shutdown()], ids=lambda m: type(m).__name__
+    "message",
+    [wire.Hello(1, "s"), wire.Cancel(["a", "b"]), wire.AskStats(3), wire.Shutdown()],
+    ids=lambda m: type(m).__name__,
 )
 def test_other_messages_to_the_engine(message):
     assert wire.decode_to_engine(wire.encode(message)) == message
@@ -118,25 +117,10 @@ def test_stats_of_requests_and_of_learned_lengths_arrive_as_they_were_sent():
 
 
 def test_other_messages_from_the_engine():
-    engine, info = make_engine("fake", "fake")
+    engine, _ = make_engine("fake", "fake")
     for message in (
-        wire.Loading("weights"),
-        wire.Ready(info),
         wire.Refused("r", "too long", "prompt", "context_length_exceeded"),
-        wire.Failed("RuntimeError", "why"),
+        wire.Forgotten(),
         wire.Stats(4, engine.stats()),
     ):
         assert wire.decode_from_engine(wire.encode(message)) == message
-
-
-@pytest.mark.parametrize("error", [ConfigError, ModelUnavailable, ModelUnsupported])
-def test_errors_that_a_person_can_act_on_keep_their_class(error):
-    failed = wire.describe_failure(error("do this"))
-    again = wire.failure_to_error(failed, "loading")
-    assert (type(again), str(again)) == (error, "do this")
-
-
-def test_other_errors_are_told_in_words():
-    again = wire.failure_to_error(wire.describe_failure(MemoryError()), "running")
-    assert isinstance(again, EngineDied)
-    assert str(again) == "the engine failed while running: MemoryError: MemoryError"

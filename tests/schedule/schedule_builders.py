@@ -169,6 +169,7 @@ class Run:
 
     plans: list[StepPlan] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    resumed_with: dict[str, int] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
     computed_tokens: int = 0
     failed: list[StepPlan] = field(default_factory=list)
@@ -177,7 +178,10 @@ class Run:
     def take(self, events: Iterable[TokenEvent]) -> None:
         for event in events:
             assert event.request_id not in self.ends, f"{event.request_id} has an event after its end"
-            self.tokens.setdefault(event.request_id, []).extend(event.tokens)
+            tokens = self.tokens.setdefault(event.request_id, [])
+            resumed_with = self.resumed_with.setdefault(event.request_id, event.position)
+            assert event.position == resumed_with + len(tokens)
+            tokens.extend(event.tokens)
             if event.finish is not None:
                 self.ends[event.request_id] = event.finish
 

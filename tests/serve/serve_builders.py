@@ -1,17 +1,18 @@
-"""A small fake engine and tokenizer, and helpers that run the app in front of them."""
+"""A small fake cluster and tokenizer, and helpers that run the app in front of them."""
 
 import asyncio
 import json
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
+from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
     EngineDied,
@@ -21,18 +22,18 @@ from shoal.core import (
     Request,
     SamplingParams,
     Service,
+    ServiceUnavailable,
     TokenEvent,
     TokenLogprobs,
     derive_seed,
 )
 from shoal.core.service import NO_GOALS
 from shoal.engine.choices import expand_choices
-from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.info import ServiceInfo
 from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_priority, check_request
-from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
@@ -103,7 +104,7 @@ def make_tokenizers() -> dict[str, ByteTokenizer]:
 
 @dataclass
 class FakeEngine:
-    """Serves like an engine: greedy output repeats the prompt's text, sampled output is letters by seed."""
+    """Serves like one engine: greedy output repeats the prompt's text, sampled output is letters by seed."""
 
     context: int = 200
     max_queue: int = 8
@@ -114,6 +115,16 @@ class FakeEngine:
     says: str | None = None
     """The greedy output, instead of the prompt."""
     alive: bool = True
+    others: Sequence[EngineStatus] = ()
+    """Further engines, of which only this is known."""
+    services: Mapping[str, ServiceStatus] = field(
+        default_factory=lambda: {
+            service.name: ServiceStatus(ready=1, wanted=1, waiting=0) for service in SERVICES
+        }
+    )
+    failure: Exception | None = None
+    """Ends requests after ``fail_after`` tokens; None: the engine dies."""
+    log_names: list[str | None] = field(default_factory=list)
     hold: asyncio.Event | None = None
     """Requests wait for it before the token at position ``pause_at``."""
     pause_at: int = 0
@@ -127,7 +138,7 @@ class FakeEngine:
     decoder: ByteTokenizer = field(default_factory=ByteTokenizer)
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> ClusterInfo:
         limits = {
             service.name: ServiceInfo(
                 model=service.model,
@@ -140,16 +151,34 @@ class FakeEngine:
             )
             for service in SERVICES
         }
-        return EngineInfo(
-            services=limits,
-            device="cpu",
-            threads=1,
-            block_size=16,
-            merged_blocks=64,
-            kv_bytes=2**20,
-            weight_bytes=2**20,
-            takes_priorities=self.takes_priorities,
+        return ClusterInfo(
+            services=limits, takes_priorities=self.takes_priorities, kernels="torch only", device="cpu"
         )
+
+    @property
+    def engines(self) -> Sequence[EngineStatus]:
+        own = EngineStatus(
+            name="0",
+            state=EngineState.READY if self.alive else EngineState.WAITING,
+            services=tuple(service.name for service in SERVICES),
+            device="cpu",
+            pid=4321 if self.alive else None,
+            restarts=2,
+            requests=self.waiting,
+            heartbeat_age_s=0.25,
+            last_error=None if self.alive else "killed by signal 9",
+            stats=self._stats(),
+            stats_age_s=0.5,
+        )
+        return [own, *self.others]
+
+    @property
+    def unfinished(self) -> int:
+        return self.waiting
+
+    def die(self) -> None:
+        self.alive = False
+        self.services = {name: replace(service, ready=0) for name, service in self.services.items()}
 
     async def submit(
         self,
@@ -160,9 +189,11 @@ class FakeEngine:
         arrival_ns: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        log_name: str | None = None,
     ) -> Stream:
+        self.log_names.append(log_name)
         if not self.alive:
-            raise EngineDied("the engine process ended (exit code 1)")
+            raise ServiceUnavailable(f"no engine of {service!r} runs", retry_after_s=4.2)
         check_request(self.info, service, prompt, sampling, slo)
         check_priority(self.info, priority)
         if self.waiting and self.waiting + sampling.n > self.max_queue:
@@ -204,8 +235,9 @@ class FakeEngine:
                 self.paused += 1
                 await self.hold.wait()
             if position == self.fail_after:
-                self.alive = False
-                stream.end(EngineDied("the engine process ended (killed by signal 9)"))
+                if self.failure is None:
+                    self.die()
+                stream.end(self.failure or EngineDied("the engine process ended (killed by signal 9)"))
                 return
             for choice, reader in list(readers.items()):
                 event = self._event(requests[choice], position)
@@ -255,10 +287,6 @@ class FakeEngine:
         if position < len(prompt):
             return prompt[position]
         return FIRST_BYTE + ord("z") if request.sampling.ignore_eos else EOS
-
-    @property
-    def vitals(self) -> Vitals:
-        return Vitals(stats=self._stats())
 
     def _stats(self) -> EngineStats:
         service = ServiceStats(

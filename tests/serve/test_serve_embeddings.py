@@ -105,4 +105,4 @@ def test_dimensions_are_refused_with_the_reason():
 def test_failures_are_those_of_generations():
     assert ask({"model": "other", "input": "a"}, status=404)["error"]["code"] == "model_not_found"
     assert ask({"input": "a"}, FakeEngine(error_after=0), status=500)["error"]["code"] == "generation_failed"
-    assert ask({"input": "a"}, FakeEngine(alive=False), status=503)["error"]["code"] == "engine_died"
+    assert ask({"input": "a"}, FakeEngine(alive=False), status=503)["error"]["code"] == "service_unavailable"

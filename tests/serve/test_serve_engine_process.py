@@ -1,18 +1,19 @@
-"""HTTP in front of a real engine process, whose executor is a fake."""
+"""HTTP in front of real engine processes, whose executors are fakes."""
 
 import asyncio
 import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from serve_builders import until
 
-from shoal.engine import EngineHandle
-from shoal.engine.vitals import Vitals
+from routers import QUICK, start_router
+from shoal.cluster.options import RestartOptions
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
@@ -26,8 +27,8 @@ def engine_builders(monkeypatch):
     return engine_builders
 
 
-def run_served(builders, options, scenario, vitals=None):
-    """Run ``scenario(client, handle)`` against a server in front of an engine process."""
+def run_served(builders, options, scenario, **cluster):
+    """Run ``scenario(client, router)`` against a server in front of engine processes."""
 
     class Tokenizer(builders.ByteTokenizer):
         has_chat_template = True
@@ -40,20 +41,20 @@ def run_served(builders, options, scenario, vitals=None):
 
     async def main():
         tokenizers = {service.name: Tokenizer() for service in options.services}
-        handle = await EngineHandle.start(options, {}, tokenizers, builder=builders.BUILDER, vitals=vitals)
+        router = await start_router(options, {}, tokenizers, builders.BUILDER, **cluster)
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         server = asyncio.create_task(
             serve_until_stopped(
-                handle, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
+                router, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
             )
         )
         try:
             async with httpx.AsyncClient(base_url=await ready, timeout=60) as client:
-                await scenario(client, handle)
+                await scenario(client, router)
         finally:
             stop.ask()
             await server
-            await handle.close()
+            await router.close()
 
     asyncio.run(main())
 
@@ -82,16 +83,16 @@ def test_concurrent_requests_of_two_services_with_a_third_cancelled(engine_build
                 break
         return None
 
-    async def scenario(client, handle):
+    async def scenario(client, router):
         texts = await asyncio.gather(*(complete(client, number) for number in range(24)))
         assert [len(text) for text in texts if text is not None] == [40] * 16
         alone = await complete(client, 1)
         assert alone == texts[1]
-        await until(lambda: handle.unfinished == 0)
+        await until(lambda: router.unfinished == 0)
         async with asyncio.timeout(10):
-            while any(s.running or s.waiting for s in (await handle.stats()).services.values()):
+            while any(s.running or s.waiting for s in (await router.stats("0")).services.values()):
                 await asyncio.sleep(0.01)
-        assert (await handle.stats()).pool.live_bytes == 0
+        assert (await router.stats("0")).pool.live_bytes == 0
         metrics = (await client.get("/metrics")).text
         assert 'shoal_requests_finished_total{reason="length",service="a"}' in metrics
 
@@ -101,10 +102,10 @@ def test_concurrent_requests_of_two_services_with_a_third_cancelled(engine_build
 def test_limits_come_from_the_engine(engine_builders):
     options = engine_builders.make_options("fake?context=64", blocks=8, max_queue=2)
 
-    async def scenario(client, handle):
+    async def scenario(client, router):
         card = (await client.get("/v1/models/a")).json()
         longest = card["max_model_len"]
-        assert longest == handle.info.services["a"].max_total_tokens <= 64
+        assert longest == router.info.services["a"].max_total_tokens <= 64
         prompt = [97] * 5
         fits = await client.post(
             "/v1/completions", json=ask("a", longest - 5, prompt=prompt, ignore_eos=True)
@@ -125,9 +126,9 @@ def test_request_that_waits_too_long_for_its_goals_is_a_429(engine_builders, str
     refusing = {"max_running": 1, "on_hopeless": "refuse"}
     options = engine_builders.make_options("fake?step_ms=20", scheduler=refusing)
 
-    async def scenario(client, handle):
+    async def scenario(client, router):
         running = asyncio.create_task(client.post("/v1/completions", json=ask("a", 40, ignore_eos=True)))
-        await until(lambda: handle.unfinished and not handle.waiting)
+        await until(lambda: router.unfinished and not router.waiting)
         late = ask("a", 4, stream=stream, n=n, slo={"ttft": 0.1})
         patient = ask("a", 4, stream=stream, n=n, slo={"ttft": 100})
         refused, served = await asyncio.gather(
@@ -139,7 +140,7 @@ def test_request_that_waits_too_long_for_its_goals_is_a_429(engine_builders, str
         assert (error["type"], error["code"]) == ("rate_limit_error", "goals_out_of_reach")
         assert "ttft 0.1 s" in error["message"]
         assert served.status_code == (await running).status_code == 200
-        assert handle.unfinished == handle.waiting == 0
+        assert router.unfinished == router.waiting == 0
         metrics = (await client.get("/metrics")).text
         for line in (
             f'shoal_requests_refused_total{{reason="goals_out_of_reach",service="a"}} {n}.0',
@@ -157,7 +158,7 @@ def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_buil
     scheduler = {"on_hopeless": "refuse", "preemption_mode": "recompute", "preempt_for_waiting": "never"}
     options = engine_builders.make_options("fake?step_ms=20&context=64", blocks=20, scheduler=scheduler)
 
-    async def scenario(client, handle):
+    async def scenario(client, router):
         bodies = [
             ask("a", 50, stream=True, ignore_eos=True, slo={"ttft": 100, "e2e": 0.5}, prompt=[97 + at] * 5)
             for at in range(2)
@@ -166,53 +167,84 @@ def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_buil
         for response in responses:
             assert response.status_code == 200
             assert response.text.endswith("data: [DONE]\n\n")
-        assert (await handle.stats()).services["a"].evictions
+        assert (await router.stats("0")).services["a"].evictions
 
     run_served(engine_builders, options, scenario)
 
 
-def test_engine_that_is_killed_ends_streams_and_turns_health_red(engine_builders):
-    options = engine_builders.make_options("fake?step_ms=20")
+async def health_that(client, wanted):
+    """The first answer of /health with the status ``wanted``."""
+    async with asyncio.timeout(60):
+        while True:
+            response = await client.get("/health")
+            if response.json()["status"] == wanted:
+                return response
+            await asyncio.sleep(0.02)
 
-    async def scenario(client, handle):
-        body = ask("a", 200, stream=True, ignore_eos=True)
+
+async def sample(client, name):
+    """A sample of /metrics."""
+    page = (await client.get("/metrics")).text
+    return float(re.search(rf"^{re.escape(name)} (.*)$", page, re.M)[1])
+
+
+def test_a_stream_goes_on_when_its_engine_is_killed(engine_builders):
+    options = engine_builders.make_options("fake?step_ms=20")
+    body = ask("a", 100, stream=True, ignore_eos=True)
+
+    async def scenario(client, router):
+        undisturbed = (await client.post("/v1/completions", json=body | {"stream": False})).json()
+        pieces = []
         async with client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.aiter_lines()
-            await anext(lines)
-            os.kill(handle.pid, 9)
-            rest = [line async for line in lines if line]
-        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_died"
-        assert (await client.get("/health")).status_code == 503
-        assert (await client.post("/v1/completions", json=ask("a", 2))).status_code == 503
+            async for line in lines:
+                if line.startswith("data: {"):
+                    pieces.append(json.loads(line[6:])["choices"][0]["text"])
+                if len(pieces) == 5:
+                    cards = (await client.get("/admin/engines")).json()["data"]
+                    [busy] = [card for card in cards if card["requests"]]
+                    os.kill(busy["pid"], signal.SIGKILL)
+                    degraded = await health_that(client, "degraded")
+                    pieces.append("")
+        assert "".join(pieces) == undisturbed["choices"][0]["text"]
+        assert degraded.status_code == 200
+        [gone] = [engine for engine in degraded.json()["engines"] if engine["state"] != "ready"]
+        assert (gone["name"], gone["last_error"]) == (busy["name"], "killed by signal 9 (SIGKILL)")
+        assert await sample(client, 'shoal_requests_resumed_total{service="a"}') == 1
+        healthy = (await health_that(client, "ok")).json()
+        assert {e["name"]: e["restarts"] for e in healthy["engines"]} == {"0": 0, "1": 0} | {gone["name"]: 1}
 
-    run_served(engine_builders, options, scenario)
+    run_served(engine_builders, options, scenario, engines=2)
 
 
-def test_engine_that_is_stopped_degrades_health_until_it_goes_on(engine_builders):
+def test_without_an_engine_requests_wait_until_they_are_refused(engine_builders):
     options = engine_builders.make_options("fake")
+    slow = replace(QUICK, restart=RestartOptions(first_s=60), wait_for_engine_s=0.2)
 
-    async def scenario(client, handle):
-        os.kill(handle.pid, signal.SIGSTOP)
-        try:
-            asking = asyncio.create_task(client.post("/v1/completions", json=ask("a", 4, ignore_eos=True)))
-            async with asyncio.timeout(60):
-                while (health := await client.get("/health")).status_code == 200:
-                    await asyncio.sleep(0.05)
-            assert health.status_code == 503
-            error = health.json()["error"]
-            assert error["code"] == "degraded"
-            assert re.match(r"degraded since 20\d\d-[-\dT:]+Z: the engine process", error["message"])
-            page = (await client.get("/metrics")).text
-            assert "shoal_engine_up 1.0" in page
-            assert float(re.search(r"^shoal_engine_state_age_seconds (.*)$", page, re.M)[1]) > 1
-            assert "shoal_steps_total 0.0" in page
-        finally:
-            os.kill(handle.pid, signal.SIGCONT)
-        assert (await asking).status_code == 200
-        async with asyncio.timeout(60):
-            while (await client.get("/health")).status_code != 200:
-                await asyncio.sleep(0.05)
-            while "shoal_steps_total 0.0" in (await client.get("/metrics")).text:
-                await asyncio.sleep(0.05)
+    async def scenario(client, router):
+        os.kill(router.engines[0].pid, signal.SIGKILL)
+        down = await health_that(client, "down")
+        assert (down.status_code, down.headers["retry-after"]) == (503, "5")
+        assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.get("/health/live")).status_code == 200
+        refused = await client.post("/v1/completions", json=ask("a", 4))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "service_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert await sample(client, 'shoal_requests_refused_total{reason="no_engine",service="a"}') == 1
+        assert await sample(client, 'shoal_engine_up{engine="0"}') == 0
 
-    run_served(engine_builders, options, scenario, Vitals(process_limit_s=2.5))
+    run_served(engine_builders, options, scenario, cluster=slow)
+
+
+def test_an_engine_that_hangs_is_killed_and_its_request_answered(engine_builders):
+    options = engine_builders.make_options("fake")
+    watchful = replace(QUICK, heartbeat_s=0.2, hung_after_s=1)
+
+    async def scenario(client, router):
+        os.kill(router.engines[0].pid, signal.SIGSTOP)
+        response = await client.post("/v1/completions", json=ask("a", 4, ignore_eos=True))
+        assert response.json()["usage"]["completion_tokens"] == 4
+        [engine] = (await health_that(client, "ok")).json()["engines"]
+        assert engine["restarts"] == 1
+
+    run_served(engine_builders, options, scenario, cluster=watchful)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post, tool
 
 from hypothesis_profiles import examples
+from shoal.core import ServiceUnavailable
 from shoal.serve.bodies import ChatBody, CompletionBody
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -334,20 +335,29 @@ def test_a_request_that_only_fits_in_part_leaves_nothing_behind():
     asyncio.run(main())
 
 
-def test_dead_engine_is_a_503():
-    async def main():
-        async with make_client(make_app(FakeEngine(alive=False))) as client:
-            response = await client.post(COMPLETIONS, json=completion())
-            assert error_of(response, 503)["code"] == "engine_died"
-            assert error_of(await client.get("/health"), 503)["code"] == "engine_died"
-            assert "shoal_engine_up 0.0" in (await client.get("/metrics")).text
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", [{"alive": False}, {"fail_after": 0}])
+def test_a_service_without_an_engine_is_a_503_with_retry_after(when, stream):
+    engine = FakeEngine(**when, failure=ServiceUnavailable("no engine of 'base' runs", retry_after_s=4.2))
+    response = ask(COMPLETIONS, completion(stream=stream), engine)
+    error = error_of(response, 503)
+    assert (error["type"], error["code"], error["param"]) == ("server_error", "service_unavailable", None)
+    assert error["message"] == "no engine of 'base' runs"
+    assert response.headers["retry-after"] == "5"
 
-    asyncio.run(main())
+
+def test_a_stream_whose_engines_are_gone_for_too_long_ends_with_an_error_event():
+    engine = FakeEngine(fail_after=3, failure=ServiceUnavailable("no engine of 'base' runs", retry_after_s=5))
+    *chunks, last = events(ask(COMPLETIONS, completion(stream=True), engine).text)
+    assert len(chunks) == 3
+    assert last["error"]["code"] == "service_unavailable"
 
 
-def test_engine_that_dies_before_the_first_token_is_a_503_also_for_streams():
+def test_a_request_that_engines_die_of_is_a_500_that_is_not_to_be_sent_again():
     for stream in (False, True):
-        error_of(ask(COMPLETIONS, completion(stream=stream), FakeEngine(fail_after=0)), 503)
+        response = ask(COMPLETIONS, completion(stream=stream), FakeEngine(fail_after=0))
+        assert error_of(response, 500)["code"] == "engine_died"
+        assert response.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("prompt", ["hello", ["hello", "there"]])

@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from shoal.cluster.options import EnginePlan
 from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine import EngineOptions
 from shoal.serve import ServerOptions, run_server
@@ -22,7 +23,7 @@ PROGRAM = """
 import asyncio, pathlib, sys
 sys.path[:0] = sys.argv[1:3]
 import engine_builders, serve_builders
-from shoal.core import ConfigError, EngineDied
+from shoal.cluster.options import EnginePlan
 from shoal.serve import ServerOptions, launch
 
 class Tokenizer(engine_builders.ByteTokenizer):
@@ -33,26 +34,25 @@ class Tokenizer(engine_builders.ByteTokenizer):
     def from_folder(cls, folder, chat_template=None):
         return cls()
 
-class Handle(launch.EngineHandle):
+class Router(launch.Router):
     @classmethod
-    async def start(cls, options, folders, tokenizers, progress=None):
-        if options.services[0].model == "endless":
+    async def start(cls, plans, folders, tokenizers, backend, cluster, *, progress=None):
+        if plans[0].options.services[0].model == "endless":
             print("loading", flush=True)
             try:
                 await asyncio.Event().wait()
             finally:
                 print("cleaned up", flush=True)
-        return await super().start(options, folders, tokenizers, progress, builder=engine_builders.BUILDER)
+        return await super().start(
+            plans, folders, tokenizers, backend, cluster, progress=progress, builder=engine_builders.BUILDER
+        )
 
-launch.Tokenizer, launch.EngineHandle = Tokenizer, Handle
+launch.Tokenizer, launch.Router = Tokenizer, Router
 launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 launch.check_model = lambda name: None
-options = engine_builders.make_options(sys.argv[3])
-try:
-    launch.run_server(options, ServerOptions(port=0), on_ready=lambda url, info: print(url, flush=True))
-    print("ended", flush=True)
-except EngineDied as error:
-    print(f"raised: {error}", flush=True)
+plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[3]))]
+launch.run_server(plans, ServerOptions(port=0), on_ready=lambda url, router: print(url, flush=True))
+print("ended", flush=True)
 """
 
 
@@ -99,15 +99,20 @@ def test_stop_while_loading_cleans_up():
     asyncio.run(main())
 
 
-def test_an_engine_that_is_killed_is_logged_and_ends_the_server_with_an_error():
+def test_an_engine_that_is_killed_is_logged_and_started_again():
     async def main():
-        process, _ = await launch("fake", stderr=asyncio.subprocess.PIPE)
-        children = psutil.Process(process.pid).children()
+        process, url = await launch("fake", stderr=asyncio.subprocess.PIPE)
+        children = psutil.Process(process.pid).children(recursive=True)
         [engine] = [child for child in children if "shoal.engine" in child.cmdline()]
         engine.kill()
-        said, logged = await asyncio.wait_for(process.communicate(), 60)
-        assert said.startswith(b"raised: the engine process ended (killed by signal 9 (SIGKILL)")
-        assert f"process {engine.pid}); requests under way end with an error" in logged.decode()
+        told = await asyncio.wait_for(process.stderr.readline(), 30)
+        assert b"engine 0 died: killed by signal 9 (SIGKILL)" in told
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            body = {"model": "a", "prompt": "hi", "max_tokens": 3, "temperature": 0}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+            [engine] = (await client.get("/health")).json()["engines"]
+            assert engine["restarts"] == 1
+        assert await end(process, signal.SIGTERM) == ["ended"]
 
     asyncio.run(main())
 
@@ -154,16 +159,17 @@ def nothing_is_fetched(monkeypatch):
 def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):
     options = EngineOptions(services=(Service(name="a", model="smollm2"), Service(name="b", model="nosuch")))
     with pytest.raises(ModelUnavailable, match="nosuch"):
-        run_server(options, ServerOptions(port=0))
+        run_server([EnginePlan(name="0", options=options)], ServerOptions(port=0))
 
 
 def test_an_address_in_use_is_noticed_before_anything_is_loaded(nothing_is_fetched):
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
-        run_server(options, ServerOptions(port=taken.getsockname()[1]))
+        run_server([EnginePlan(name="0", options=options)], ServerOptions(port=taken.getsockname()[1]))
 
 
 def test_too_few_open_files_are_noticed_before_anything_is_fetched(nothing_is_fetched, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    options = EngineOptions(services=(Service(name="a", model="a"),))
     with pytest.raises(ConfigError, match="only 16 files may be open"):
-        run_server(EngineOptions(services=(Service(name="a", model="a"),)), ServerOptions(port=0))
+        run_server([EnginePlan(name="0", options=options)], ServerOptions(port=0))

@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
 
 import shoal
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
-from shoal.core import SLO, FinishReason, RequestRecord, Service
+from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable
 from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.forecast import Accuracy, Spread, Traffic
@@ -28,6 +29,11 @@ TRAFFIC = Traffic(
     ttft_s=0.75,
     attainment=0.9,
 )
+
+ENGINE = ("engine", "0")
+BUSY = FakeEngine().engines[0]
+SERVER_WIDE = ("shoal_build", "shoal_http", "shoal_inter_token", "shoal_request_", "shoal_requests_finished",
+               "shoal_requests_re", "shoal_requests_without", "shoal_service", "shoal_slo")  # fmt: skip
 
 
 def samples(text):
@@ -53,20 +59,67 @@ def scrape_after(*requests, engine=None):
 def test_engine_counters_and_gauges():
     values = scrape_after()
     chat_service = ("service", "chat")
-    assert values["shoal_engine_up",] == 1
-    assert values["shoal_requests_running", chat_service] == 2
-    assert values["shoal_evictions_total", chat_service] == 3
-    assert values["shoal_evictions_total", ("service", "base")] == 0
-    assert values["shoal_requests_swapped", chat_service] == 4
-    assert values["shoal_swapped_tokens_total", chat_service] == 60
-    assert values["shoal_compacted_blocks_total", chat_service] == 5
-    assert values["shoal_prompt_tokens_total", chat_service] == 40
-    assert values["shoal_output_tokens_total", chat_service] == 50
-    assert values["shoal_kv_bytes", ("use", "total")] == 1000
-    assert values["shoal_kv_bytes", ("use", "cached")] == 100
-    assert values["shoal_kv_bytes", ("use", "unfilled")] == 15
-    assert values["shoal_kv_utilisation",] == 0.25
-    assert values["shoal_steps_total",] == 7
+    assert values["shoal_engine_up", ENGINE] == 1
+    assert values["shoal_requests_running", ENGINE, chat_service] == 2
+    assert values["shoal_evictions_total", ENGINE, chat_service] == 3
+    assert values["shoal_evictions_total", ENGINE, ("service", "base")] == 0
+    assert values["shoal_requests_swapped", ENGINE, chat_service] == 4
+    assert values["shoal_swapped_tokens_total", ENGINE, chat_service] == 60
+    assert values["shoal_compacted_blocks_total", ENGINE, chat_service] == 5
+    assert values["shoal_prompt_tokens_total", ENGINE, chat_service] == 40
+    assert values["shoal_output_tokens_total", ENGINE, chat_service] == 50
+    assert values["shoal_kv_bytes", ENGINE, ("use", "total")] == 1000
+    assert values["shoal_kv_bytes", ENGINE, ("use", "cached")] == 100
+    assert values["shoal_kv_bytes", ENGINE, ("use", "unfilled")] == 15
+    assert values["shoal_kv_utilisation", ENGINE] == 0.25
+    assert values["shoal_steps_total", ENGINE] == 7
+
+
+def test_every_engine_has_its_own_samples_and_there_is_no_sum():
+    other = EngineStatus(name="b", state=EngineState.LOADING, services=("chat",), device="cpu", restarts=5)
+    dead = replace(FakeEngine().engines[0], name="c", state=EngineState.WAITING, heartbeat_age_s=99)
+    values = scrape_after(engine=FakeEngine(others=(other, dead)))
+
+    def by_engine(name, *labels):
+        return {dict(rest)["engine"]: value for (found, *rest), value in values.items()
+                if found == name and set(labels) <= set(rest)}  # fmt: skip
+
+    assert by_engine("shoal_engine_up") == {"0": 1, "b": 0, "c": 0}
+    assert by_engine("shoal_engine_restarts_total") == {"0": 2, "b": 5, "c": 2}
+    assert by_engine("shoal_engine_heartbeat_age_seconds") == {"0": 0.25, "c": 99}
+    assert by_engine("shoal_engine_state_age_seconds") == {"0": 0.5, "c": 0.5}
+    # What a dead engine counted stays, what it had is gone, and one that has said nothing yet has nothing.
+    assert by_engine("shoal_evictions_total", ("service", "chat")) == {"0": 3, "c": 3}
+    assert by_engine("shoal_requests_running", ("service", "chat")) == {"0": 2}
+    assert by_engine("shoal_kv_bytes", ("use", "total")) == {"0": 1000}
+    of_engines = [
+        name for name, *labels in values
+        if name.startswith("shoal_") and "engine" not in dict(labels) and not name.startswith(SERVER_WIDE)
+    ]  # fmt: skip
+    assert not of_engines
+
+
+def test_services_tell_what_waits_for_an_engine():
+    services = {"chat": ServiceStatus(ready=1, wanted=3, waiting=4, resumed=12)}
+    values = samples(ServerMetrics([]).render((), services).decode())
+    chat_service = ("service", "chat")
+    assert values["shoal_service_engines", chat_service, ("state", "ready")] == 1
+    assert values["shoal_service_engines", chat_service, ("state", "wanted")] == 3
+    assert values["shoal_requests_without_engine", chat_service] == 4
+    assert values["shoal_requests_resumed_total", chat_service] == 12
+
+
+def test_requests_that_no_engine_takes_are_refused_and_streams_that_began_fail():
+    late, begun = (
+        FakeEngine(fail_after=after, failure=ServiceUnavailable("none", retry_after_s=1)) for after in (0, 2)
+    )
+    asked = ("/v1/completions", completion(stream=True, n=2))
+    refused = ("shoal_requests_refused_total", ("reason", "no_engine"), ("service", "base"))
+    failed = ("shoal_requests_finished_total", ("reason", "error"), ("service", "base"))
+    values = scrape_after(asked, engine=late)
+    assert (values[refused], values.get(failed, 0)) == (2, 0)
+    values = scrape_after(asked, engine=begun)
+    assert (values[refused], values[failed]) == (0, 2)
 
 
 def test_every_count_of_the_scheduler_reaches_the_engine_s_counts():
@@ -94,9 +147,9 @@ def observed_metrics(**observed):
         pool = dict.fromkeys((field.name for field in fields(PoolStats)), 1)
         services = {"a": ServiceStats(observed=seen)}
         stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
-        page[key] = samples(ServerMetrics([]).render(stats).decode())
+        page[key] = samples(ServerMetrics([]).render([replace(BUSY, stats=stats)], {}).decode())
     return {
-        (name, *(value for key, value in labels if key != "service")): value
+        (name, *(value for key, value in labels if key not in ("engine", "service"))): value
         for (name, *labels), value in page["with"].items()
         if (name, *labels) not in page["without"]
     }
@@ -168,7 +221,7 @@ def test_refused_requests_count_by_reason():
                 await client.post("/v1/completions", json=body)
             engine.hold.set()
             await waiting
-            engine.alive = False
+            engine.die()
             await client.post("/v1/chat/completions", json=chat())
             return samples((await client.get("/metrics")).text)
 
@@ -180,10 +233,12 @@ def test_refused_requests_count_by_reason():
     assert refused == {
         ("base", "queue_full"): 4,
         ("base", "goals_out_of_reach"): 0,
+        ("base", "no_engine"): 0,
         ("base", "engine_died"): 0,
         ("chat", "queue_full"): 0,
         ("chat", "goals_out_of_reach"): 0,
-        ("chat", "engine_died"): 1,
+        ("chat", "no_engine"): 1,
+        ("chat", "engine_died"): 0,
     }
 
 
@@ -199,7 +254,7 @@ def test_latencies_come_from_the_record():
         output_tokens=11,
     )
     metrics.count_finished(FinishReason.STOP, record, SLO(), 0.5)
-    values = samples(metrics.render(None).decode())
+    values = samples(metrics.render((), {}).decode())
     base = ("service", "base")
     assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
     assert values["shoal_request_tpot_seconds_sum", base] == pytest.approx(0.5)
@@ -212,7 +267,6 @@ def test_latencies_come_from_the_record():
     assert values["shoal_request_normalised_latency_sum", base] == pytest.approx(3.5)
     assert values["shoal_request_normalised_latency_bucket", ("le", "3.0"), base] == 0
     assert values["shoal_request_normalised_latency_bucket", ("le", "5.0"), base] == 1
-    assert values["shoal_engine_up",] == 0
 
 
 def goals_counted(values):
@@ -263,7 +317,7 @@ def test_a_request_that_fails_has_missed_its_goals():
 def test_a_request_that_its_client_cancels_counts_for_no_goal():
     metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1))])
     metrics.count_unfinished("base", FinishReason.CANCELLED, SLO())
-    values = samples(metrics.render(None).decode())
+    values = samples(metrics.render((), {}).decode())
     assert values["shoal_requests_finished_total", ("reason", "cancelled"), ("service", "base")] == 1
     assert goals_counted(values) == {("base", "met"): 0, ("base", "missed"): 0}
 
@@ -358,9 +412,10 @@ def test_what_runs_is_told():
 
 def test_vllm_s_names_have_the_same_values():
     requests = (completion(n=2, max_tokens=3), completion(stream=True))
+    engine = FakeEngine(others=(replace(BUSY, name="c"),))
 
     async def main():
-        async with make_client(make_app(vllm_metrics=True)) as client:
+        async with make_client(make_app(engine, vllm_metrics=True)) as client:
             for body in requests:
                 await client.post("/v1/completions", json=body)
             return samples((await client.get("/metrics")).text)
@@ -369,6 +424,9 @@ def test_vllm_s_names_have_the_same_values():
 
     def vllm(name, **labels):
         return values[f"vllm:{name}", *sorted({"engine": "0", "model_name": "base", **labels}.items())]
+
+    assert vllm("num_requests_running", engine="c", model_name="chat") == 2
+    assert vllm("kv_cache_usage_perc", engine="c", model_name="chat") == 0.25
 
     base = ("service", "base")
     assert vllm("time_to_first_token_seconds_sum") == values["shoal_request_ttft_seconds_sum", base]

@@ -101,9 +101,21 @@ def test_ids_of_our_own_are_unique():
     assert len({ask("GET", "/health").headers["x-request-id"] for _ in range(5)}) == 5
 
 
+def test_the_log_of_the_engines_can_name_a_request_as_its_answer_does():
+    async def main():
+        engine = FakeEngine()
+        async with make_client(make_app(engine)) as client:
+            response = await client.post(
+                "/v1/completions", json=completion(), headers={"x-request-id": "r-7"}
+            )
+        return engine.log_names, response.json()["id"]
+
+    assert asyncio.run(main()) == (["cmpl-r-7"], "cmpl-r-7")
+
+
 def test_a_bug_has_its_id_too(monkeypatch):
     engine = FakeEngine()
-    monkeypatch.setattr(FakeEngine, "vitals", None)
+    monkeypatch.setattr(FakeEngine, "engines", None)
     response = ask("GET", "/metrics", {"x-request-id": "bug-1"}, engine=engine)
     assert (response.status_code, response.headers["x-request-id"]) == (500, "bug-1")
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
+from shoal.cluster.dispatch import DispatchPolicy
 from shoal.core import Request, SamplingParams, StepPlan, SyntheticPrompt
 from shoal.forecast import FittedTimes, LatencyModel, StepTimes
 from shoal.kvcache import KVShape, LayerShape, PoolLayout, ServiceLayout
 from shoal.measure import RunRecord
 from shoal.schedule import Aggressive, Fcfs, SchedulerOptions, describe
-from shoal.simulate import Dispatch, EngineSpec, OpenLoop, ServiceSpec, Simulation, Source, Watch
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Source, Watch
 
 TIMES = FittedTimes(
     LatencyModel(constant_s=8e-3, sequence_s=2e-5, token_s=4e-5, context_s=1.3e-7, work_s=1e-9)
@@ -126,7 +127,7 @@ def run(
     requests: Sequence[Request] | Source,
     *,
     skip_ahead: bool = True,
-    dispatch: Dispatch | None = None,
+    dispatch: DispatchPolicy | None = None,
     spans: bool = True,
     logged: bool = True,
 ) -> tuple[RunRecord, list[str]]:

@@ -6,18 +6,11 @@ from random import Random
 import pytest
 from simulate_builders import PLAIN, TIMES, make_request, make_spec, make_workload, run
 
+from shoal.cluster.dispatch import LeastRequests
 from shoal.core import ConfigError
 from shoal.forecast import StepRows
 from shoal.schedule import Aggressive, Conservative
-from shoal.simulate import (
-    DISPATCHES,
-    ClosedLoop,
-    LeastLoaded,
-    OpenLoop,
-    Simulation,
-    Watch,
-    dispatch_named,
-)
+from shoal.simulate import ClosedLoop, OpenLoop, Simulation, Watch
 
 
 def seconds(rows: StepRows) -> int:
@@ -122,7 +115,7 @@ def test_round_robin_deals_in_turn_and_least_loaded_avoids_the_busy() -> None:
     record, _ = run([make_spec(), make_spec()], [long, *short])
     engines = {row.request_id: row.engine for row in record.requests}
     assert [engines[f"r{number}"] for number in range(7)] == [0, 1, 0, 1, 0, 1, 0]
-    record, _ = run([make_spec(), make_spec()], [long, *short], dispatch=LeastLoaded())
+    record, _ = run([make_spec(), make_spec()], [long, *short], dispatch=LeastRequests())
     engines = {row.request_id: row.engine for row in record.requests}
     assert [engines[f"r{number}"] for number in range(4)] == [0, 1, 1, 1]
 
@@ -174,15 +167,12 @@ def test_nobody_wins_by_an_evaluation_of_slo_that_ignores_refusals() -> None:
 def test_wrong_set_ups_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one engine"):
         Simulation([], OpenLoop([]))
-    with pytest.raises(ConfigError, match="possible are round-robin, least-loaded"):
-        dispatch_named("fastest")
     with pytest.raises(ConfigError, match="KV pool is for"):
         replace(make_spec(), services={})
     with pytest.raises(ConfigError, match="microsecond"):
         Watch(sample_s=0.0)
     with pytest.raises(ValueError, match="at least 1 client"):
         ClosedLoop([], 0)
-    assert set(DISPATCHES) == {"round-robin", "least-loaded"}
     assert isinstance(PLAIN.admission, Aggressive)
 
 

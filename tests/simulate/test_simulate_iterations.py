@@ -9,8 +9,9 @@ from simulate_builders import make_request, make_spec, make_workload, run
 from test_simulate_skip_ahead import ADMISSIONS, ORDERS, engine_logs
 
 from hypothesis_profiles import examples
+from shoal.cluster.dispatch import LeastRequests
 from shoal.schedule import PREEMPT_FOR_WAITING, Aggressive
-from shoal.simulate import ClosedLoop, LeastLoaded
+from shoal.simulate import ClosedLoop
 
 
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,7 +73,7 @@ def test_several_engines_and_clients_that_wait(
     records = []
     for skip_ahead in (True, False):
         source = requests if clients is None else ClosedLoop(requests, clients)
-        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=LeastLoaded() if loaded else None)
+        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=LeastRequests() if loaded else None)
         records.append((record, engine_logs(log)))
     assert records[0] == records[1]
 

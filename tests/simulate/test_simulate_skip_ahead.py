@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simulate_builders import make_request, make_spec, make_workload, run
 
 from hypothesis_profiles import examples
+from shoal.cluster.dispatch import LeastRequests
 from shoal.schedule import (
     PREEMPT_FOR_WAITING,
     Admission,
@@ -29,7 +30,7 @@ from shoal.schedule import (
     Slice,
     WeightedTurns,
 )
-from shoal.simulate import ClosedLoop, LeastLoaded
+from shoal.simulate import ClosedLoop
 
 ORDERS: list[Order] = [
     Fcfs(),
@@ -123,7 +124,7 @@ def test_several_engines_and_clients_that_wait(
     records = []
     for skip_ahead in (True, False):
         source = requests if clients is None else ClosedLoop(requests, clients)
-        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=LeastLoaded() if loaded else None)
+        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=LeastRequests() if loaded else None)
         records.append((record, engine_logs(log)))
     assert records[0] == records[1]
 

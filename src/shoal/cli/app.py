@@ -12,6 +12,7 @@ from rich.text import Text
 from shoal.cli.chat import chat
 from shoal.cli.command import Command
 from shoal.cli.demo import demo
+from shoal.cli.engines import engines, services
 from shoal.cli.generate import generate
 from shoal.cli.models import models
 from shoal.cli.profile import profile
@@ -36,7 +37,8 @@ app = typer.Typer(
 )
 for command in (serve, generate, chat, demo, static, profile, simulate, reproduce):
     app.command(cls=Command)(command)
-app.add_typer(models, name="models")
+for group, name in ((models, "models"), (engines, "engines"), (services, "services")):
+    app.add_typer(group, name=name)
 app.command()(version)
 
 

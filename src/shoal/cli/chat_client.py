@@ -5,9 +5,13 @@ from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.demo_client import chunk_text, error_code, error_message, stream_chunks
+from shoal.cli.answers import error_code, error_message
+from shoal.cli.demo_client import chunk_text, stream_chunks
+from shoal.cluster.local import LocalBackend
+from shoal.cluster.options import EnginePlan
+from shoal.cluster.router import Router
 from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service
-from shoal.engine import EngineHandle, EngineOptions
+from shoal.engine import EngineOptions
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, resolve_model
 
@@ -94,8 +98,8 @@ class ServerChatClient:
 class EngineChatClient:
     """Chats with an engine that it starts."""
 
-    def __init__(self, handle: EngineHandle, service: Service, tokenizer: Tokenizer) -> None:
-        self._handle = handle
+    def __init__(self, router: Router, service: Service, tokenizer: Tokenizer) -> None:
+        self._router = router
         self._service = service
         self._tokenizer = tokenizer
 
@@ -109,8 +113,14 @@ class EngineChatClient:
         [service] = with_sampling_defaults([service], {service.name: folder})
         tokenizer = Tokenizer.from_folder(folder, service.chat_template)
         _ = tokenizer.chat_template  # before the weights are loaded: raises where there is none
-        handle = await EngineHandle.start(options, {service.name: folder}, {service.name: tokenizer}, on_load)
-        return cls(handle, service, tokenizer)
+        router = await Router.start(
+            [EnginePlan(name="0", options=options)],
+            {service.name: folder},
+            {service.name: tokenizer},
+            LocalBackend(None, 0),
+            progress=on_load,
+        )
+        return cls(router, service, tokenizer)
 
     @property
     def name(self) -> str:
@@ -121,7 +131,7 @@ class EngineChatClient:
         """The reply in pieces."""
         prompt = self._tokenizer.apply_chat_template(messages)
         params = self._service.sampling.params(sampling)
-        stream = await self._handle.submit(self._service.name, prompt, params)
+        stream = await self._router.submit(self._service.name, prompt, params)
         async with stream:
             async for delta in stream:
                 if delta.text:
@@ -129,7 +139,7 @@ class EngineChatClient:
 
     async def close(self) -> None:
         """End the engine."""
-        await self._handle.close()
+        await self._router.close()
 
 
 def _rejection(response: httpx.Response) -> Exception:

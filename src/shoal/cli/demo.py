@@ -1,4 +1,4 @@
-"""``shoal demo``: two real models served from one engine, measured through HTTP."""
+"""``shoal demo``: two real models served from one engine or two, measured through HTTP."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,9 @@ def demo(
     preset: Annotated[
         str, typer.Option(metavar="NAME", help="Scheduler, as in `shoal serve`, such as vllm or seallm-join.")
     ] = "shoal",
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Serve from two engines, and kill one amid the burst.")
+    ] = False,
     json_path: Annotated[
         Path | None,
         typer.Option("--json", metavar="PATH", help="Also write the figures as JSON; - is standard output."),
@@ -26,11 +29,14 @@ def demo(
 
     Fetches the models on first use. Times one request of each service alone, then shows the answers of the
     burst as they stream, and ends with latencies, normalised latency (times what a request takes alone), SLO
-    attainment, evictions and memory use. Exit code 0 means that every request finished.
+    attainment, evictions and memory use. Exit code 0 means that every request finished: with `--kill` also
+    those of the engine that was killed, whose streams go on with the other one.
 
     **Examples:**
 
     `shoal demo`
+
+    `shoal demo --kill`
 
     `shoal demo --requests 48 --kv-memory 16MiB --preset vllm --json demo.json`
     """
@@ -38,6 +44,7 @@ def demo(
 
     check_outputs(json_path)
 
-    finished = run_demo(requests, max_tokens, [f"--kv-memory={kv_memory}", f"--preset={preset}"], json_path)
+    flags = [f"--kv-memory={kv_memory}", f"--preset={preset}"]
+    finished = run_demo(requests, max_tokens, flags, json_path, kill)
     if not finished:
         raise typer.Exit(1)

@@ -9,14 +9,18 @@ from typing import Any
 
 import httpx
 
+from shoal.cli.answers import error_message
 from shoal.cli.demo_goals import demo_goals
+from shoal.cli.demo_kill import Kill, kill_amid
 from shoal.cli.demo_metrics import MetricsSummary
 from shoal.cli.demo_prompts import DemoPrompt
-from shoal.core import SLO, RequestRecord, has_goal
+from shoal.core import SLO, EngineDied, RequestRecord, has_goal
 from shoal.core.service import NO_GOALS
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _POLL_S = 0.2
+# An engine is killed when so many answers have begun, or a quarter of all.
+_AMID = 6
 
 
 @dataclass(slots=True)
@@ -67,6 +71,13 @@ class Burst:
     """Time of a request when nothing else runs, by service."""
     metrics: MetricsSummary = field(default_factory=MetricsSummary)
     duration_s: float = 0.0
+    kill: Kill | None = None
+    """The engine that was killed meanwhile, if one was."""
+
+    def is_amid(self) -> bool:
+        """Whether a good part of the answers have begun and not ended."""
+        streaming = sum(request.status == "streaming" for request in self.requests)
+        return streaming >= min(_AMID, max(1, len(self.requests) // 4))
 
 
 Watcher = Callable[[DemoRequest], None]
@@ -92,10 +103,12 @@ async def run_burst(
     prompts: Sequence[DemoPrompt],
     watch: Watcher | None = None,
     alone_s: Mapping[str, float] | None = None,
+    kill: bool = False,
 ) -> Burst:
     """Send all prompts at once to the server at ``url``; ``watch`` is called whenever a request changes.
 
-    alone_s: result of ``time_alone``; the goals of the requests follow from it.
+    alone_s: result of ``time_alone``; the goals of the requests follow from it. kill: whether to kill an
+    engine meanwhile; raises EngineDied where the burst was over too soon for it.
     """
     goals = demo_goals(alone_s or {})
     requests = [
@@ -105,12 +118,19 @@ async def run_burst(
     burst = Burst(requests, alone_s or {})
     async with _client(url) as client:
         poller = asyncio.create_task(_poll_metrics(client, burst.metrics))
+        killing = asyncio.create_task(kill_amid(url, burst.is_amid)) if kill else None
         start_ns = time.monotonic_ns()
         try:
             await asyncio.gather(*(_send_request(client, request, watch or _ignore) for request in requests))
         finally:
-            poller.cancel()
-            await asyncio.gather(poller, return_exceptions=True)
+            tasks = [task for task in (poller, killing) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if killing is not None:
+            if killing.cancelled():
+                raise EngineDied("the burst was over before an engine was killed; send more --requests")
+            burst.kill = killing.result()
         end_ns = time.monotonic_ns()
         burst.duration_s = (end_ns - start_ns) / 1e9
         # The metrics page shows the engine's last report, which may be older than the end.
@@ -176,22 +196,6 @@ async def stream_chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any
         if "error" in chunk:
             raise RuntimeError(str(chunk["error"].get("message", chunk["error"])))
         yield chunk
-
-
-def error_message(response: httpx.Response) -> str:
-    """The message of an error in OpenAI's shape, or the body as it is."""
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:200]
-
-
-def error_code(response: httpx.Response) -> str | None:
-    """The code of an error in OpenAI's shape."""
-    try:
-        return str(response.json()["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def chunk_text(chunk: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """A summary of the server's /metrics for the demo."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,29 +10,43 @@ _WASTE_USES = ("padding", "unfilled", "external")
 
 @dataclass(slots=True)
 class MetricsSummary:
-    """Summary of the /metrics pages so far."""
+    """Summary of the /metrics pages so far, over all engines."""
 
     evictions: dict[str, int] = field(default_factory=dict)
     """Preemptions by service, from the last page."""
     peak_use: float | None = None
-    """Largest share of the KV pool in live blocks; None if no page had it."""
+    """Largest share of the KV pools in live blocks; None if no page had it."""
     peak_waste: float | None = None
-    """Largest share of the KV pool that no service could use: padding inside live blocks, their slots without
-    a token, and free blocks inside merged blocks of another service. None if no page had it."""
+    """Largest share of the KV pools that no service could use: padding inside live blocks, their slots
+    without a token, and free blocks inside merged blocks of another service. None if no page had it."""
     age_s: float = 0.0
-    """Age of the engine's state on the last page."""
+    """Age of the state of the engines that run on the last page, the oldest of them."""
+    resumed: int = 0
+    """Requests that went on after the end of their engine, from the last page."""
 
     def add(self, page: str) -> None:
         """Add a page of Prometheus text."""
-        pool_bytes: dict[str, float] = {}
+        pool_bytes: Counter[str] = Counter()
+        evictions: Counter[str] = Counter()
+        ages_s: dict[str, float] = {}
+        ended = set()
+        resumed = 0
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
+                engine = sample.labels.get("engine", "")
                 if sample.name == "shoal_evictions_total":
-                    self.evictions[sample.labels["service"]] = int(sample.value)
+                    evictions[sample.labels["service"]] += int(sample.value)
                 elif sample.name == "shoal_engine_state_age_seconds":
-                    self.age_s = sample.value
+                    ages_s[engine] = sample.value
+                elif sample.name == "shoal_engine_up" and not sample.value:
+                    ended.add(engine)
                 elif sample.name == "shoal_kv_bytes":
-                    pool_bytes[sample.labels["use"]] = sample.value
+                    pool_bytes[sample.labels["use"]] += int(sample.value)
+                elif sample.name == "shoal_requests_resumed_total":
+                    resumed += int(sample.value)
+        self.evictions.update(evictions)
+        self.resumed = max(resumed, self.resumed)
+        self.age_s = max((age for engine, age in ages_s.items() if engine not in ended), default=0.0)
         if {"total", "live", *_WASTE_USES} <= pool_bytes.keys():
             used = pool_bytes["live"] / pool_bytes["total"]
             waste = sum(pool_bytes[use] for use in _WASTE_USES) / pool_bytes["total"]

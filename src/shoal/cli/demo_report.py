@@ -11,6 +11,7 @@ from rich.table import Table
 
 from shoal.cli.demo_client import Burst, DemoRequest
 from shoal.cli.demo_goals import format_goals
+from shoal.cli.demo_kill import Kill
 from shoal.core import SLO, attainment, has_goal, met, normalised_latency, percentile
 
 
@@ -66,6 +67,10 @@ class DemoReport:
     server did not report it."""
     failures: tuple[str, ...]
     """A line for each request that failed."""
+    kill: Kill | None = None
+    """The engine that was killed amid the burst, if one was."""
+    resumed: int = 0
+    """How often a request went on after the end of its engine."""
 
     @property
     def succeeded(self) -> bool:
@@ -115,6 +120,8 @@ def summarise(burst: Burst) -> DemoReport:
             f"{request.prompt.service} {request.number}: {request.error or request.status}"
             for request in failed
         ),
+        kill=burst.kill,
+        resumed=burst.metrics.resumed,
     )
 
 
@@ -171,6 +178,11 @@ def report_notes(report: DemoReport) -> Iterator[str]:
         f"KV pool: {_percent(report.kv_peak_use)} in use at the peak, "
         f"at most {_percent(report.block_waste)} block waste"
     )
+    if report.kill is not None:
+        yield (
+            f"engine {report.kill.engine} (process {report.kill.pid}) was killed with {report.kill.requests} "
+            f"requests under way: {report.resumed} went on, {len(report.failures) or 'none'} failed"
+        )
     yield "evictions: " + ", ".join(f"{name} {service.evictions}" for name, service in services.items())
 
 

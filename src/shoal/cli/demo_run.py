@@ -23,36 +23,45 @@ MODELS = {CHAT: "smollm2", COMPLETE: "gemma3-270m"}
 _START_TIMEOUT_S = 300.0
 
 
-def run_demo(requests: int, max_tokens: int, flags: Sequence[str], json_path: Path | None) -> bool:
-    """Run the demo with ``flags`` for its server; returns whether every request finished."""
+def run_demo(
+    requests: int, max_tokens: int, flags: Sequence[str], json_path: Path | None, kill: bool = False
+) -> bool:
+    """Run the demo with ``flags`` for its server; returns whether every request finished.
+
+    kill: run two engines, and kill one of them amid the burst.
+    """
     console = Console(stderr=json_path == STANDARD_OUTPUT)
     with ProgressDisplay() as progress:
         for model in MODELS.values():
             resolve_model(model, progress.update)
     services = [f"--service={name}={model}" for name, model in MODELS.items()]
-    with _interrupted_by_sigterm(), ServerProcess([*services, *flags], free_port()) as server:
+    devices = ["--device=cpu"] * 2 if kill else []
+    with _interrupted_by_sigterm(), ServerProcess([*services, *flags, *devices], free_port()) as server:
         with ProgressDisplay() as progress:
             server.wait_ready(
-                _START_TIMEOUT_S, lambda _: progress.message("starting the engine and loading both models")
+                _START_TIMEOUT_S, lambda _: progress.message("starting and loading both models")
             )
-        console.print(f"[bold]{' and '.join(MODELS.values())}[/] share one engine at {server.url}")
+        engines = "two engines" if kill else "one engine"
+        console.print(f"[bold]{' and '.join(MODELS.values())}[/] share {engines} at {server.url}")
         prompts = demo_prompts(requests, max_tokens)
         with ProgressDisplay() as progress:
             progress.message("timing one request of each service alone")
             alone_s = asyncio.run(time_alone(server.url, typical_prompts(prompts)))
-        burst = send_burst(server.url, prompts, console, alone_s)
+        burst = send_burst(server.url, prompts, console, alone_s, kill)
     report = summarise(burst)
     print_report(report, console, json_path)
     return report.succeeded
 
 
-def send_burst(url: str, prompts: list[DemoPrompt], console: Console, alone_s: Mapping[str, float]) -> Burst:
+def send_burst(
+    url: str, prompts: list[DemoPrompt], console: Console, alone_s: Mapping[str, float], kill: bool = False
+) -> Burst:
     """Send the prompts to the server at ``url`` and show the responses as they arrive.
 
-    alone_s: time of a request alone, by service.
+    alone_s: time of a request alone, by service. kill: whether to kill an engine meanwhile.
     """
     with BurstView(console, prompts) as view:
-        return asyncio.run(run_burst(url, prompts, view.update, alone_s))
+        return asyncio.run(run_burst(url, prompts, view.update, alone_s, kill))
 
 
 def print_report(report: DemoReport, console: Console, json_path: Path | None) -> None:

@@ -1,6 +1,7 @@
 """``shoal serve``: models behind OpenAI's HTTP API."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -9,22 +10,26 @@ from rich.text import Text
 
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import ProgressDisplay
-from shoal.config import ENGINE_FLAGS, SERVER_FLAGS
+from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, SERVER_FLAGS
 from shoal.config.nodes import Table
 
 if TYPE_CHECKING:
+    from shoal.cluster.status import EngineStatus
     from shoal.engine import EngineInfo
+    from shoal.serve.backend import Backend
 
 
-@with_flags(ENGINE_FLAGS + SERVER_FLAGS, models=True)
+@with_flags(ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS, models=True)
 def serve(config: ConfigFile = None, *, settings: Table) -> None:
-    """Serve one or more models over OpenAI's HTTP API, from one engine and one KV pool.
+    """Serve one or more models over OpenAI's HTTP API, from one engine with one KV pool or from several.
 
     **Examples:**
 
     `shoal serve smollm2 gemma3-270m`
 
     `shoal serve --service chat=smollm2,slo.ttft=2s --service complete=gemma3-270m --kv-memory 1GiB`
+
+    `shoal serve smollm2 --device cpu --device cpu`
 
     `shoal serve --config shoal.yaml --port 9000`
     """
@@ -36,36 +41,52 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
     console = Console(stderr=True)
     with ProgressDisplay(console) as progress:
 
-        def on_ready(url: str, info: "EngineInfo") -> None:
+        def on_ready(url: str, backend: "Backend") -> None:
             progress.stop()
-            print_summary(url, info, console)
+            print_summary(url, backend.engines, console)
 
         run_server(
-            options.engine_options(),
+            options.engine_plans(),
             options.server,
+            options.cluster,
             on_download=progress.update,
             on_load=progress.message,
             on_ready=on_ready,
         )
 
 
-def print_summary(url: str, info: "EngineInfo", console: Console) -> None:
-    """Print the services at ``url``, and an example of a request."""
+def print_summary(url: str, engines: Sequence["EngineStatus"], console: Console) -> None:
+    """Print what the engines at ``url`` serve, and an example of a request."""
+    infos = {engine.name: engine.info for engine in engines if engine.info is not None}
+    services = _print_services(list(infos.values()), console)
+    for kernels in dict.fromkeys(info.kernels for info in infos.values()):
+        console.print(Text.assemble(("compute", "bold"), f"  {kernels}"), soft_wrap=True)
+    for name, info in infos.items():
+        pool = f"{info.kv_bytes / 2**20:,.1f} MiB"
+        most = "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
+        if len(infos) == 1:
+            console.print(f"[bold]KV pool[/]  {pool}, shared by all services{most}")
+            break
+        what = f"   {name}  {info.device}, {info.threads} threads, KV pool {pool}: {', '.join(info.services)}"
+        console.print(Text.assemble(("engine", "bold"), what, most), soft_wrap=True)
+    console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
+    console.print(curl_example(url, services[0]), soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str]:
+    """A line for each service, with the least of what its engines take; returns their names."""
+    names = list(dict.fromkeys(name for info in infos for name in info.services))
     grid = Grid.grid(padding=(0, 2))
-    for name, service in info.services.items():
+    for name in names:
+        hosts = [info.services[name] for info in infos if name in info.services]
         grid.add_row(
             Text(f"  {name}", style="bold"),
-            Text(service.model),
-            f"{service.max_total_tokens:,} tokens a request",
-            f"KV for {service.kv_tokens:,} tokens",
+            Text(hosts[0].model),
+            f"{min(service.max_total_tokens for service in hosts):,} tokens a request",
+            f"KV for {sum(service.kv_tokens for service in hosts):,} tokens",
         )
     console.print("[bold]services[/]", grid, sep="\n")
-    running = "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
-    console.print(Text.assemble(("compute", "bold"), f"  {info.kernels}"), soft_wrap=True)
-    console.print(f"[bold]KV pool[/]  {info.kv_bytes / 2**20:,.1f} MiB, shared by all services{running}")
-    console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
-    example = curl_example(url, next(iter(info.services)))
-    console.print(example, soft_wrap=True, highlight=False, markup=False)
+    return names
 
 
 def curl_example(url: str, service: str) -> str:

@@ -12,6 +12,8 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     """Its name."""
     incarnation: int
     """How often it will have been started."""
+    services: tuple[str, ...]
+    """What it is to load before it is ready."""
 
 
 class KillEngine(msgspec.Struct, frozen=True, tag=True):
@@ -23,6 +25,28 @@ class KillEngine(msgspec.Struct, frozen=True, tag=True):
     """Which start of it."""
     why: str
     """For the log."""
+
+
+class LoadService(msgspec.Struct, frozen=True, tag=True):
+    """Let a running engine load a service; ``ServiceLoaded`` or ``ServiceFailed`` tells what came of it."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    service: str
+    """The service."""
+
+
+class UnloadService(msgspec.Struct, frozen=True, tag=True):
+    """Let a running engine give up a service of which it has no request; ``ServiceUnloaded`` tells when."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    service: str
+    """The service."""
 
 
 class Dispatch(msgspec.Struct, frozen=True, tag=True):
@@ -65,4 +89,4 @@ class Refuse(msgspec.Struct, frozen=True, tag=True):
     """The same in words."""
 
 
-ClusterAction = StartEngine | KillEngine | Dispatch | Withdraw | Refuse
+ClusterAction = StartEngine | KillEngine | LoadService | UnloadService | Dispatch | Withdraw | Refuse

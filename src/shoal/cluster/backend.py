@@ -2,25 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
+from shoal.engine.config import EngineConfig as EngineConfig
 from shoal.engine.info import EngineInfo
-from shoal.engine.options import EngineOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """What an engine process is started with; it is pickled."""
-
-    options: EngineOptions
-    """What the engine is built from."""
-    folders: Mapping[str, Path]
-    """Where the model of each service lies, by service name."""
-    builder: str
-    """"module:function" with the signature of ``build_engine``."""
-    heartbeat_s: float
-    """It gives a sign of life so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

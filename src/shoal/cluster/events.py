@@ -84,6 +84,70 @@ class EngineRemoved(msgspec.Struct, frozen=True, tag=True):
     """Its name."""
 
 
+class ServicePlaced(msgspec.Struct, frozen=True, tag=True):
+    """A service is wanted on engines, beside what they serve already: it is loaded there."""
+
+    service: str
+    """Its name."""
+    engines: tuple[str, ...]
+    """Engines that are to serve it."""
+    idle_after_s: float | None = None
+    """It is unloaded when it had no request for so long; None: never."""
+
+
+class ServiceWanted(msgspec.Struct, frozen=True, tag=True):
+    """A service is to be loaded where it is placed, or unloaded; then a request wakes it up."""
+
+    service: str
+    """Its name."""
+    loaded: bool
+    """Which of both."""
+
+
+class ServiceRemoved(msgspec.Struct, frozen=True, tag=True):
+    """A service is not wanted any more: it is unloaded once its requests have ended, and forgotten."""
+
+    service: str
+    """Its name."""
+
+
+class ServiceLoaded(msgspec.Struct, frozen=True, tag=True):
+    """An engine serves another service from now on."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    service: str
+    """The service."""
+    speed: ServiceSpeed
+    """How fast it is computed there."""
+
+
+class ServiceFailed(msgspec.Struct, frozen=True, tag=True):
+    """An engine could not load a service."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    service: str
+    """The service."""
+    error: str
+    """Why."""
+
+
+class ServiceUnloaded(msgspec.Struct, frozen=True, tag=True):
+    """An engine has given up the weights and the KV of a service."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    service: str
+    """The service."""
+
+
 class Submitted(msgspec.Struct, frozen=True, tag=True):
     """A request was accepted."""
 
@@ -129,6 +193,12 @@ ClusterEvent = (
     | EngineEnded
     | EngineDraining
     | EngineRemoved
+    | ServicePlaced
+    | ServiceWanted
+    | ServiceRemoved
+    | ServiceLoaded
+    | ServiceFailed
+    | ServiceUnloaded
     | Submitted
     | Progressed
     | Ended

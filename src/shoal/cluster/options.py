@@ -1,5 +1,6 @@
 """Options of a cluster: how its engines are run, watched and chosen."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 BackendName = Literal["local", "ray"]
 
 
@@ -62,7 +64,12 @@ class ClusterOptions:
     """Requests of a service that no engine runs wait so long."""
 
     def __post_init__(self) -> None:
-        """Refuse times that mean nothing; raises ConfigError."""
+        """Refuse a name that no folder can have, and times that mean nothing; raises ConfigError."""
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                "cluster.name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
+                f"digit, got {self.name!r}"
+            )
         for name in ("heartbeat_s", "load_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must be more than 0")
@@ -74,6 +81,11 @@ class ClusterOptions:
         for name in ("orphan_after_s", "wait_for_engine_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must not be negative")
+
+    @property
+    def tick_s(self) -> float:
+        """Managers are told so often that time passes."""
+        return self.heartbeat_s / 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

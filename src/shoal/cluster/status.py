@@ -21,6 +21,23 @@ class EngineState(StrEnum):
     """It finishes what it has and gets nothing new."""
 
 
+class ServiceState(StrEnum):
+    """Where a service is in its life."""
+
+    PULLING = "pulling"
+    """Its model is being downloaded."""
+    LOADING = "loading"
+    """Engines are loading it, and none has it yet."""
+    READY = "ready"
+    """At least one engine takes its requests."""
+    DRAINING = "draining"
+    """It is to be unloaded, and has requests or weights still."""
+    UNLOADED = "unloaded"
+    """No engine has it; a request wakes it up."""
+    FAILED = "failed"
+    """It could not be loaded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """One engine."""
@@ -61,6 +78,12 @@ class ServiceStatus:
     """Engines that are to serve it."""
     waiting: int
     """Requests that no engine has."""
+    state: ServiceState = ServiceState.READY
+    """Where it is in its life."""
+    error: str | None = None
+    """Why it could not be loaded."""
+    resumed: int = 0
+    """How often a request went on after the end of its engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ that read them; the command line's look belongs to ``cli``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shoal.config.flags import ENGINE_FLAGS, RENAMED_FLAGS, SERVER_FLAGS, Flag, flag_settings
+from shoal.config.flags import CLUSTER_FLAGS, ENGINE_FLAGS, RENAMED_FLAGS, SERVER_FLAGS, Flag, flag_settings
 from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.config.settings import Config, config_section, load_config
 
 __all__ = [
+    "CLUSTER_FLAGS",
     "ENGINE_FLAGS",
     "PRESETS",
     "RENAMED_FLAGS",

@@ -78,6 +78,28 @@ class KeyFile:
         return "..."
 
 
+@dataclass(frozen=True, slots=True)
+class SecretFile:
+    """The path of a file with nothing but a key."""
+
+    folder: Path
+    """Where relative paths start."""
+    label: str = "path"
+
+    def read(self, node: Node, path: str) -> str:
+        """The key, without white space around it."""
+        file = (self.folder / Path(Text().read(node, path)).expanduser()).resolve()
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+            raise problem(node.where, path, f"cannot read the key file {file}: {reason}") from None
+
+    def show(self, value: object) -> str:
+        """Nothing: keys are not shown."""
+        return "..."
+
+
 def named_keys(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
     """The keys, each with a name; raises ConfigError if two have the same name, or are the same."""
     named = tuple(replace(key, name=key.name or f"key-{number}") for number, key in enumerate(keys, start=1))

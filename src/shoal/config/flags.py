@@ -33,8 +33,19 @@ class Flag:
 
 
 ENGINE_FLAGS = (
-    Flag("device", "devices", "DEVICE", "Device to run on: cpu or cuda:0."),
-    Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of the KV pool shared by all services, e.g. 2GiB."),
+    Flag(
+        "device",
+        "devices",
+        "DEVICE",
+        "Device to run on: cpu or cuda:0; `shoal serve` takes it repeatedly and runs an engine on each.",
+        several=True,
+    ),
+    Flag(
+        "kv-memory",
+        "kv_cache.memory",
+        "SIZE",
+        "KV pool of an engine, which its services share, e.g. 2GiB.",
+    ),
     Flag("kv-cache-dtype", "kv_cache.dtype", "NAME", "What KV is stored as: auto or int8."),
     Flag("block-size", "kv_cache.block_size", "TOKENS", "Tokens per KV block."),
     Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),
@@ -85,6 +96,15 @@ ENGINE_FLAGS = (
     Flag("threads", "threads", "N", "CPU threads of the engine."),
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )
+CLUSTER_FLAGS = (
+    Flag("dispatch", "cluster.dispatch", "NAME", "Which engine a request goes to, e.g. least-requests."),
+    Flag(
+        "cluster-name",
+        "cluster.name",
+        "NAME",
+        "Name of the engines, by which a server that is started again finds them.",
+    ),
+)
 RENAMED_FLAGS = {
     "--eviction": "--preemption-mode",
     "--preempt": "--preempt-for-waiting less-urgent",
@@ -108,6 +128,14 @@ SERVER_FLAGS = (
     ),
     Flag("api-key-file", "server.api_key_file", "FILE", "YAML file with keys, their names and limits."),
     Flag(
+        "admin-key",
+        "server.admin_key",
+        "KEY",
+        "The key of operators; without one their routes answer only this machine.",
+        envvar="SHOAL_ADMIN_KEY",
+    ),
+    Flag("admin-key-file", "server.admin_key_file", "FILE", "File with nothing but the key of operators."),
+    Flag(
         "cors-origins",
         "server.cors_origins",
         "ORIGIN",
@@ -125,7 +153,7 @@ def flag_settings(
     *,
     services: Sequence[str] = (),
     models: Sequence[str] = (),
-    flags: Sequence[Flag] = ENGINE_FLAGS + SERVER_FLAGS,
+    flags: Sequence[Flag] = ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS,
 ) -> Table:
     """Settings from flags; ``values`` maps flag names to what was given, None or () where nothing was.
 

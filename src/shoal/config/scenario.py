@@ -129,7 +129,7 @@ class Scenario:
     engines: int = 1
     """Replicas, each with all services and a pool of its own."""
     dispatch: str = "round-robin"
-    """Which engine a request goes to; in ``DISPATCHES``."""
+    """Which engine a request goes to; in ``cluster.dispatch.DISPATCHES``."""
     kv_cache: ScenarioPool = field(default_factory=ScenarioPool)
     """The pool of each engine."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shoal.cluster.dispatch import DISPATCHES
 from shoal.config.kinds import Choice, Kind, Maybe, Several, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
 from shoal.config.scenario import Scenario, ScenarioPool, ScenarioService
@@ -21,7 +22,6 @@ from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.settings import elsewhere, scheduler_section
 from shoal.core import ConfigError, slo_problem
-from shoal.simulate import DISPATCHES
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
 
 _NO_WORKLOAD = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
+from shoal.cluster.dispatch import dispatch_named
 from shoal.config.scenario import (
     FitLatency,
     Latency,
@@ -29,7 +30,6 @@ from shoal.simulate import (
     ServiceSpec,
     Simulation,
     Watch,
-    dispatch_named,
 )
 from shoal.workload import build_workload
 

@@ -1,13 +1,22 @@
 """The whole configuration: every key, and how a file and flags become option dataclasses."""
 
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shoal.config.api_keys import KeyFile, api_key_section
+from shoal.cluster.dispatch import DISPATCHES
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.config.api_keys import KeyFile, SecretFile, api_key_section
+from shoal.config.devices import (
+    EngineDevice,
+    Placement,
+    PlacementKind,
+    check_placement,
+    device_section,
+    named_devices,
+)
 from shoal.config.flags import overlay
-from shoal.config.kinds import Choice, Maybe, OrNever, ScalarKind, Several, as_table, integer, seconds
+from shoal.config.kinds import Choice, Maybe, OrNever, Several, as_table, integer, seconds
 from shoal.config.nodes import Node, Table, problem, read_yaml
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
@@ -15,6 +24,7 @@ from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
 from shoal.config.units import LONGEST_S
 from shoal.core import ConfigError, Service
+from shoal.engine.build import default_threads
 from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS
 from shoal.kvcache import KV_DTYPES, KVCacheOptions
@@ -37,30 +47,62 @@ class Config(Generic[S]):
     """What is served."""
     server: S
     """The HTTP server's own option dataclass."""
-    devices: tuple[str, ...] = ("cpu",)
-    """Where the engine runs; exactly one for now."""
+    devices: tuple[EngineDevice, ...] = (EngineDevice(device="cpu", name="0"),)
+    """The device of each engine."""
+    placement: Placement = field(default_factory=dict)
+    """Which engines have a service."""
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    """How the engines are run, watched and chosen."""
     kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
-    """The KV pool."""
+    """The KV pool of each engine."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    """The scheduler."""
+    """The scheduler of each engine."""
     threads: int | None = None
-    """CPU threads of the engine; None: the engine chooses."""
+    """CPU threads of each engine; None: see ``engine_plans``."""
     attention: str = "auto"
     """Attention backend."""
     max_queue: int = _MAX_QUEUE
     """Waiting requests beyond which further ones are rejected; its key is ``server.max_queue``."""
 
+    def engine_plans(self) -> tuple[EnginePlan, ...]:
+        """What each engine is built from.
+
+        Where no threads are written, one engine takes every core; of several each on the CPU takes its part
+        of all cores but one, which is left to the API process.
+        """
+        return tuple(
+            EnginePlan(name=device.name, options=self._options_on(device)) for device in self.devices
+        )
+
     def engine_options(self) -> EngineOptions:
-        """The engine's part."""
+        """What the only engine is built from; raises ConfigError if there are several."""
+        if len(self.devices) != 1:
+            names = ", ".join(device.device for device in self.devices)
+            raise ConfigError(
+                f"devices: write exactly one device for this command, got {len(self.devices)} ({names}); "
+                "only `shoal serve` runs several engines"
+            )
+        return self.engine_plans()[0].options
+
+    def _options_on(self, device: EngineDevice) -> EngineOptions:
+        everywhere = (device.name,)
+        kv_bytes = device.kv_memory_bytes or self.kv_cache.memory_bytes
+        sharing = sum(other.device == device.device for other in self.devices)
         return EngineOptions(
-            services=self.services,
-            device=self.devices[0],
-            kv_cache=self.kv_cache,
+            services=tuple(s for s in self.services if device.name in self.placement.get(s.name, everywhere)),
+            device=device.device,
+            kv_cache=replace(self.kv_cache, memory_bytes=kv_bytes),
             scheduler=self.scheduler,
-            threads=self.threads,
+            threads=device.threads or self.threads or self._default_threads(device),
             attention=self.attention,
             max_queue=self.max_queue,
+            memory_share=1 / sharing,
         )
+
+    def _default_threads(self, device: EngineDevice) -> int | None:
+        if len(self.devices) == 1 or device.device != "cpu":
+            return None
+        return max(1, (default_threads() - 1) // len(self.devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +153,6 @@ def _with_layout(options: KVCacheOptions | None, node: Node, layout: str) -> KVC
     return replace(options, layout=layout)
 
 
-class DeviceName(ScalarKind):
-    """``cpu``, ``cuda`` or ``cuda:N``."""
-
-    label = "`cpu` or `cuda:N`"
-    expected = "cpu or cuda:0"
-
-    def parse(self, text: str) -> str:
-        """The device, with its number where it has one."""
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-            raise ValueError(f"expected {self.expected}, got {text!r}")
-        return "cuda:0" if text == "cuda" else text
-
-
 def scheduler_section(*, offline: bool = False) -> SchedulerSection:
     """The scheduler's keys; offline: also the policies that need output lengths known beforehand."""
     left_out = () if offline else _OFFLINE
@@ -160,8 +189,11 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (server, "port"): integer(0, 65_535),
         (server, "api_keys"): Several(api_key_section()),
         (server, "api_key_file"): Maybe(KeyFile(folder)),
+        (server, "admin_key_file"): Maybe(SecretFile(folder)),
         (Config, "threads"): Maybe(integer(1)),
-        (Config, "devices"): Several(DeviceName()),
+        (Config, "devices"): Several(device_section()),
+        (Config, "placement"): PlacementKind(),
+        (ClusterOptions, "dispatch"): Choice(tuple(DISPATCHES)),
     }
     rules[Config, "services"] = Several(service_section(folder))
     rules[Config, "scheduler"] = scheduler_section()
@@ -190,11 +222,9 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
     except UnknownKey as error:
         raise ConfigError(f"{error}{elsewhere(error.key, section)}") from None
     check_services(config.services)
-    if len(config.devices) != 1:
-        where = table.entries["devices"].where
-        raise problem(
-            where, "devices", f"write exactly one device, got {len(config.devices)}: {config.devices}"
-        )
+    config = replace(config, devices=named_devices(config.devices, table))
+    services, engines = [s.name for s in config.services], [d.name for d in config.devices]
+    check_placement(config.placement, services, engines, table)
     return config
 
 

@@ -42,11 +42,11 @@ class ModelUnsupported(ShoalError):
 
 
 class EngineDied(ShoalError):
-    """The engine process ended while requests were unfinished (HTTP 503)."""
+    """Engines end while they compute a request, or the last one ended (HTTP 500)."""
 
 
 class ServiceUnavailable(EngineDied):
-    """No engine of a service runs, and none came back for a while; another time one may."""
+    """No engine of a service runs, and none came back for a while; another time one may (HTTP 503)."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -172,3 +172,5 @@ class TokenEvent(NamedTuple):
     prompt tokens but the first."""
     embedding: bytes | None = None
     """The prompt's embedding as float32, little-endian, if the request wants it; with its first token."""
+    position: int = 0
+    """Output tokens that the request had before these, with those that it was resumed with."""

@@ -47,3 +47,6 @@ class Service:
     ``slo.e2e_scale`` (``shoal profile`` measures it)."""
     quota: int = 8
     """Consecutive decode steps that the service may take in a round of the round-robin order."""
+    idle_after_s: float | None = None
+    """It is unloaded when it had no request for so long, and loaded again by the next; None: never. Only
+    servers look at it."""

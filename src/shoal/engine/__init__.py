@@ -1,23 +1,26 @@
 """One engine: scheduler, KV pool and executor put together, and the interfaces to it.
 
-Here belong the synchronous core, its process and wire protocol, the asynchronous client handle with
-detokenising and stop strings, and the offline interface. ``schedule`` decides which request runs when,
-``execute`` computes tokens, and ``serve`` speaks HTTP. Importing this package does not import torch.
+Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the
+offline interface. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``cluster``
+holds many engines, and ``serve`` speaks HTTP. Importing this package is cheap, and importing all of its names
+does not import torch.
 """
 
-from shoal.engine.build import assemble_engine, build_engine
-from shoal.engine.core import Engine
-from shoal.engine.handle import EngineHandle
-from shoal.engine.info import EngineInfo, ServiceInfo
-from shoal.engine.options import EngineOptions
-from shoal.engine.reader import Delta
-from shoal.engine.stats import EngineStats, ServiceStats
-from shoal.engine.stream import Stream
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.engine.build import assemble_engine, build_engine
+    from shoal.engine.core import Engine
+    from shoal.engine.info import EngineInfo, ServiceInfo
+    from shoal.engine.options import EngineOptions
+    from shoal.engine.reader import Delta
+    from shoal.engine.stats import EngineStats, ServiceStats
+    from shoal.engine.stream import Stream
 
 __all__ = [
     "Delta",
     "Engine",
-    "EngineHandle",
     "EngineInfo",
     "EngineOptions",
     "EngineStats",
@@ -27,3 +30,24 @@ __all__ = [
     "assemble_engine",
     "build_engine",
 ]
+
+_MODULES = {
+    "Delta": "reader",
+    "Engine": "core",
+    "EngineInfo": "info",
+    "EngineOptions": "options",
+    "EngineStats": "stats",
+    "ServiceInfo": "info",
+    "ServiceStats": "stats",
+    "Stream": "stream",
+    "assemble_engine": "build",
+    "build_engine": "build",
+}
+"""Where names are; they are imported when they are asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    # Most of it needs numpy, which the processes that only own engines do without.
+    if name not in _MODULES:
+        raise AttributeError(f"module 'shoal.engine' has no attribute {name!r}")
+    return getattr(import_module(f"shoal.engine.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""``python -m shoal.engine``: an engine process, started and configured by ``launch``."""
+"""``python -m shoal.engine``: an engine process, started and configured by its owner."""
 
 import sys
 

@@ -135,7 +135,7 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
     """The KV pool, of the size that was asked for or that the device has left."""
     memory_bytes = options.kv_cache.memory_bytes
     if memory_bytes is None:
-        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens)
+        memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens, options.memory_share)
     else:
         models.check_kv_bytes(memory_bytes)
     int8 = options.kv_cache.dtype == "int8"
@@ -153,7 +153,8 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
         return None
     swap_bytes = options.kv_cache.swap_bytes
     if swap_bytes is None:
-        swap_bytes = max(layout.merged_bytes, default_swap_bytes(options.device, layout.total_bytes))
+        default = default_swap_bytes(options.device, layout.total_bytes, options.memory_share)
+        swap_bytes = max(layout.merged_bytes, default)
     elif swap_bytes > (free := free_memory_bytes()):
         raise ConfigError(
             f"kv_cache.swap: {swap_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB of host"
@@ -162,9 +163,9 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
     return BlockPool(layout.resized(swap_bytes), prefix_caching=False)
 
 
-def default_swap_bytes(device: str, pool_bytes: int) -> int:
-    """Host memory for swapped KV if the user gives no size."""
-    swap_bytes = min(_SWAP_POOLS * pool_bytes, free_memory_bytes() // 4)
+def default_swap_bytes(device: str, pool_bytes: int, share: float = 1.0) -> int:
+    """Host memory for swapped KV if the user gives no size; share: as in ``EngineOptions.memory_share``."""
+    swap_bytes = min(_SWAP_POOLS * pool_bytes, int(free_memory_bytes() * share / 4))
     return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
 

@@ -1,7 +1,7 @@
 """One call becomes one request for each of its ``n`` choices."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.core import SLO, Request, SamplingParams, derive_seed
@@ -45,11 +45,3 @@ def expand_choices(
         )
         for choice in range(sampling.n)
     ]
-
-
-def resume_choices(call_id: str, requests: Mapping[int, Request], now_ns: int) -> dict[int, Request]:
-    """Requests of an earlier call, by number of the choice, as those of another that begins at ``now_ns``."""
-    return {
-        choice: replace(request.on_clock(now_ns), id=f"{call_id}-{choice}")
-        for choice, request in requests.items()
-    }

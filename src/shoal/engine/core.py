@@ -6,10 +6,11 @@ Synchronous and single-threaded. It knows no sockets and no text.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.core import (
     ConfigError,
@@ -26,6 +27,7 @@ from shoal.core import (
 )
 from shoal.engine.info import ServiceInfo
 from shoal.engine.service_changes import ServiceChanges
+from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
 from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
@@ -33,6 +35,16 @@ from shoal.kvcache.pool import BlockPool
 from shoal.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
+
+
+class PlanObserver(Protocol):
+    """Is told of plans on their way through the executor, in their order."""
+
+    def begin(self, plan: StepPlan, request_ids: Sequence[str]) -> None:
+        """A plan of these requests is handed to the executor next."""
+
+    def end(self, plan: StepPlan) -> None:
+        """The executor is done with it, and can go on."""
 
 
 class Engine:
@@ -68,11 +80,19 @@ class Engine:
         self.interrupted: Interrupted = never
         """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
         Set by an owner who can tell; asked between two steps, so it is to be quick."""
+        self.observer: PlanObserver | None = None
+        """Who is told of plans; set by an owner who cares."""
         self._in_flight: deque[StepPlan] = deque()
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None
         self._times = StepTotals()
         self._broken: str | None = None
+
+    def measure_speed(self, service: ServiceInfo, name: str) -> ServiceInfo:
+        """A service's facts with the speed of this engine, which must have no requests; takes a few steps."""
+        self._require_sound()
+        speed = measure_speed(self._executor, self._pool, name, service.max_total_tokens, service.vocab_size)
+        return service if speed is None else replace(service, **speed._asdict())
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.
@@ -104,6 +124,11 @@ class Engine:
         if event is not None:
             self._ended.append(event)
         self._idle = None
+
+    def cancel_all(self) -> None:
+        """Cancel every request."""
+        for request_id in self._scheduler.request_ids:
+            self.cancel(request_id)
 
     def detach(self, request_id: str) -> Request | None:
         """Take a request out, with the output that was told: any engine of its service can go on with it.
@@ -229,23 +254,39 @@ class Engine:
             if isinstance(plan, Idle):
                 self._idle = plan
                 return
+            if self.observer is not None:
+                self.observer.begin(plan, self._scheduler.newest_ids)
             self._executor.submit(plan, lambda: self._change_ready or self.interrupted())
             self._in_flight.append(plan)
 
     def _complete_oldest(self) -> list[TokenEvent]:
         plan = self._in_flight.popleft()
         try:
-            result = self._executor.collect()
+            result = self._collect(plan)
         except StepFailed as failure:
             return self._abandon(plan, str(failure))
         return self._update(plan, result)
+
+    def _collect(self, plan: StepPlan) -> StepResult:
+        """The result of the oldest plan; an error that ends the engine leaves it with its observer."""
+        try:
+            result = self._executor.collect()
+        except StepFailed:
+            self._tell_end(plan)
+            raise
+        self._tell_end(plan)
+        return result
+
+    def _tell_end(self, plan: StepPlan) -> None:
+        if self.observer is not None:
+            self.observer.end(plan)
 
     def _abandon(self, failed: StepPlan, error: str) -> list[TokenEvent]:
         """Take back a plan that failed, and those behind it, which the executor did not run."""
         while self._in_flight:
             plan = self._in_flight.popleft()
             try:
-                self._executor.collect()
+                self._collect(plan)
             except StepFailed:
                 continue
             raise RuntimeError(f"the executor ran plan {plan.number} behind {failed.number}, which failed")

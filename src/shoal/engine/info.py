@@ -22,6 +22,10 @@ class ServiceInfo:
     """The model's end-of-sequence tokens."""
     execution_s: float | None = None
     """As in ``Service``; without it no request can have an ``e2e_scale``."""
+    prefill_s: float = 0.0
+    """Seconds that a request that runs alone takes for each token of its prompt; 0: not measured."""
+    decode_s: float = 0.0
+    """The same for each token of its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ class EngineOptions:
     device: "cpu", "cuda" or "cuda:N". threads: CPU threads of the engine; None takes every core
     that the process may use. attention: name of an attention backend, "auto" picks the fastest
     that fits. max_queue: requests that may wait for their first token before further ones
-    are turned away (served engines only; offline queues have no limit).
+    are turned away (served engines only; offline queues have no limit). memory_share: how much of the
+    memory that an engine takes by default is its own, where several engines share a device.
     """
 
     services: tuple[Service, ...]
@@ -28,6 +29,7 @@ class EngineOptions:
     threads: int | None = None
     attention: str = "auto"
     max_queue: int = 1024
+    memory_share: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built; raises ConfigError."""
@@ -44,6 +46,8 @@ class EngineOptions:
             raise ConfigError(f"threads must be 1 to {_MOST_THREADS}, got {self.threads}")
         if self.max_queue < 1:
             raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
+        if not 0 < self.memory_share <= 1:
+            raise ConfigError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
 
     def _check_kv_dtype(self) -> None:
         dtype = self.kv_cache.dtype

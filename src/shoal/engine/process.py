@@ -1,14 +1,13 @@
-"""The engine process: ``python -m shoal.engine``, started by ``launch``.
+"""The engine process: ``python -m shoal.engine``, started by ``EngineChild``.
 
-Its standard input is one end of a pair of sockets. It reads its configuration there, and then gives a
-sign of life every second, whatever its engine does. End of file there ends this process, so none is
-left behind. Between steps it takes messages without waiting; idle, it waits for one.
+Its standard input is its lifeline (see there): it reads what it is to be, and then gives signs of life,
+whatever its engine does. End of file there ends this process, so none is left behind. Between steps it takes
+its client's messages without waiting; idle, it waits for one.
 """
 
 import gc
 import importlib
 import logging
-import os
 import pickle
 import signal
 import socket
@@ -16,28 +15,32 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import zmq
+import msgspec
 
-from shoal.core import InvalidRequest, QueueFull, TokenEvent
-from shoal.engine import wire
+from shoal.core import InvalidRequest, QueueFull, StepPlan, TokenEvent
+from shoal.engine import lifeline, wire
+from shoal.engine.client_link import ClientLink
+from shoal.engine.config import EngineConfig
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
-from shoal.engine.options import EngineOptions
+from shoal.engine.journal import Journal
+from shoal.engine.lifeline import Lifeline
+from shoal.engine.step_watch import Overdue, StepWatch
 from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _log = logging.getLogger(__name__)
-_LINGER_MS = 2000
 _PREPARING_POLL_MS = 2
-_BEAT_S = 1.0
+# A look at the present step counts for at most so many times the time between two.
+_LATE_LOOK = 2.0
 # What is taken between two steps, beyond which running requests would wait for new ones: a request takes
 # about as long to submit as a thousand tokens of prompt do, a tenth of a millisecond or more.
 _MOST_CHOICES = 32
@@ -46,32 +49,28 @@ _MOST_TOKENS = 2**15
 _MOST_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessConfig:
-    """What an engine process is told at its start.
+class EngineServer:
+    """Carries messages between a client and an engine, one step at a time.
 
-    endpoint: ZeroMQ address to connect to. builder: "module:function" with the signature of
-    ``build_engine``.
+    Requests live as long as their client: they are cancelled when it is gone, or another one comes.
     """
 
-    endpoint: str
-    options: EngineOptions
-    folders: Mapping[str, Path]
-    builder: str
-
-
-class EngineServer:
-    """Carries messages between a socket and an engine, one step at a time."""
-
-    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        link: ClientLink,
+        on_change: Callable[[str, ServiceInfo | None], None] = lambda name, info: None,
+    ) -> None:
+        """on_change: told of every service that has come, or has gone (None)."""
         self._engine = engine
-        self._socket = socket
+        self._on_change = on_change
+        self._link = link
         self._running = True
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
         """Grammars that are being made ready, by the key of the question."""
-        self._changing: dict[int, Future[ServiceInfo] | Future[None]] = {}
+        self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
 
@@ -87,11 +86,11 @@ class EngineServer:
             if events:
                 self._send_events(events)
             elif self._engine.waits and not self._arrived:
-                self._socket.poll(self._idle_timeout_ms())
+                self._link.wait(self._idle_timeout_ms())
 
     def _has_messages(self) -> bool:
         """Whether something has come that the engine does not know of."""
-        return bool(self._arrived) or bool(self._socket.poll(0))
+        return bool(self._arrived) or self._link.has_news()
 
     def _take_messages(self) -> None:
         """Read what has come, and submit no more of it than a step may wait for."""
@@ -106,12 +105,34 @@ class EngineServer:
     def _read_messages(self) -> None:
         size = 0
         while self._running and size < _MOST_BYTES:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            frame = self._link.receive()
+            if frame is None:
+                if self._link.lost_client():
+                    self._forget_client()
                 return
-            self._handle(wire.decode_to_engine(frame))
             size += len(frame)
+            if self._link.from_client:
+                self._handle(wire.decode_to_engine(frame))
+            else:
+                self._meet(frame)
+
+    def _meet(self, frame: bytes) -> None:
+        """Somebody who is not the client says something: only Hello makes them the client."""
+        try:
+            message = wire.decode_to_engine(frame)
+        except msgspec.MsgspecError:
+            message = None
+        if isinstance(message, wire.Hello) and message.protocol == wire.PROTOCOL:
+            self._forget_client()
+            self._link.welcome()
+        else:
+            self._link.reply(wire.encode(wire.Forgotten()))
+
+    def _forget_client(self) -> None:
+        """Cancel all that the client has asked for."""
+        self._arrived.clear()
+        self._preparing.clear()
+        self._engine.cancel_all()
 
     def _submit(self, message: wire.Submit) -> None:
         try:
@@ -134,10 +155,10 @@ class EngineServer:
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.AddService():
                 added = self._engine.add_service(message.service, Path(message.folder))
-                self._changing[message.key] = added
+                self._changing[message.key] = message.service.name, added
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
-                self._changing[message.key] = removed
+                self._changing[message.key] = message.name, removed
             case wire.Shutdown():
                 self._running = False
 
@@ -159,13 +180,14 @@ class EngineServer:
 
     def _send_changes(self) -> None:
         """Answer for the services that have come or gone, or cannot."""
-        for key in [key for key, future in self._changing.items() if future.done()]:
-            future = self._changing.pop(key)
+        for key in [key for key, (_, future) in self._changing.items() if future.done()]:
+            name, future = self._changing.pop(key)
             error = future.exception()
             if error is None:
+                self._on_change(name, future.result())
                 self._send(wire.ServiceChanged(key, future.result()))
                 continue
-            if not wire.is_actionable(error):
+            if not lifeline.is_actionable(error):
                 _log.error("a service could not be changed", exc_info=error)
             self._send(wire.ServiceChanged(key, error=str(error) or type(error).__name__))
 
@@ -175,7 +197,7 @@ class EngineServer:
         self._engine.add_reply_time(time.monotonic_ns() - started)
 
     def _send(self, message: wire.FromEngine) -> None:
-        self._socket.send(wire.encode(message))
+        self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
         if self._preparing or self._changing:
@@ -186,26 +208,69 @@ class EngineServer:
         return max(0, (until_ns - self._engine.now_ns()) // 1_000_000 + 1)
 
 
-def serve(config: ProcessConfig, socket: "zmq.Socket[bytes]") -> bool:
+class _PlanRecord:
+    """Notes whose plans are computed, and times them."""
+
+    def __init__(self, journal: Journal, watch: StepWatch) -> None:
+        self._journal = journal
+        self._watch = watch
+
+    def begin(self, plan: StepPlan, request_ids: Sequence[str]) -> None:
+        """See PlanObserver."""
+        self._journal.begin(plan.number, request_ids)
+        self._watch.begin(plan)
+
+    def end(self, plan: StepPlan) -> None:
+        """See PlanObserver."""
+        self._journal.end(plan.number)
+        self._watch.end()
+
+
+class _ToldServices:
+    """Keeps the owner informed of the services that there are, for clients to come."""
+
+    def __init__(self, info: EngineInfo, endpoint: str, owner: Lifeline) -> None:
+        self._info = info
+        self._endpoint = endpoint
+        self._owner = owner
+        self._tell()
+
+    def change(self, name: str, service: ServiceInfo | None) -> None:
+        """A service has come, or has gone (None)."""
+        others = {other: info for other, info in self._info.services.items() if other != name}
+        self._info = replace(self._info, services=others if service is None else others | {name: service})
+        self._tell()
+
+    def _tell(self) -> None:
+        self._owner.send(lifeline.Ready(self._info, self._endpoint))
+
+
+def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> bool:
     """Build the engine and serve it; returns whether it ended because it was told to."""
 
     def report(what: str) -> None:
-        socket.send(wire.encode(wire.Loading(what)))
+        owner.send(lifeline.Loading(what))
 
     try:
         build = _find_builder(config.builder)
         engine, info = build(config.options, config.folders, progress=report)
+        speeds = {name: engine.measure_speed(service, name) for name, service in info.services.items()}
+        info = replace(info, services=speeds)
         gc.collect()
         gc.freeze()  # models and modules never die: collections during steps need not walk them
-        socket.send(wire.encode(wire.Ready(info)))
+        engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
+        link = ClientLink(start.bind)
+        told = _ToldServices(info, link.endpoint, owner)
         try:
-            EngineServer(engine, socket).run()
+            EngineServer(engine, link, told.change).run()
         finally:
             engine.close()
+            link.close()
     except Exception as error:
-        if not wire.is_actionable(error):
+        if not lifeline.is_actionable(error):
             traceback.print_exc()
-        socket.send(wire.encode(wire.describe_failure(error)))
+        with suppress(ConnectionError):
+            owner.send(lifeline.describe_failure(error))
         return False
     return True
 
@@ -215,29 +280,33 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _beat() -> None:
-    """Give a sign of life every second, whatever the engine does, until the parent is gone."""
-    parent = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+def _beat(owner: Lifeline, every_s: float, watch: StepWatch) -> None:
+    """Give signs of life, whatever the engine does, until the owner is gone."""
+    overdue = Overdue(most_s=_LATE_LOOK * every_s)
+    looked_ns = time.monotonic_ns()
     with suppress(ConnectionError):
         while True:
-            with suppress(BlockingIOError):  # a parent that does not read has enough of them
-                parent.send(b".", socket.MSG_DONTWAIT)
-            time.sleep(_BEAT_S)
+            now_ns = time.monotonic_ns()
+            owner.send(lifeline.Beat(overdue.look(watch.present, (now_ns - looked_ns) / 1e9)))
+            looked_ns = now_ns
+            time.sleep(every_s)
 
 
 def main() -> int:
-    """Run one engine until its parent shuts it down or is gone; returns the exit status."""
-    # A terminal and some supervisors signal the whole group; the parent decides when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    config: ProcessConfig = pickle.load(sys.stdin.buffer)
+    """Run one engine until it is shut down or its owner is gone; returns the exit status."""
+    # A terminal and some supervisors signal the whole group; the owner decides when to end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    owner = Lifeline(socket.socket(fileno=sys.stdin.fileno()))
+    try:
+        start = owner.receive_start()
+    except ConnectionError:
+        return 1
     end_with_parent(sys.stdin.fileno())
-    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
-    context = zmq.Context()
-    channel = context.socket(zmq.PAIR)
-    channel.set_hwm(0)
-    channel.connect(config.endpoint)
-    ended = serve(config, channel)
-    channel.close(linger=_LINGER_MS)
-    context.term()
-    return 0 if ended else 1
+    config: EngineConfig = pickle.loads(start.config)
+    watch = StepWatch()
+    beat = threading.Thread(
+        target=_beat, args=(owner, config.heartbeat_s, watch), name="heartbeat", daemon=True
+    )
+    beat.start()
+    return 0 if serve(start, config, owner, watch) else 1

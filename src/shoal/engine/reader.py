@@ -1,9 +1,17 @@
 """From an engine's events to what a client reads: text, stop strings, times of one choice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shoal.core import FinishReason, Request, RequestRecord, SamplingParams, TokenEvent, TokenLogprobs
+from shoal.core import (
+    Carried,
+    FinishReason,
+    Request,
+    RequestRecord,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 from shoal.engine.detokenize import Decoder, IncrementalDetokenizer
 
 # Decoders look at no more than the last few tokens to know how a text continues.
@@ -69,15 +77,25 @@ class ChoiceReader:
             include_stop=self._include_stop,
         )
         past = _past_event(request, sampling, eos_token_ids)
-        self.past_text, self.output_tokens = self._read_tokens(past)
-        """Text shown before, and output tokens so far."""
-        self._first_token_ns = request.first_token_ns if self.output_tokens else None
+        self.past_text, used = self._read_tokens(past)
+        """Text shown before."""
+        self.output = list(past.tokens[:used])
+        """Output tokens so far."""
+        self.scored_tokens = 0 if request.carried is None else request.carried.num_scored_tokens
+        """Leading prompt tokens whose log-probabilities have come."""
+        self._first_token_ns = request.first_token_ns if used else None
+        self._last_token_ns = request.last_token_ns if used else 0
         self._finish_ns = 0
 
     @property
     def started(self) -> bool:
         """Whether a token has come."""
-        return self.output_tokens > 0
+        return bool(self.output)
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of output tokens so far."""
+        return len(self.output)
 
     def read_past(self, now_ns: int) -> Delta | None:
         """The last delta, where a stop string was complete before; then the engine has nothing to do."""
@@ -95,9 +113,14 @@ class ChoiceReader:
         self.queue_ns = max(self.queue_ns, event.queue_ns)
         text, used = self._read_tokens(event)
         tokens = event.tokens[:used]
-        if tokens and self._first_token_ns is None:
-            self._first_token_ns = now_ns
-        self.output_tokens += used
+        if tokens:
+            if self._first_token_ns is None:
+                self._first_token_ns = now_ns
+            self._last_token_ns = now_ns
+            self.output += tokens
+        if event.prompt_logprobs:
+            # The first token of a prompt has none.
+            self.scored_tokens = max(1, self.scored_tokens) + len(event.prompt_logprobs)
         if event.finish is not None:
             text += self._detokenizer.finish()
         stop_reason: str | int | None = self._detokenizer.stop_reason
@@ -130,6 +153,31 @@ class ChoiceReader:
             if self._detokenizer.stop_reason is not None:
                 return "".join(pieces), used
         return "".join(pieces), len(event.tokens)
+
+    def rest(self, request_id: str, now_ns: int) -> Request:
+        """The request for what is still to come, to submit it again under another id.
+
+        Any engine of its service can go on with it. Its ``max_tokens`` must be set. Times travel as ages,
+        since clocks of two hosts have nothing in common.
+        """
+        request, most = self._request, self._request.sampling.max_tokens
+        assert most is not None, "how many tokens a request may have is decided once, for all of its engines"
+        first_token_ns = self._first_token_ns or now_ns
+        carried = Carried(
+            max_new_tokens=most,
+            age_ns=now_ns - request.arrival_ns,
+            first_token_age_ns=now_ns - first_token_ns,
+            last_token_age_ns=now_ns - self._last_token_ns if self.started else 0,
+            num_cached_tokens=self.cached_tokens if self.started else 0,
+            queue_ns=self.queue_ns if self.started else 0,
+            num_admissions=int(self.started),
+            num_scored_tokens=self.scored_tokens,
+        )
+        return replace(request, id=request_id, output_tokens=tuple(self.output), carried=carried)
+
+    def first(self, request_id: str) -> Request:
+        """The request as it was made, to submit it under another id."""
+        return replace(self._request, id=request_id)
 
     def record(self) -> RequestRecord | None:
         """Times of the finished choice; None if it was cancelled, failed, or is not finished."""

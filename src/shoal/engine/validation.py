@@ -1,10 +1,9 @@
 """Checks of a request before it goes to an engine; the same offline and behind HTTP."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from shoal.core import SLO, InvalidRequest, Request, SamplingParams, SyntheticPrompt, slo_problem
+from shoal.core import SLO, InvalidRequest, SamplingParams, slo_problem
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import ServiceInfo
 
@@ -71,17 +70,6 @@ def _sampled_tokens(sampling: SamplingParams) -> dict[str, Sequence[int]]:
         "allowed_token_ids": sampling.allowed_token_ids,
         "banned_sequences": [token for sequence in sampling.banned_sequences for token in sequence],
     }
-
-
-def check_resumed(info: Limits, request: Request) -> None:
-    """Reject a request with output that this engine could not bring to its end; raises InvalidRequest."""
-    prompt, output, carried = request.prompt, request.output_tokens, request.carried
-    if isinstance(prompt, SyntheticPrompt) or isinstance(output, int):
-        raise InvalidRequest("the prompt and output_tokens must be token ids", param="output_tokens")
-    sampling = request.sampling
-    if carried is not None:
-        sampling = replace(sampling, max_tokens=carried.max_new_tokens)
-    check_request(info, request.service, prompt, sampling, request.slo, output)
 
 
 def find_service(info: Limits, service: str) -> ServiceInfo:

@@ -10,18 +10,25 @@ import msgspec
 
 from shoal.core import (
     Carried,
-    ConfigError,
-    EngineDied,
     Grammar,
-    ModelUnavailable,
-    ModelUnsupported,
     Request,
     Service,
-    ShoalError,
     TokenEvent,
 )
-from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.info import ServiceInfo
+from shoal.engine.lifeline import PROTOCOL as PROTOCOL
+from shoal.engine.lifeline import Failed as Failed
+from shoal.engine.lifeline import failure_to_error as failure_to_error
 from shoal.engine.stats import EngineStats
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the engine, as the first message: its sender is the client from now on, and nobody else is."""
+
+    protocol: int
+    """``PROTOCOL`` of the sender."""
+    session: str
+    """Names the sender, for the log."""
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):
@@ -161,27 +168,8 @@ class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """It can be used when there is room again, probably after this time."""
 
 
-class Loading(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: it is loading."""
-
-    what: str
-    """What it does now."""
-
-
-class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: loading is done."""
-
-    info: EngineInfo
-    """Limits of its services."""
-
-
-class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine, as its last message: the error that ends it."""
-
-    kind: str
-    """Name of the error's class."""
-    message: str
-    """Its message."""
+class Forgotten(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine to somebody who is not its client, or is not any more: it has none of its requests."""
 
 
 class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -204,8 +192,8 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Why nothing has changed."""
 
 
-ToEngine = Submit | Cancel | Prepare | AskStats | AddService | RemoveService | Shutdown
-FromEngine = Stepped | Refused | Prepared | Loading | Ready | Failed | Stats | ServiceChanged
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService | Shutdown
+FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -225,24 +213,3 @@ def decode_to_engine(frame: bytes) -> ToEngine:
 def decode_from_engine(frame: bytes) -> FromEngine:
     """A message that the engine sent."""
     return _from_engine.decode(frame)
-
-
-_ACTIONABLE = {error.__name__: error for error in (ConfigError, ModelUnavailable, ModelUnsupported)}
-
-
-def describe_failure(error: BaseException) -> Failed:
-    """The last message of an engine that ends with ``error``."""
-    return Failed(type(error).__name__, str(error) or type(error).__name__)
-
-
-def is_actionable(error: BaseException) -> bool:
-    """Whether a person can act on ``error``'s message, so that no traceback is needed."""
-    return type(error).__name__ in _ACTIONABLE
-
-
-def failure_to_error(failed: Failed, doing: str) -> ShoalError:
-    """The error to raise on the client's side: of the same class if a person can act on it."""
-    known = _ACTIONABLE.get(failed.kind)
-    if known is not None:
-        return known(failed.message)
-    return EngineDied(f"the engine failed while {doing}: {failed.kind}: {failed.message}")

@@ -121,15 +121,15 @@ class ModelSet:
                 f" free on {self.device} beside the weights"
             )
 
-    def default_kv_bytes(self, max_batched_tokens: int = 2048) -> int:
-        """Memory for the KV pool if the user gives no size.
+    def default_kv_bytes(self, max_batched_tokens: int = 2048, share: float = 1.0) -> int:
+        """Memory for the KV pool if the user gives no size; share: of an engine beside others on the device.
 
         On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA what is left of 90% of the
         device after the weights, the measured peak of a step of ``max_batched_tokens``, and the copies of
         one layer's KV that a decode gathers.
         """
         if self.device.type != "cuda":
-            return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
+            return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
         free, total = torch.cuda.mem_get_info(self.device)
         left = free - peak - int(total * (1 - CUDA_MEMORY_SHARE))
@@ -139,7 +139,7 @@ class ModelSet:
                 f"step's {peak / 2**30:.1f} GiB; lower scheduler.max_batched_tokens or serve fewer models"
             )
         layers = min(len(shape.layers) for shape in self.kv_shapes.values())
-        return int(left / (1 + GATHER_COPIES / layers))
+        return int(left * share / (1 + GATHER_COPIES / layers))
 
 
 def load_models(

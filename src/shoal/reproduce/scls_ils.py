@@ -6,6 +6,7 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.cluster.dispatch import RoundRobin
 from shoal.core import percentile
 from shoal.forecast import StepRows
 from shoal.measure import RunRecord
@@ -13,7 +14,7 @@ from shoal.reproduce.result import Value
 from shoal.reproduce.scls_setup import AVAILABLE_BYTES, ENGINES, SECONDS, TOKEN_BYTES, WORKERS, ZETA
 from shoal.reproduce.scls_workload import MAX_OUTPUT, MAX_PROMPT, SERVICE, codefuse_requests
 from shoal.schedule import Conservative, Fcfs, SchedulerOptions
-from shoal.simulate import EngineSpec, OpenLoop, RoundRobinDispatch, ServiceSpec, Simulation, token_layout
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, token_layout
 
 FEW = 3
 """Requests at once with which continuous batching is as slow as the paper has it."""
@@ -83,7 +84,7 @@ def run_ils(
         prefix_caching=False,
     )
     requests = codefuse_requests(rate, seconds, seed)
-    return Simulation([spec] * workers, OpenLoop(requests), dispatch=RoundRobinDispatch()).run()
+    return Simulation([spec] * workers, OpenLoop(requests), dispatch=RoundRobin()).run()
 
 
 def ils_figures(record: RunRecord) -> dict[str, Value]:

@@ -222,7 +222,9 @@ class OutputProcessor:
                     ends[at] = _End(reason, ids, logprobs and logprobs[: len(ids)], stop_token)
             request.token_ids += ids
             cached, queue_ns = request.num_cached_tokens, 0 if before else request.queue_ns
-            events[at] = TokenEvent(request.request.id, ids, logprobs, None, None, None, cached, queue_ns)
+            events[at] = TokenEvent(
+                request.request.id, ids, logprobs, None, None, None, cached, queue_ns, None, None, before
+            )
             receivers.append(at)
             counts.append(len(ids))
         self._store.count_output(part.requests[0].service, sum(counts))
@@ -261,9 +263,17 @@ class OutputProcessor:
                 events[at] = self._store.end(request, reason, now_ns, ids, logprobs, stop_token, error)
         for at, (logprobs, embedding) in told.items():
             request = part.requests[at]
-            event = events.get(at) or TokenEvent(request.request.id, cached_tokens=request.num_cached_tokens)
+            event = events.get(at) or self._no_tokens(batch, request)
             events[at] = event._replace(prompt_logprobs=logprobs, embedding=embedding)
         return [events[at] for at in sorted(events)] if ends or told else list(events.values())
+
+    def _no_tokens(self, batch: RunningBatch, request: RequestState) -> TokenEvent:
+        """The event of a request that got no token."""
+        return TokenEvent(
+            request.request.id,
+            cached_tokens=request.num_cached_tokens,
+            position=int(batch.num_generated[batch.row_of(request)]),
+        )
 
     def _predict(self, batch: RunningBatch, request: RequestState) -> None:
         """It has outgrown what was predicted of its length."""

@@ -260,6 +260,7 @@ class RequestStore:
             error,
             cached_tokens=request.num_cached_tokens,
             queue_ns=request.queue_ns,
+            position=request.num_generated - len(tokens),
         )
 
     def remove(self, request: RequestState) -> None:

@@ -106,6 +106,16 @@ class Scheduler:
         return len(self._store.requests)
 
     @property
+    def request_ids(self) -> list[str]:
+        """Of all requests that have not ended."""
+        return list(self._store.requests)
+
+    @property
+    def newest_ids(self) -> list[str]:
+        """Ids of the requests of the newest plan in flight."""
+        return [request.request.id for rows in self._in_flight[-1].parts for request in rows.requests]
+
+    @property
     def waiting(self) -> int:
         """Requests that hold no memory."""
         return sum([len(state.waiting) for state in self._services.values()])

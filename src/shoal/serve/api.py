@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 import shoal
 from shoal.core import InvalidRequest, Service
-from shoal.engine.info import EngineInfo
+from shoal.engine.validation import Limits
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import MODEL_NOT_FOUND
 from shoal.serve.exchange import exchange_of
@@ -46,7 +46,7 @@ class Api:
         workers: Workers,
     ) -> None:
         self.backend = backend
-        """The engine."""
+        """The engines."""
         self.tokenizers = tokenizers
         """By service name."""
         self.lifecycle = lifecycle
@@ -167,7 +167,7 @@ def json_response(value: Struct) -> Response:
     return Response(encode(value), media_type="application/json")
 
 
-def _body_bytes(info: EngineInfo) -> int:
+def _body_bytes(info: Limits) -> int:
     """The largest body to read; it follows from the longest context of all services."""
     longest = max(limits.max_total_tokens for limits in info.services.values())
     return max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * longest)

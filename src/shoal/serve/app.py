@@ -10,12 +10,15 @@ from starlette.types import Scope
 import shoal
 from shoal.core import Service
 from shoal.serve.access_log import log_exchange
+from shoal.serve.admin_endpoints import AdminEndpoints
+from shoal.serve.admin_guard import AdminGuard
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import install_error_handlers
 from shoal.serve.exchange import REQUEST_ID, Exchange, ExchangeMiddleware
 from shoal.serve.generation_endpoints import GenerationEndpoints
+from shoal.serve.health_endpoints import HealthEndpoints
 from shoal.serve.hosts import AllowedHosts
 from shoal.serve.keys import KeyMiddleware, Keyring
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
@@ -61,8 +64,10 @@ def create_app(
     install_error_handlers(app)
     # The last one added is the first that a request meets.
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
+    keyring = Keyring(keys, names)
+    app.add_middleware(AdminGuard, key=options.admin_secret, keyring=keyring)
     if keys:
-        app.add_middleware(KeyMiddleware, keyring=Keyring(keys, names))
+        app.add_middleware(KeyMiddleware, keyring=keyring)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -82,6 +87,8 @@ def create_app(
         TokenEndpoints(api),
         OllamaEndpoints(api, generation),
         ServerEndpoints(api),
+        HealthEndpoints(api),
+        AdminEndpoints(api),
     ):
         endpoints.add_to(app)
     chat_names = [name for name in names if tokenizers[name].has_chat_template]

@@ -1,17 +1,16 @@
-"""What the HTTP server needs from an engine and a tokenizer.
+"""What the HTTP server needs from engines and a tokenizer.
 
-``shoal.engine.EngineHandle`` and ``shoal.models.Tokenizer`` provide it. These are protocols, so that the
+``shoal.cluster.router.Router`` and ``shoal.models.Tokenizer`` provide it. These are protocols, so that the
 server can run in front of anything that serves requests.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
+from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, SamplingParams
 from shoal.core.service import NO_GOALS
-from shoal.engine.info import EngineInfo
 from shoal.engine.reader import Delta
-from shoal.engine.vitals import Vitals
 from shoal.models.chat_template import ChatTemplate
 
 
@@ -24,7 +23,8 @@ class DeltaStream(Protocol):
     async def __anext__(self) -> Delta:
         """The next delta; raises StopAsyncIteration at the end.
 
-        Raises EngineDied if the engine ended, GoalsOutOfReach if the request waited too long.
+        Raises ServiceUnavailable if no engine of the service came back, EngineDied if engines die of the
+        request, GoalsOutOfReach if it waited too long.
         """
 
     async def aclose(self) -> None:
@@ -32,15 +32,23 @@ class DeltaStream(Protocol):
 
 
 class Backend(Protocol):
-    """An engine, as its client sees it."""
+    """Engines, as their client sees them."""
 
     @property
-    def info(self) -> EngineInfo:
+    def info(self) -> ClusterInfo:
         """The services and their limits."""
 
     @property
-    def alive(self) -> bool:
-        """Whether the engine still runs."""
+    def engines(self) -> Sequence[EngineStatus]:
+        """The engines, as they are now."""
+
+    @property
+    def services(self) -> Mapping[str, ServiceStatus]:
+        """The services by name, as they are now."""
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that have not ended."""
 
     async def submit(
         self,
@@ -51,16 +59,14 @@ class Backend(Protocol):
         arrival_ns: int | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        log_name: str | None = None,
     ) -> DeltaStream:
-        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull or EngineDied.
+        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
 
         slo: latency goals that override those of the service. arrival_ns: arrival of the request on the
-        monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``.
+        monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``. log_name: what the log
+        calls the request.
         """
-
-    @property
-    def vitals(self) -> Vitals:
-        """The engine's last sign of life, and its latest counters and gauges."""
 
 
 class TextCodec(Protocol):

@@ -1,41 +1,98 @@
-"""The counters and gauges of an engine as Prometheus metrics."""
+"""The counters and gauges of engines and services as Prometheus metrics.
+
+Everything of an engine has the label ``engine``, and there are no sums over engines: whoever adds up the page
+would count twice. What a dead engine counted stays; what it had (requests, KV) is gone.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.engine.stats import EngineStats
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+from shoal.engine.stats import EngineStats, ServiceStats
 from shoal.forecast import Spread
 from shoal.schedule import Observed
 
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+_RUNNING = (EngineState.READY, EngineState.DRAINING)
+_AllStats = Mapping[str, EngineStats]
+"""By name of the engine."""
+
 
 class EngineCollector(Collector):
-    """A snapshot of the engine's counters as metric families."""
+    """A snapshot of engines as metric families."""
 
-    def __init__(self, stats: EngineStats | None, age_s: float) -> None:
-        self._stats = stats
-        self._age_s = age_s
+    def __init__(self, engines: Sequence[EngineStatus]) -> None:
+        self._engines = engines
 
     def describe(self) -> list[Metric]:
         """None: they are read when they are asked for."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All of them; without an engine only that there is none."""
-        up = 0 if self._stats is None else 1
-        yield GaugeMetricFamily("shoal_engine_up", "Whether the engine runs.", value=up)
-        if self._stats is not None:
-            yield GaugeMetricFamily(
-                "shoal_engine_state_age_seconds",
-                "How old what this page says of the engine is.",
-                value=self._age_s,
-            )
-            yield from _service_metrics(self._stats)
-            yield from _observed_metrics(self._stats)
-            yield from _kv_metrics(self._stats)
-            yield from _step_metrics(self._stats)
+        """Which engines run, and what they said last."""
+        up = _gauge("engine_up", "Whether the engine runs.")
+        restarts = _counter("engine_restarts", "How often the engine was started again.")
+        beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")
+        ages = _gauge("engine_state_age_seconds", "How old what this page says of the engine is.")
+        for engine in self._engines:
+            up.add_metric([engine.name], float(engine.state in _RUNNING))
+            restarts.add_metric([engine.name], engine.restarts)
+            if engine.heartbeat_age_s is not None:
+                beats.add_metric([engine.name], engine.heartbeat_age_s)
+            if engine.stats is not None:
+                ages.add_metric([engine.name], engine.stats_age_s)
+        yield from (up, restarts, beats, ages)
+        told = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
+        alive = {e.name: told[e.name] for e in self._engines if e.state in _RUNNING and e.name in told}
+        yield from _service_gauges(alive)
+        yield from _service_counters(told)
+        yield from _observed_gauges(alive)
+        yield _corrections(told)
+        yield from _kv_gauges(alive)
+        yield from _step_counters(told)
+
+
+class ServiceCollector(Collector):
+    """A snapshot of services, over all engines, as metric families."""
+
+    def __init__(self, services: Mapping[str, ServiceStatus]) -> None:
+        self._services = services
+
+    def describe(self) -> list[Metric]:
+        """None: they are read when they are asked for."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Engines that there are, requests that wait for one, and those that lost one."""
+        engines = GaugeMetricFamily(
+            "shoal_service_engines",
+            "Engines of a service: those that are wanted, and those that are ready.",
+            labels=["service", "state"],
+        )
+        waiting = GaugeMetricFamily(
+            "shoal_requests_without_engine", "Requests that no engine has.", labels=["service"]
+        )
+        resumed = CounterMetricFamily(
+            "shoal_requests_resumed", "Requests that went on after the end of an engine.", labels=["service"]
+        )
+        for name, service in self._services.items():
+            engines.add_metric([name, "wanted"], service.wanted)
+            engines.add_metric([name, "ready"], service.ready)
+            waiting.add_metric([name], service.waiting)
+            resumed.add_metric([name], service.resumed)
+        yield from (engines, waiting, resumed)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"shoal_{name}", text, labels=["engine", *labels])
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"shoal_{name}", text, labels=["engine", *labels])
 
 
 _GAUGES = {
@@ -57,47 +114,50 @@ _COUNTERS = {
 _STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 
 
-def _service_metrics(stats: EngineStats) -> Iterator[Metric]:
+def _service_gauges(stats: _AllStats) -> Iterator[Metric]:
     for name, (field, text) in _GAUGES.items():
-        gauge = GaugeMetricFamily(f"shoal_{name}", text, labels=["service"])
-        for service, service_stats in stats.services.items():
-            gauge.add_metric([service], getattr(service_stats, field))
-        yield gauge
+        yield _by_service(_gauge(name, text, "service"), stats, field)
+
+
+def _service_counters(stats: _AllStats) -> Iterator[Metric]:
     for name, text in _COUNTERS.items():
-        counter = CounterMetricFamily(f"shoal_{name}", text, labels=["service"])
-        for service, service_stats in stats.services.items():
-            counter.add_metric([service], getattr(service_stats, name))
-        yield counter
+        yield _by_service(_counter(name, text, "service"), stats, name)
+
+
+def _by_service(family: Family, stats: _AllStats, field: str) -> Family:
+    for engine, service, service_stats in _services(stats):
+        family.add_metric([engine, service], getattr(service_stats, field))
+    return family
+
+
+def _services(stats: _AllStats) -> Iterator[tuple[str, str, ServiceStats]]:
+    """Every service of every engine."""
+    for engine, engine_stats in stats.items():
+        for service, service_stats in engine_stats.services.items():
+            yield engine, service, service_stats
 
 
 _Sample = tuple[tuple[str, ...], float | None]
 """Label values after ``service``, and the value; None if there is no data."""
 
 
-def _observed_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """The statistics that the engine's policies use; samples without data are left out."""
+def _observed_gauges(stats: _AllStats) -> Iterator[Metric]:
+    """The statistics that the engines' policies use; samples without data are left out."""
     for name, text, labels, read_samples in _OBSERVED:
-        gauge = GaugeMetricFamily(f"shoal_{name}", text, labels=["service", *labels])
-        for service, observed in _observed_services(stats).items():
-            for values, value in read_samples(observed):
+        gauge = _gauge(name, text, "service", *labels)
+        for engine, service, service_stats in _services(stats):
+            for values, value in read_samples(service_stats.observed) if service_stats.observed else ():
                 if value is not None:
-                    gauge.add_metric([service, *values], value)
+                    gauge.add_metric([engine, service, *values], value)
         yield gauge
-    corrections = CounterMetricFamily(
-        "shoal_length_corrections", "Requests that outgrew their predicted length.", labels=["service"]
-    )
-    for service, observed in _observed_services(stats).items():
-        if observed.corrections is not None:
-            corrections.add_metric([service], observed.corrections)
-    yield corrections
 
 
-def _observed_services(stats: EngineStats) -> Mapping[str, Observed]:
-    return {
-        name: service_stats.observed
-        for name, service_stats in stats.services.items()
-        if service_stats.observed is not None
-    }
+def _corrections(stats: _AllStats) -> Metric:
+    corrections = _counter("length_corrections", "Requests that outgrew their predicted length.", "service")
+    for engine, service, service_stats in _services(stats):
+        if service_stats.observed is not None and service_stats.observed.corrections is not None:
+            corrections.add_metric([engine, service], service_stats.observed.corrections)
+    return corrections
 
 
 def _arrivals(observed: Observed) -> Iterator[_Sample]:
@@ -132,29 +192,26 @@ _OBSERVED: Sequence[tuple[str, str, Sequence[str], Callable[[Observed], Iterator
 )
 
 
-def _kv_metrics(stats: EngineStats) -> Iterator[Metric]:
-    pool = stats.pool
-    use = GaugeMetricFamily("shoal_kv_bytes", "Bytes of the KV pool, by use.", labels=["use"])
-    for name in ("total", "live", "cached", "padding", "unfilled", "external"):
-        use.add_metric([name], getattr(pool, f"{name}_bytes"))
-    yield use
-    yield GaugeMetricFamily(
-        "shoal_kv_utilisation",
-        "Share of the KV pool in live blocks.",
-        value=pool.live_bytes / pool.total_bytes,
-    )
-    blocks = GaugeMetricFamily(
-        "shoal_kv_blocks", "KV blocks of a service, by use.", labels=["service", "use"]
-    )
-    for service, service_stats in stats.services.items():
+def _kv_gauges(stats: _AllStats) -> Iterator[Metric]:
+    use = _gauge("kv_bytes", "Bytes of the KV pool, by use.", "use")
+    utilisation = _gauge("kv_utilisation", "Share of the KV pool in live blocks.")
+    for engine, engine_stats in stats.items():
+        pool = engine_stats.pool
+        for name in ("total", "live", "cached", "padding", "unfilled", "external"):
+            use.add_metric([engine, name], getattr(pool, f"{name}_bytes"))
+        utilisation.add_metric([engine], pool.live_bytes / pool.total_bytes)
+    blocks = _gauge("kv_blocks", "KV blocks of a service, by use.", "service", "use")
+    for engine, service, service_stats in _services(stats):
         for name in ("live", "cached", "free"):
-            blocks.add_metric([service, name], getattr(service_stats, f"{name}_blocks"))
-    yield blocks
+            blocks.add_metric([engine, service, name], getattr(service_stats, f"{name}_blocks"))
+    yield from (use, utilisation, blocks)
 
 
-def _step_metrics(stats: EngineStats) -> Iterator[Metric]:
-    yield CounterMetricFamily("shoal_steps", "Steps that the engine ran.", value=stats.steps.count)
-    parts = CounterMetricFamily("shoal_step_seconds", "Where the time of all steps went.", labels=["part"])
-    for part in _STEP_PARTS:
-        parts.add_metric([part], getattr(stats.steps, f"{part}_ns") / 1e9)
-    yield parts
+def _step_counters(stats: _AllStats) -> Iterator[Metric]:
+    steps = _counter("steps", "Steps that the engine ran.")
+    parts = _counter("step_seconds", "Where the time of all steps went.", "part")
+    for engine, engine_stats in stats.items():
+        steps.add_metric([engine], engine_stats.steps.count)
+        for part in _STEP_PARTS:
+            parts.add_metric([engine, part], getattr(engine_stats.steps, f"{part}_ns") / 1e9)
+    yield from (steps, parts)

@@ -11,7 +11,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from shoal.core import EngineDied, GoalsOutOfReach, InvalidRequest, QueueFull, ShoalError
+from shoal.core import (
+    EngineDied,
+    GoalsOutOfReach,
+    InvalidRequest,
+    QueueFull,
+    ServiceUnavailable,
+    ShoalError,
+)
 from shoal.serve.exchange import REQUEST_ID, exchange_of
 from shoal.serve.hints import route_hint
 from shoal.serve.responses import ErrorBody, ErrorResponse, encode
@@ -31,16 +38,20 @@ class ShuttingDown(ShoalError):
     """The server drains: running requests continue, new ones are rejected (HTTP 503)."""
 
 
-class EngineSilent(ShoalError):
-    """The engine has not responded for some time, but may do so again (HTTP 503)."""
-
-
 class BodyTooLarge(ShoalError):
     """A request body is larger than the server reads (HTTP 413)."""
 
 
 class WrongContentType(ShoalError):
     """A request body is not JSON (HTTP 415)."""
+
+
+class AdminKeyNeeded(ShoalError):
+    """A request for an operator's route has no admin key, or a wrong one (HTTP 401)."""
+
+
+class NotForThisClient(ShoalError):
+    """A client may not use an operator's route (HTTP 403)."""
 
 
 class HostNotAllowed(ShoalError):
@@ -100,12 +111,20 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
         case InvalidApiKey():
             body = ErrorBody(str(error), "invalid_request_error", None, "invalid_api_key")
             return 401, body, {"WWW-Authenticate": "Bearer"}
+        case AdminKeyNeeded():
+            body = ErrorBody(str(error), "invalid_request_error", None, "invalid_admin_key")
+            return 401, body, {"WWW-Authenticate": "Bearer"}
+        case NotForThisClient():
+            return 403, ErrorBody(str(error), "invalid_request_error", None, "admin_only"), {}
         case ServiceNotAllowed():
             return 403, ErrorBody(str(error), "invalid_request_error", "model", "model_not_allowed"), {}
+        case ServiceUnavailable():
+            body = ErrorBody(str(error), "server_error", None, "service_unavailable")
+            return 503, body, _retry_after(error.retry_after_s)
         case EngineDied():
-            return 503, ErrorBody(str(error), "server_error", None, "engine_died"), {}
-        case EngineSilent():
-            return 503, ErrorBody(str(error), "server_error", None, "degraded"), {}
+            # OpenAI's clients would send it again, and another engine would die of it.
+            headers = {"x-should-retry": "false"}
+            return 500, ErrorBody(str(error), "server_error", None, "engine_died"), headers
         case ShuttingDown():
             return 503, ErrorBody(str(error), "server_error", None, "shutting_down"), {"Connection": "close"}
         case BodyTooLarge():

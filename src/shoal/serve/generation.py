@@ -16,6 +16,7 @@ from shoal.core import (
     QueueFull,
     RequestRecord,
     SamplingParams,
+    ServiceUnavailable,
 )
 from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
@@ -139,10 +140,14 @@ class Generation:
             if choice.finish is None:
                 self.metrics.count_unfinished(self.request.service, reason, self.request.slo)
 
-    def count_refused(self, error: GoalsOutOfReach) -> None:
-        """Count the choices that have not finished as refused."""
-        unfinished = sum(choice.finish is None for choice in self._choices)
-        self.metrics.count_refused(self.request.service, error, unfinished, self.request.slo)
+    def count_refused(self, error: GoalsOutOfReach | ServiceUnavailable) -> None:
+        """Count the choices that have not begun as refused, those that have not finished as failed."""
+        service, slo = self.request.service, self.request.slo
+        begun = sum(choice.output_tokens > 0 for choice in self._choices if choice.finish is None)
+        waiting = sum(not choice.output_tokens for choice in self._choices if choice.finish is None)
+        self.metrics.count_refused(service, error, waiting, slo)
+        for _ in range(begun):
+            self.metrics.count_unfinished(service, FinishReason.ERROR, slo)
 
     def first_times(self) -> tuple[float | None, float | None]:
         """Seconds from arrival to the admission and first token of the choice that had one first, if any."""
@@ -196,6 +201,7 @@ async def submit_request(
                         request.arrival_ns,
                         request.priority,
                         request.cache_salt,
+                        request.id,
                     )
             except (QueueFull, EngineDied) as error:
                 choices = len(request.prompts) * request.sampling.n
@@ -206,7 +212,7 @@ async def submit_request(
         generation = Generation(request, streams, metrics)
         try:
             yield generation
-        except GoalsOutOfReach as error:
+        except (GoalsOutOfReach, ServiceUnavailable) as error:
             generation.count_refused(error)
             raise
         except Exception:

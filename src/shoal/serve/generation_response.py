@@ -24,6 +24,10 @@ _STREAM_HEADERS = [
     # Without this, proxies may buffer the stream.
     (b"x-accel-buffering", b"no"),
 ]
+# Proxies and clients take a stream for broken that is silent for a minute or so.
+_KEEP_ALIVE_S = 15.0
+# How often a silent stream is looked at meanwhile: the time is right to one part in so many.
+_LOOKS = 3
 _CUT_OFF = "the server shut down before the response was complete"
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,8 @@ class Framing:
     """What comes after the last event."""
     media_type: bytes = b"text/event-stream; charset=utf-8"
     """Of the response."""
+    comment: bytes = b": keep-alive\n\n"
+    """What clients ignore; b"": there is no such thing."""
 
 
 def _event(payload: bytes) -> bytes:
@@ -73,6 +79,7 @@ class GenerationResponse(Response):
         self._lifecycle = lifecycle
         self._framing = framing
         self._started = False
+        self._has_news = False  # whether an event was sent since the stream was last looked at
 
     def rewrite(self, format: Callable[[Format], Format], framing: Framing) -> None:
         """Send another format, made of that which it has, and frame streams in another way."""
@@ -84,9 +91,11 @@ class GenerationResponse(Response):
         generating = asyncio.create_task(self._run(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
-        tasks = (generating, disconnected, expired)
+        tasks = [generating, disconnected, expired]
+        if self._stream and self._framing.comment:
+            tasks.append(asyncio.create_task(self._keep_alive(send)))
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks[:3], return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended = generating.done()
             for task in tasks:
@@ -128,12 +137,25 @@ class GenerationResponse(Response):
                     continue
                 if not self._started:
                     await self._start_stream(send)
+                self._has_news = True
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         usage = self._format.usage_chunk(generation.usage())
         end = (b"" if usage is None else self._framing.event(usage)) + self._framing.end
         if not self._started:
             await self._start_stream(send)
+        self._has_news = True
         await send({"type": "http.response.body", "body": end})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Send a comment when a stream that began had no event for long; events only set a flag for it."""
+        silent_looks = 0
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_S / _LOOKS)
+            silent_looks = 0 if self._has_news or not self._started else silent_looks + 1
+            self._has_news = False
+            if silent_looks == _LOOKS:
+                silent_looks = 0
+                await send({"type": "http.response.body", "body": self._framing.comment, "more_body": True})
 
     def _note_times(self, generation: Generation) -> None:
         self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()

@@ -7,7 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.serve.errors import HostNotAllowed, error_response, shorten
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+"""Names that a machine has for itself."""
 _ANY = "*"
 _MAX_NAME_CHARACTERS = 80
 
@@ -21,8 +22,8 @@ def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) 
     if configured is None:
         if not ip_address(address).is_loopback:
             return None
-        configured = (*_LOOPBACK, bound)
-    return None if _ANY in configured else frozenset(map(_name, configured))
+        configured = (*LOOPBACK_NAMES, bound)
+    return None if _ANY in configured else frozenset(map(host_name, configured))
 
 
 class AllowedHosts:
@@ -35,7 +36,7 @@ class AllowedHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
         for name, value in scope.get("headers", ()):
-            if name == b"host" and _name(value.decode("latin-1")) not in self._hosts:
+            if name == b"host" and host_name(value.decode("latin-1")) not in self._hosts:
                 await self._rejection(value.decode("latin-1"))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -49,7 +50,7 @@ class AllowedHosts:
         )
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """The host without port and brackets."""
     host = host.strip().lower()
     name, _, port = host.rpartition(":")

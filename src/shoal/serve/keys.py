@@ -13,8 +13,12 @@ from shoal.serve.errors import InvalidApiKey, RateLimited, ServiceNotAllowed, er
 from shoal.serve.exchange import exchange_of
 from shoal.serve.rates import TokenBucket
 
-OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/health/live", "/health/ready", "/version", "/metrics", "/docs", "/openapi.json"}
+)
 """Paths that need no key."""
+ADMIN_PREFIX = "/admin/"
+"""Paths of operators, who have a key of their own."""
 
 
 class KeyHolder:
@@ -66,26 +70,25 @@ class Keyring:
                         f"server.api_keys: {key.name!r} names the service {service!r}, "
                         f"which is not served; there are {', '.join(services)}"
                     )
-        self._holders = [(_digest(key.key.encode()), KeyHolder(key)) for key in keys]
+        self._holders = [(digest(key.key.encode()), KeyHolder(key)) for key in keys]
 
     def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder:
         """Whose key the Authorization header has; raises InvalidApiKey.
 
         The time that this takes tells nothing about the keys: digests are compared, and always all of them.
         """
-        sent = next((value for name, value in headers if name == b"authorization"), None)
-        if sent is None:
+        secret = bearer(headers)
+        if secret is None:
             raise InvalidApiKey("this server needs an API key; send it as Authorization: Bearer KEY")
-        scheme, _, secret = sent.partition(b" ")
-        digest = _digest(secret.strip())
-        found = [holder for known, holder in self._holders if hmac.compare_digest(known, digest)]
-        if not found or scheme.lower() != b"bearer":
+        sent = digest(secret)
+        found = [holder for known, holder in self._holders if hmac.compare_digest(known, sent)]
+        if not found:
             raise InvalidApiKey("the API key in Authorization: Bearer KEY is not one of this server's")
         return found[0]
 
 
 class KeyMiddleware:
-    """Rejects requests without a key, except for the paths that need none."""
+    """Rejects requests without a key, except for the paths that need none, and those of operators."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app = app
@@ -93,7 +96,8 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(ADMIN_PREFIX):
             try:
                 exchange_of(scope).key = self._keyring.holder(scope["headers"])
             except InvalidApiKey as error:
@@ -102,5 +106,15 @@ class KeyMiddleware:
         await self._app(scope, receive, send)
 
 
-def _digest(secret: bytes) -> bytes:
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """What the Authorization header has behind ``Bearer``; b"": another scheme, None: no header."""
+    sent = next((value for name, value in headers if name == b"authorization"), None)
+    if sent is None:
+        return None
+    scheme, _, secret = sent.partition(b" ")
+    return secret.strip() if scheme.lower() == b"bearer" else b""
+
+
+def digest(secret: bytes) -> bytes:
+    """Of equal length for every secret, so that a comparison tells nothing."""
     return sha256(secret).digest()

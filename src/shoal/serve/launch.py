@@ -1,14 +1,15 @@
-"""Starts a server from its options: models, tokenizers, engine process, HTTP."""
+"""Starts a server from its options: models, tokenizers, engines, HTTP."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from shoal.core import EngineDied
-from shoal.engine import EngineHandle, EngineInfo, EngineOptions
-from shoal.engine.launch import check_open_files
+from shoal.cluster.local import LocalBackend
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.router import Router
+from shoal.core import Service
+from shoal.engine.child import check_open_files
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, check_model, resolve_model
 from shoal.serve.keys import Keyring
@@ -17,76 +18,112 @@ from shoal.serve.options import ServerOptions
 from shoal.serve.server import check_address, serve_until_stopped
 from shoal.serve.workers import WorkerProcesses
 
+OnReady = Callable[[str, Router], None]
+
 
 def run_server(
-    engine: EngineOptions,
+    plans: Sequence[EnginePlan],
     options: ServerOptions,
+    cluster: ClusterOptions | None = None,
     *,
     on_download: Progress | None = None,
     on_load: Callable[[str], None] | None = None,
-    on_ready: Callable[[str, EngineInfo], None] | None = None,
+    on_ready: OnReady | None = None,
 ) -> None:
-    """Download missing models, start the engine and serve until SIGTERM or SIGINT; main thread only.
+    """Download missing models, start the engines and serve until SIGTERM or SIGINT; main thread only.
 
-    on_download, on_load: called with the progress of the start. on_ready: called with the base URL and the
-    facts of the engine. Raises ConfigError, ModelUnavailable, ModelUnsupported or EngineDied if the start
-    fails, and EngineDied if the engine ends. An address in use and a model that cannot exist are found before
-    any download.
+    plans: the engines. on_download, on_load: called with the progress of the start. on_ready: called with the
+    base URL and the router when requests are taken. Raises ConfigError, ModelUnavailable, ModelUnsupported or
+    EngineDied if the start fails. An address in use and a model that cannot exist are found before any
+    download.
     """
     check_open_files()
     check_address(options)
-    Keyring(options.named_api_keys(), [service.name for service in engine.services])  # finds mistakes early
-    for service in engine.services:
+    services = {service.name: service for plan in plans for service in plan.options.services}
+    Keyring(options.named_api_keys(), list(services))  # finds mistakes early
+    for service in services.values():
         check_model(service.model)
-    folders = {service.name: resolve_model(service.model, on_download) for service in engine.services}
-    engine = replace(engine, services=with_sampling_defaults(engine.services, folders))
+    folders = {name: resolve_model(service.model, on_download) for name, service in services.items()}
+    known = with_sampling_defaults(tuple(services.values()), folders)
     tokenizers = {
-        service.name: Tokenizer.from_folder(folders[service.name], service.chat_template)
-        for service in engine.services
+        service.name: Tokenizer.from_folder(folders[service.name], service.chat_template) for service in known
     }
     for tokenizer in tokenizers.values():
         tokenizer.least_tokens("")  # reads the vocabulary once, so that no request waits for it
+    plans = [with_services(plan, known) for plan in plans]
+    server = _Server(plans, known, folders, tokenizers, options, _named(cluster or ClusterOptions(), options))
     # Not uvloop: Ctrl-C in a terminal would reach the child processes that it starts.
-    asyncio.run(_run(engine, options, folders, tokenizers, on_load, on_ready))
+    asyncio.run(server.run(on_load, on_ready))
 
 
-async def _run(
-    engine: EngineOptions,
-    options: ServerOptions,
-    folders: Mapping[str, Path],
-    tokenizers: Mapping[str, Tokenizer],
-    on_load: Callable[[str], None] | None,
-    on_ready: Callable[[str, EngineInfo], None] | None,
-) -> None:
-    stop = StopSignal()
-    workers = WorkerProcesses()
-    with stop.on_signals():
-        warming = asyncio.create_task(workers.start())
-        starting = asyncio.create_task(EngineHandle.start(engine, folders, tokenizers, on_load))
-        stop_requested = asyncio.create_task(stop.drain.wait())
-        await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
-        stop_requested.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait((starting,))
-        if starting.cancelled() or starting.exception():
-            warming.cancel()
-            await asyncio.wait((warming,))
-        if starting.cancelled():
-            return
-        handle = starting.result()
-        engine_death = asyncio.create_task(handle.wait_died())
-        engine_death.add_done_callback(lambda _: stop.ask())
-        try:
-            await warming
-            notify = None if on_ready is None else partial(_notify_ready, on_ready, handle.info)
-            await serve_until_stopped(handle, tokenizers, engine.services, options, stop, notify, workers)
-            if engine_death.done():
-                raise EngineDied(f"{engine_death.result()}, so the server ended too")
-        finally:
-            engine_death.cancel()
-            await handle.close()
+def with_services(plan: EnginePlan, services: Sequence[Service]) -> EnginePlan:
+    """The plan with what is now known of its services."""
+    own = {service.name for service in plan.options.services}
+    known = tuple(service for service in services if service.name in own)
+    return replace(plan, options=replace(plan.options, services=known))
 
 
-def _notify_ready(on_ready: Callable[[str, EngineInfo], None], info: EngineInfo, url: str) -> None:
-    on_ready(url, info)
+def _named(cluster: ClusterOptions, options: ServerOptions) -> ClusterOptions:
+    """A server that is started again on its port finds its engines; on any free port it has its own."""
+    if cluster.name is not None or not options.port:
+        return cluster
+    return replace(cluster, name=f"port-{options.port}")
+
+
+class _Server:
+    """What ``run_server`` has gathered."""
+
+    def __init__(
+        self,
+        plans: Sequence[EnginePlan],
+        services: Sequence[Service],
+        folders: Mapping[str, Path],
+        tokenizers: Mapping[str, Tokenizer],
+        options: ServerOptions,
+        cluster: ClusterOptions,
+    ) -> None:
+        self._plans = plans
+        self._services = services
+        self._folders = folders
+        self._tokenizers = tokenizers
+        self._options = options
+        self._cluster = cluster
+
+    async def run(self, on_load: Callable[[str], None] | None, on_ready: OnReady | None) -> None:
+        """Start the engines, serve, and end them."""
+        stop = StopSignal()
+        workers = WorkerProcesses()
+        with stop.on_signals():
+            warming = asyncio.create_task(workers.start())
+            starting = asyncio.create_task(self._start(on_load))
+            stop_requested = asyncio.create_task(stop.drain.wait())
+            await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
+            stop_requested.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait((starting,))
+            if starting.cancelled() or starting.exception():
+                warming.cancel()
+                await asyncio.wait((warming,))
+            if starting.cancelled():
+                return
+            router = starting.result()
+            try:
+                await warming
+                await serve_until_stopped(
+                    router,
+                    self._tokenizers,
+                    self._services,
+                    self._options,
+                    stop,
+                    None if on_ready is None else lambda url: on_ready(url, router),
+                    workers,
+                )
+            finally:
+                await router.close()
+
+    async def _start(self, on_load: Callable[[str], None] | None) -> Router:
+        backend = LocalBackend(self._cluster.name, self._cluster.orphan_after_s)
+        return await Router.start(
+            self._plans, self._folders, self._tokenizers, backend, self._cluster, progress=on_load
+        )

@@ -1,9 +1,10 @@
-"""The /metrics page: latencies that the server measured, and the counters of its engine."""
+"""The /metrics page: latencies that the server measured, and the counters of its engines."""
 
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from shoal.cluster.status import EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
     EngineDied,
@@ -12,13 +13,13 @@ from shoal.core import (
     QueueFull,
     RequestRecord,
     Service,
+    ServiceUnavailable,
     has_goal,
     met,
     normalised_latency,
     resolve_slo,
 )
-from shoal.engine.stats import EngineStats
-from shoal.serve.engine_metrics import EngineCollector
+from shoal.serve.engine_metrics import EngineCollector, ServiceCollector
 from shoal.serve.vllm_metrics import VllmCollector
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120)
@@ -32,6 +33,7 @@ _OUTCOMES = {True: "met", False: "missed"}
 _REFUSAL_REASONS = {
     QueueFull: "queue_full",
     GoalsOutOfReach: "goals_out_of_reach",
+    ServiceUnavailable: "no_engine",
     EngineDied: "engine_died",
 }
 
@@ -92,7 +94,7 @@ class ServerMetrics:
         )
         self._refused = self._counter(
             "shoal_requests_refused",
-            "Requests that were refused, by reason: queue_full, goals_out_of_reach or engine_died.",
+            "Requests refused, by reason: queue_full, goals_out_of_reach, no_engine or engine_died.",
             "service",
             "reason",
         )
@@ -181,13 +183,14 @@ class ServerMetrics:
         if reason is FinishReason.ERROR:
             self._count_missed(name, slo, 1)
 
-    def render(self, stats: EngineStats | None, age_s: float = 0.0) -> bytes:
-        """The Prometheus text. ``stats`` are ``age_s`` seconds old, and None if the engine has ended."""
-        engine = CollectorRegistry()
-        engine.register(EngineCollector(stats, age_s))
-        page = generate_latest(self.registry) + generate_latest(engine)
+    def render(self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> bytes:
+        """The Prometheus text, with what is known of the engines and services."""
+        cluster = CollectorRegistry()
+        cluster.register(EngineCollector(engines))
+        cluster.register(ServiceCollector(services))
+        page = generate_latest(self.registry) + generate_latest(cluster)
         if self._vllm:
             renamed = CollectorRegistry()
-            renamed.register(VllmCollector(self.registry, engine))
+            renamed.register(VllmCollector(self.registry, cluster))
             page += generate_latest(renamed)
         return page

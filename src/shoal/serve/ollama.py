@@ -21,7 +21,9 @@ from shoal.serve.generation_response import Framing
 from shoal.serve.ollama_bodies import LATEST, OllamaChatBody, OllamaGenerateBody, ShowBody
 from shoal.serve.responses import ModelCard, Usage, encode
 
-_JSON_LINES = Framing(lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson")
+_JSON_LINES = Framing(
+    lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""
+)
 _Endpoint = Callable[..., Awaitable[Response]]
 
 

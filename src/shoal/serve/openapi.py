@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from shoal.serve import responses
+from shoal.serve import cluster_responses, responses
 from shoal.serve.bodies import ChatBody, CompletionBody
 from shoal.serve.further_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from shoal.serve.keys import OPEN_PATHS
@@ -27,7 +27,8 @@ _RESPONSE_TYPES = (
     responses.Detokenized,
     responses.ModelList,
     responses.ModelCard,
-    responses.Health,
+    cluster_responses.Health,
+    cluster_responses.Fine,
     responses.Version,
 )
 _BODY_TYPES = (CompletionBody, ChatBody, ResponsesBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
@@ -40,8 +41,8 @@ _ERRORS = {
     415: "The body is not JSON in UTF-8.",
     429: "Too many requests wait already, or this one waited too long for its latency goals; try again after"
     " `Retry-After` seconds.",
-    500: "The engine failed on this request.",
-    503: "The engine is gone or the server is shutting down.",
+    500: "The engines failed on this request.",
+    503: "No engine of the service runs, or the server is shutting down; try again later.",
 }
 
 

@@ -1,7 +1,7 @@
 """Options of the HTTP server."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.config.api_keys import ApiKey, named_keys
@@ -37,6 +37,10 @@ class ServerOptions:
     """Keys that clients must send; none here and in api_key_file: they need none."""
     api_key_file: tuple[ApiKey, ...] | None = None
     """Further keys, from a file."""
+    admin_key: str | None = field(default=None, repr=False)
+    """Key of the operators' routes; none here and in admin_key_file: they answer only this machine."""
+    admin_key_file: str | None = field(default=None, repr=False)
+    """The same, from a file."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers let read responses; "*": all. None here: those of no other site."""
     max_connections: int | None = None
@@ -54,7 +58,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         """Check the values; raises ConfigError."""
-        self.named_api_keys()
+        self._check_admin_key()
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
@@ -71,6 +75,22 @@ class ServerOptions:
         for name in ("read_timeout_s", "write_timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"server {name} must be more than 0, got {getattr(self, name)}")
+
+    @property
+    def admin_secret(self) -> str | None:
+        """The admin key, if there is one."""
+        return self.admin_key_file if self.admin_key is None else self.admin_key
+
+    def _check_admin_key(self) -> None:
+        """Raise ConfigError, which never quotes a key."""
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ConfigError("server: write admin_key or admin_key_file, not both")
+        secret = self.admin_secret
+        if secret is not None and not (secret and all("!" <= character <= "~" for character in secret)):
+            raise ConfigError("server.admin_key must be visible ASCII characters without spaces")
+        for key in self.named_api_keys():
+            if key.key == secret:
+                raise ConfigError(f"server.admin_key is also the API key {key.name!r}; they must differ")
 
     def named_api_keys(self) -> tuple[ApiKey, ...]:
         """All API keys, each with a name."""

@@ -10,8 +10,7 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from shoal.core import InvalidRequest
-from shoal.engine.info import EngineInfo
-from shoal.engine.validation import check_prompt_length
+from shoal.engine.validation import Limits, check_prompt_length
 from shoal.serve.bodies import FORMS, ServiceBody
 from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
 from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, UNSUPPORTED
@@ -37,7 +36,7 @@ async def parse_body(
     request: Request,
     body_type: type[Body],
     max_bytes: int,
-    info: EngineInfo,
+    info: Limits,
     workers: Workers,
     parse_lock: asyncio.Lock,
 ) -> Body:
@@ -50,7 +49,7 @@ async def parse_body(
 
 
 async def parse_bytes(
-    raw: bytes, body_type: type[Body], info: EngineInfo, workers: Workers, parse_lock: asyncio.Lock
+    raw: bytes, body_type: type[Body], info: Limits, workers: Workers, parse_lock: asyncio.Lock
 ) -> Body:
     """Parse ``raw`` where it delays nobody; raises InvalidRequest."""
     if len(raw) > _SMALL_BYTES:
@@ -62,7 +61,7 @@ async def parse_bytes(
         return read_body(raw, body_type, info)
 
 
-def read_body(raw: bytes, body_type: type[Body], info: EngineInfo) -> Body:
+def read_body(raw: bytes, body_type: type[Body], info: Limits) -> Body:
     """Parse ``raw``; raises InvalidRequest for its first error.
 
     Lists of token ids that are too long for the service are rejected here already, so that a worker process

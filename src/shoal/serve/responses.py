@@ -357,12 +357,6 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
-class Health(Struct):
-    """Response of /health while the server takes requests."""
-
-    status: Literal["ok"] = "ok"
-
-
 class Version(Struct):
     """Response of /version."""
 

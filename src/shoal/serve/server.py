@@ -70,7 +70,7 @@ async def serve_until_stopped(
             on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await _wait_first(serving, stop.drain.wait())
         lifecycle.drain()
-        if lifecycle.active and backend.alive:
+        if lifecycle.active:
             _log.warning(
                 "stopping: waiting up to %g s for requests under way (%d), no new ones are taken; "
                 "a second Ctrl-C (or SIGTERM) ends them at once",

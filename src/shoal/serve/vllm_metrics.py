@@ -50,16 +50,12 @@ class VllmCollector(Collector):
         for name, vllm_name in _NAMES:
             if name in families:
                 yield _renamed(families[name], vllm_name)
-        if "shoal_kv_utilisation" in families:
-            (whole,) = families["shoal_kv_utilisation"].samples
-            services = [sample.labels["service"] for sample in families["shoal_requests_running"].samples]
-            for vllm_name in _POOL_NAMES:
-                usage = Metric(
-                    _PREFIX + vllm_name, "Share of the KV pool in use; all models share it.", "gauge"
-                )
-                for service in services:
-                    usage.add_sample(usage.name, _labels({"service": service}), whole.value)
-                yield usage
+        use = {s.labels["engine"]: s.value for s in families["shoal_kv_utilisation"].samples}
+        for vllm_name in _POOL_NAMES:
+            usage = Metric(_PREFIX + vllm_name, "Share of the KV pool in use; all models share it.", "gauge")
+            for sample in families["shoal_requests_running"].samples:
+                usage.add_sample(usage.name, _labels(sample.labels), use[sample.labels["engine"]])
+            yield usage
 
 
 def _renamed(family: Metric, vllm_name: str) -> Metric:
@@ -71,8 +67,8 @@ def _renamed(family: Metric, vllm_name: str) -> Metric:
 
 
 def _labels(labels: dict[str, str]) -> dict[str, str]:
-    """vLLM's labels for ours."""
-    translated = {"model_name": labels["service"], "engine": "0"}
+    """vLLM's labels for ours; what the server measured has the engine "0", as with a single engine there."""
+    translated = {"model_name": labels["service"], "engine": labels.get("engine", "0")}
     if "reason" in labels:
         translated["finished_reason"] = _REASONS.get(labels["reason"], labels["reason"])
     if "le" in labels:

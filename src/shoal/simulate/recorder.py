@@ -95,9 +95,9 @@ class Recorder:
         """End the record; the engine has been idle since its last step."""
         self._sample_idle(end_ns + 1)
 
-    def totals(self, stats: SchedulerStats) -> EngineTotals:
-        """Sums over the run; stats: the scheduler's."""
-        services = stats.services.values()
+    def totals(self, stats: Sequence[SchedulerStats]) -> EngineTotals:
+        """Sums over the run; stats: of each scheduler that the engine had, one after the other."""
+        services = [service for each in stats for service in each.services.values()]
         return EngineTotals(
             steps=self._steps,
             decode_steps=self._decode_steps,

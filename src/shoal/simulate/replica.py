@@ -1,6 +1,6 @@
 """One engine in virtual time: the real engine, scheduler and pool around a simulated executor."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -140,6 +140,16 @@ class Replica:
         self.due_ns = self._executor.ends_ns
         if self.due_ns is None and self._engine.idle_until_ns is not None:
             self.due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
+
+    def abandon(self, requests: Sequence[str]) -> list[Request]:
+        """The engine dies now: its ``requests``, with the output of all plans that have ended."""
+        if self._ahead is not None:
+            done = bisect_right(self._ahead.ends_ns, self._clock.now_ns)
+            del self._ahead.ends_ns[done - done % self._ahead.run.max_iterations :]
+            if self._ahead.ends_ns:
+                self._account(self._ahead)
+        detached = [self._engine.detach(request) for request in requests]
+        return [request for request in detached if request is not None]
 
     def close(self) -> None:
         """Prove the pool's state; raises IntegrityError."""

@@ -1,20 +1,21 @@
 """The simulation: a heap of timed events that drives engines in virtual time."""
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, StepPlan
+from shoal.cluster.dispatch import DispatchPolicy, RoundRobin
+from shoal.core import ConfigError, FinishReason, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord, TokenGaps
 from shoal.schedule import RequestState
 from shoal.schedule.hopeless import why_refused
-from shoal.simulate.dispatch import Dispatch, EngineView, RoundRobinDispatch
+from shoal.simulate.fleet import Fleet
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.sources import Source
-from shoal.simulate.spec import EngineSpec, Watch
+from shoal.simulate.spec import Deaths, EngineSpec, Watch
 
 OnPlan = Callable[[int, StepPlan, int, Sequence[int]], None]
 """Told of a plan that is over: the number of its engine, the plan, when it was made, and how long each of its
@@ -24,9 +25,12 @@ iterations took, in ns; what ``describe`` takes, but for the number."""
 class Simulation:
     """Engines, and requests that arrive at them; ``run`` once.
 
-    Events at the same time happen in a fixed order: steps end, by the number of their engine; then requests
-    arrive; then engines begin. The same input leads to the same record, byte for byte, whatever ``watch``
-    says about how to get there. Raises ConfigError for no engines.
+    A manager as in ``cluster`` decides which engine a request goes to, and when an engine that died is
+    started again. Events at the same time happen in a fixed order: steps end, by the number of their engine;
+    engines die or have loaded; then requests arrive; then engines begin. The same input leads to the same
+    record, byte for byte, whatever ``watch`` says about how to get there. (But what an engine does when it
+    dies counts in its totals or not, as it is skipped ahead or not.)
+    Raises ConfigError for no engines.
     """
 
     def __init__(
@@ -34,40 +38,43 @@ class Simulation:
         engines: Sequence[EngineSpec],
         source: Source,
         *,
-        dispatch: Dispatch | None = None,
+        dispatch: DispatchPolicy | None = None,
         watch: Watch | None = None,
         on_plan: OnPlan | None = None,
+        deaths: Deaths | None = None,
     ) -> None:
         if not engines:
             raise ConfigError("a simulation needs at least one engine")
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source
-        self._dispatch = RoundRobinDispatch() if dispatch is None else dispatch
+        self._watch, self._on_plan = watch, on_plan
         self._rows: list[RequestRow] = []
         self._gaps: dict[str, TokenGaps] = defaultdict(TokenGaps)
-        self._dispatched: Counter[str] = Counter()
         self._due: list[tuple[int, int]] = []
-        self._replicas = [self._replica(number, spec, watch, on_plan) for number, spec in enumerate(engines)]
-        self._hosts: dict[str, list[int]] = {}
-        for number, spec in enumerate(engines):
-            for service in spec.services:
-                self._hosts.setdefault(service, []).append(number)
+        self._specs = engines
+        self._services = {service for spec in engines for service in spec.services}
+        sample_ns = round(watch.sample_s * 1e9)
+        self._recorders = [
+            Recorder(number, spec.layout.merged_blocks, sample_ns, spans=watch.spans)
+            for number, spec in enumerate(engines)
+        ]
+        policy = RoundRobin() if dispatch is None else dispatch
+        self._fleet = Fleet(engines, policy, self._clock, self._replica, self._refuse, deaths or Deaths())
 
-    def _replica(self, number: int, spec: EngineSpec, watch: Watch, on_plan: OnPlan | None) -> Replica:
-        recorder = Recorder(number, spec.layout.merged_blocks, round(watch.sample_s * 1e9), spans=watch.spans)
-
+    def _replica(self, number: int) -> Replica:
         def ended(state: RequestState, reason: FinishReason, now_ns: int) -> None:
             self._rows.append(_row(state, reason, now_ns, number))
+            self._fleet.ended(state, reason)
             self._source.ended(state.request.id, now_ns)
 
         replica = Replica(
-            spec,
+            self._specs[number],
             self._clock,
-            recorder,
+            self._recorders[number],
             ended,
-            skip_ahead=watch.skip_ahead,
-            on_plan=None if on_plan is None else partial(on_plan, number),
+            skip_ahead=self._watch.skip_ahead,
+            on_plan=None if self._on_plan is None else partial(self._on_plan, number),
         )
         replica.scheduler.tell_gaps(lambda service, *gaps: self._gaps[service].add(*gaps))
         return replica
@@ -75,7 +82,7 @@ class Simulation:
     @property
     def replicas(self) -> Sequence[Replica]:
         """The engines, by number."""
-        return self._replicas
+        return self._fleet.replicas
 
     def run(
         self,
@@ -100,57 +107,46 @@ class Simulation:
 
     def _advance(self) -> bool:
         """All that happens at the next moment at which anything does; False: nothing ever will."""
-        due, replicas, source = self._due, self._replicas, self._source
+        due, fleet, source = self._due, self._fleet, self._source
+        replicas, touched = fleet.replicas, fleet.touched
         while due and replicas[due[0][1]].due_ns != due[0][0]:
             heapq.heappop(due)
-        arrival_ns = source.next_ns
-        if arrival_ns is None and not due:
+        times = [due[0][0]] if due else []
+        times += [time_ns for time_ns in (source.next_ns, fleet.next_ns) if time_ns is not None]
+        if not times:
             return False
-        now_ns = due[0][0] if arrival_ns is None else arrival_ns if not due else min(arrival_ns, due[0][0])
-        self._clock.now_ns = now_ns
-        touched = set()
+        now_ns = self._clock.now_ns = min(times)
         while due and due[0][0] == now_ns:
             number = heapq.heappop(due)[1]
             if replicas[number].due_ns == now_ns:
                 replicas[number].resume()
                 touched.add(number)
+        fleet.pass_time()
         # Who waits for answers may ask as soon as a step has ended.
         while (arrival_ns := source.next_ns) is not None and arrival_ns <= now_ns:
-            host = self._arrive(source.take())
-            if host is not None:
-                touched.add(host)
+            self._arrive(source.take())
         for number in sorted(touched):
             replica = replicas[number]
             replica.begin()
             if replica.due_ns is not None:
                 heapq.heappush(due, (replica.due_ns, number))
+        touched.clear()
         return True
 
-    def _arrive(self, request: Request) -> int | None:
-        """Hand a request to an engine, whose number is returned; None where it is refused."""
-        hosts = self._hosts.get(request.service)
-        number = -1
-        try:
-            if hosts is None:
-                raise InvalidRequest(
-                    f"model {request.service!r} is not served; possible are {', '.join(sorted(self._hosts))}"
-                )
-            number = hosts[0]
-            if len(hosts) > 1:
-                views = [EngineView(host, self._replicas[host].unfinished) for host in hosts]
-                number = self._dispatch.choose(request, self._dispatched[request.service], views)
-            self._dispatched[request.service] += 1
-            self._replicas[number].submit(request)
-        except InvalidRequest as error:
-            self._refuse(request, number, str(error))
-            return None
-        return number
+    def _arrive(self, request: Request) -> None:
+        """Hand a request to the manager; one of an unknown service is refused."""
+        if request.service in self._services:
+            self._fleet.submit(request)
+        else:
+            known = ", ".join(sorted(self._services))
+            why = f"model {request.service!r} is not served; possible are {known}"
+            self._refuse(request, -1, why)
 
     def _refuse(self, request: Request, number: int, why: str) -> None:
         now_ns = self._clock.now_ns
         slo = request.slo
         if number >= 0:
-            service = self._replicas[number].spec.services[request.service]
+            service = self._specs[number].services[request.service]
             slo = resolve_slo(slo, service.slo, service.execution_s)
         self._rows.append(
             RequestRow(
@@ -170,20 +166,22 @@ class Simulation:
         self._source.ended(request.id, now_ns)
 
     def _record(self, title: str, facts: Mapping[str, str]) -> RunRecord:
-        end_ns = max((replica.recorder.end_ns for replica in self._replicas), default=0)
+        end_ns = max(recorder.end_ns for recorder in self._recorders)
         samples, spans, totals = [], [], []
-        for replica in self._replicas:
+        for recorder, replica, lost in zip(
+            self._recorders, self._fleet.replicas, self._fleet.lost, strict=True
+        ):
             replica.close()
-            replica.recorder.close(end_ns)
-            samples += replica.recorder.samples
-            spans += replica.recorder.spans
-            totals.append(replica.recorder.totals(replica.scheduler.stats()))
+            recorder.close(end_ns)
+            samples += recorder.samples
+            spans += recorder.spans
+            totals.append(recorder.totals([*lost, replica.scheduler.stats()]))
         samples.sort(key=lambda sample: (sample.time_ns, sample.engine))
         spans.sort(key=lambda span: (span.start_ns, span.engine))
         execution_s = {
             name: service.execution_s
-            for replica in self._replicas
-            for name, service in replica.spec.services.items()
+            for spec in self._specs
+            for name, service in spec.services.items()
             if service.execution_s is not None
         }
         return RunRecord(

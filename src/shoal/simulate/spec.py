@@ -1,6 +1,6 @@
 """The parts of a simulation: engines, their services, and what is recorded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import NO_GOALS, SLO, ConfigError
@@ -54,6 +54,17 @@ class EngineSpec:
                 f"the engine serves {', '.join(sorted(self.services))}, but its KV pool is for "
                 f"{', '.join(sorted(self.layout.services))}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deaths:
+    """Engines that die, and how soon they are back."""
+
+    times: Sequence[tuple[float, int]] = ()
+    """(seconds from the start, number of the engine) of each death. One that waits to be started again does
+    not die; one that loads begins anew."""
+    load_s: float = 10.0
+    """How long an engine loads once it is started again; when that is, ``ClusterOptions`` say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,11 @@ class OpenRequest:
         finish = FinishReason.STOP if ended else FinishReason.LENGTH if total >= self.max_new_tokens else None
         delta = self.reader.read(
             TokenEvent(
-                self.request.id, tuple(output), finish=finish, stop_token=output[-1] if ended else None
+                self.request.id,
+                tuple(output),
+                finish=finish,
+                stop_token=output[-1] if ended else None,
+                position=len(self.tokens),
             ),
             now_ns,
         )

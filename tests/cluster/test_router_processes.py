@@ -1,4 +1,4 @@
-"""The engine behind a process: everything a client can see of it."""
+"""A router with engines in processes of their own: everything a client can see of them."""
 
 import asyncio
 import os
@@ -15,6 +15,10 @@ import psutil
 import pytest
 from engine_builders import BUILDER, ByteTokenizer, expected_tokens, make_options, make_request
 
+import routers
+from routers import QUICK
+from shoal.cluster.router import Router
+from shoal.cluster.status import EngineState
 from shoal.core import (
     SLO,
     EngineDied,
@@ -26,26 +30,33 @@ from shoal.core import (
     SamplingParams,
 )
 from shoal.engine import wire
-from shoal.engine.handle import EngineHandle
 
 PROMPT = [97, 98, 99, 100, 101]
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=240)
 
 
+def make_router(*models: str, engines: int = 1, name: str | None = None, **options) -> Router:
+    """A router of engines with fake models, not started; needs a running loop."""
+    built = make_options(*models, **options)
+    tokenizers = {service.name: ByteTokenizer() for service in built.services}
+    cluster = replace(QUICK, name=name)
+    return routers.make_router(built, {}, tokenizers, BUILDER, engines=engines, cluster=cluster)
+
+
 @asynccontextmanager
 async def started(*models: str, progress=None, **options):
-    services = make_options(*models, **options)
-    handle = await EngineHandle.start(
-        services,
-        {},
-        {service.name: ByteTokenizer() for service in services.services},
-        progress=progress,
-        builder=BUILDER,
-    )
+    router = make_router(*models, **options)
+    await router.run(progress)
     try:
-        yield handle
+        yield router
     finally:
-        await handle.close()
+        await router.close()
+
+
+def pid_of(router: Router, engine: int = 0) -> int:
+    pid = router.engines[engine].pid
+    assert pid is not None
+    return pid
 
 
 def greedy(**fields) -> SamplingParams:
@@ -66,24 +77,24 @@ async def until(condition) -> None:
         await asyncio.sleep(0.005)
 
 
-async def idle(handle) -> None:
+async def idle(router) -> None:
     """Wait until no service has a request."""
-    while any(s.waiting or s.running for s in (await handle.stats()).services.values()):
+    while any(s.waiting or s.running for s in (await router.stats("0")).services.values()):
         await asyncio.sleep(0.005)
 
 
 def test_a_call_streams_what_the_engine_makes():
     async def scenario():
         told = []
-        async with started("fake", "fake", progress=told.append) as handle:
+        async with started("fake", "fake", progress=told.append) as router:
             assert told == ["loading fake", "loading fake"]
-            assert set(handle.info.services) == {"a", "b"}
-            deltas = await read(await handle.submit("b", PROMPT, greedy()))
+            assert set(router.info.services) == {"a", "b"}
+            deltas = await read(await router.submit("b", PROMPT, greedy()))
             expected = expected_tokens(make_request(prompt=PROMPT), 8)
             assert [t for d in deltas for t in d.tokens] == expected
             assert "".join(d.text for d in deltas) == bytes(expected).decode()
             assert [d.finish for d in deltas if d.finish] == [FinishReason.LENGTH]
-            stats = await handle.stats()
+            stats = await router.stats("0")
             assert (stats.services["b"].finished, stats.services["a"].finished) == (1, 0)
             assert stats.steps.count >= 8
             assert stats.steps.reply_ns > 0
@@ -93,15 +104,15 @@ def test_a_call_streams_what_the_engine_makes():
 
 def test_choices_differ_and_all_arrive():
     async def scenario():
-        async with started() as handle:
+        async with started() as router:
             sampling = SamplingParams(n=4, max_tokens=12, seed=1)
             outputs: dict[int, list[int]] = {}
-            async for delta in handle.generate("a", PROMPT, sampling):
+            async for delta in await router.submit("a", PROMPT, sampling):
                 outputs.setdefault(delta.choice, []).extend(delta.tokens)
             assert sorted(outputs) == [0, 1, 2, 3]
             assert all(len(tokens) == 12 for tokens in outputs.values())
             assert len({tuple(tokens) for tokens in outputs.values()}) == 4
-            assert handle.unfinished == 0
+            assert router.unfinished == 0
 
     asyncio.run(scenario())
 
@@ -110,13 +121,13 @@ def test_a_stop_string_ends_the_stream_and_the_request():
     async def scenario():
         text = bytes(expected_tokens(make_request(prompt=PROMPT), 240)).decode()
         stop = text[9:12]
-        async with started("fake?step_ms=2") as handle:
+        async with started("fake?step_ms=2") as router:
             sampling = greedy(max_tokens=240, stop=(stop,))
-            deltas = await read(await handle.submit("a", PROMPT, sampling))
+            deltas = await read(await router.submit("a", PROMPT, sampling))
             assert "".join(d.text for d in deltas) == text[: text.index(stop)]
             assert (deltas[-1].finish, deltas[-1].stop_reason) == (FinishReason.STOP, stop)
-            await idle(handle)
-            stats = await handle.stats()
+            await idle(router)
+            stats = await router.stats("0")
             assert stats.services["a"].output_tokens < 100
             assert (stats.services["a"].finished, stats.services["a"].cancelled) == (1, 0)
 
@@ -125,30 +136,17 @@ def test_a_stop_string_ends_the_stream_and_the_request():
 
 def test_closing_a_stream_cancels_within_a_step():
     async def scenario():
-        async with started("fake?step_ms=20") as handle:
-            stream = await handle.submit("a", PROMPT, ENDLESS)
+        async with started("fake?step_ms=20") as router:
+            stream = await router.submit("a", PROMPT, ENDLESS)
             await anext(stream)
             await stream.aclose()
-            before = await handle.stats()
-            await idle(handle)
-            after = await handle.stats()
+            before = await router.stats("0")
+            await idle(router)
+            after = await router.stats("0")
             assert after.steps.count - before.steps.count <= 1
             assert after.services["a"].cancelled == 1
             assert after.services["a"].live_blocks == 0
             assert [d async for d in stream] == []
-
-    asyncio.run(scenario())
-
-
-def test_leaving_a_generator_early_cancels():
-    async def scenario():
-        async with started("fake?step_ms=5") as handle:
-            generator = handle.generate("a", PROMPT, ENDLESS)
-            await anext(generator)
-            await generator.aclose()
-            assert handle.unfinished == 0
-            await idle(handle)
-            assert (await handle.stats()).services["a"].cancelled == 1
 
     asyncio.run(scenario())
 
@@ -168,51 +166,51 @@ def test_leaving_a_generator_early_cancels():
 )
 def test_bad_requests_are_refused_before_they_are_sent(service, prompt, sampling, code, words):
     async def scenario():
-        async with started("fake?context=256", "fake", blocks=400) as handle:
+        async with started("fake?context=256", "fake", blocks=400) as router:
             with pytest.raises(InvalidRequest, match=words) as refusal:
-                await handle.submit(service, prompt, greedy(**sampling))
+                await router.submit(service, prompt, greedy(**sampling))
             assert refusal.value.code == code
-            assert handle.unfinished == 0
+            assert router.unfinished == 0
 
     asyncio.run(scenario())
 
 
 def test_the_longest_request_that_is_allowed_is_served():
     async def scenario():
-        async with started("fake?context=256", blocks=12) as handle:
-            total = handle.info.services["a"].max_total_tokens
+        async with started("fake?context=256", blocks=12) as router:
+            total = router.info.services["a"].max_total_tokens
             assert total < 256
-            deltas = await read(await handle.submit("a", [1] * (total - 3), greedy(max_tokens=None)))
+            deltas = await read(await router.submit("a", [1] * (total - 3), greedy(max_tokens=None)))
             assert sum(len(d.tokens) for d in deltas) == 3
             with pytest.raises(InvalidRequest, match="KV memory"):
-                await handle.submit("a", [1] * (total - 3), greedy(max_tokens=4))
+                await router.submit("a", [1] * (total - 3), greedy(max_tokens=4))
 
     asyncio.run(scenario())
 
 
 def test_refusals_of_the_engine_are_delivered():
     async def scenario():
-        async with started() as handle:
-            handle.info.services["a"] = replace(
-                handle.info.services["a"], context_tokens=10_000, max_total_tokens=10_000
+        async with started() as router:
+            router.info.services["a"] = replace(
+                router.info.services["a"], context_tokens=10_000, max_total_tokens=10_000
             )
             with pytest.raises(InvalidRequest):
-                await read(await handle.submit("a", [1] * 5_000, greedy(n=3)))
-            assert handle.unfinished == handle.waiting == 0
+                await read(await router.submit("a", [1] * 5_000, greedy(n=3)))
+            assert router.unfinished == router.waiting == 0
 
     asyncio.run(scenario())
 
 
 def test_a_full_queue_turns_calls_away():
     async def scenario():
-        async with started("fake?step_ms=20", max_queue=4) as handle:
-            stream = await handle.submit("a", PROMPT, greedy(n=4))
+        async with started("fake?step_ms=20", max_queue=4) as router:
+            stream = await router.submit("a", PROMPT, greedy(n=4))
             with pytest.raises(QueueFull, match="max_queue") as refusal:
-                await handle.submit("a", PROMPT, greedy())
+                await router.submit("a", PROMPT, greedy())
             assert refusal.value.retry_after_s >= 1
             await read(stream)
-            assert handle.waiting == 0
-            await read(await handle.submit("a", PROMPT, greedy()))
+            assert router.waiting == 0
+            await read(await router.submit("a", PROMPT, greedy()))
 
     asyncio.run(scenario())
 
@@ -223,28 +221,28 @@ REFUSING = {"max_running": 1, "on_hopeless": "refuse"}
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_call_whose_goals_are_out_of_reach_is_refused(n):
     async def scenario():
-        async with started("fake?step_ms=10", blocks=100, scheduler=REFUSING) as handle:
-            running = await handle.submit("a", PROMPT, greedy(max_tokens=60))
+        async with started("fake?step_ms=10", blocks=100, scheduler=REFUSING) as router:
+            running = await router.submit("a", PROMPT, greedy(max_tokens=60))
             await anext(running)
-            late = await handle.submit("a", PROMPT, greedy(n=n), slo=SLO(ttft_s=0.1))
-            patient = await handle.submit("a", PROMPT, greedy(), slo=SLO(ttft_s=100))
+            late = await router.submit("a", PROMPT, greedy(n=n), slo=SLO(ttft_s=0.1))
+            patient = await router.submit("a", PROMPT, greedy(), slo=SLO(ttft_s=100))
             with pytest.raises(GoalsOutOfReach, match=r"no token after 0\.1.* s: .*ttft 0\.1 s") as refusal:
                 await read(late)
             assert refusal.value.retry_after_s >= 1
-            assert handle.unfinished == 2
+            assert router.unfinished == 2
             assert count(await read(running)) == 59
             assert count(await read(patient)) == 8
-            assert handle.waiting == 0
-            assert (await handle.stats()).services["a"].live_blocks == 0
+            assert router.waiting == 0
+            assert (await router.stats("0")).services["a"].live_blocks == 0
 
     asyncio.run(scenario())
 
 
 def test_choices_that_wait_for_one_that_has_begun_are_not_refused():
     async def scenario():
-        async with started("fake?step_ms=10", blocks=100, scheduler=REFUSING) as handle:
+        async with started("fake?step_ms=10", blocks=100, scheduler=REFUSING) as router:
             sampling = greedy(n=3, max_tokens=10, ignore_eos=True)
-            deltas = await read(await handle.submit("a", PROMPT, sampling, slo=SLO(ttft_s=0.05)))
+            deltas = await read(await router.submit("a", PROMPT, sampling, slo=SLO(ttft_s=0.05)))
             assert [sum(len(d.tokens) for d in deltas if d.choice == choice) for choice in range(3)] == [
                 10
             ] * 3
@@ -252,38 +250,54 @@ def test_choices_that_wait_for_one_that_has_begun_are_not_refused():
     asyncio.run(scenario())
 
 
-def test_killing_the_engine_ends_every_stream():
+def test_streams_of_a_killed_engine_go_on():
     async def scenario():
-        async with started("fake?step_ms=10", blocks=1000) as handle:
-            streams = [await handle.submit("a", PROMPT, ENDLESS) for _ in range(8)]
-            readers = [asyncio.create_task(read(stream)) for stream in streams]
-            await anext(await handle.submit("a", PROMPT, ENDLESS))
-            os.kill(handle.pid, signal.SIGKILL)
-            ends = await asyncio.gather(*readers, return_exceptions=True)
-            assert [type(end) for end in ends] == [EngineDied] * 8
-            assert "signal 9" in str(ends[0])
-            assert not handle.alive
-            assert handle.unfinished == 0
-            with pytest.raises(EngineDied, match="signal 9"):
-                await handle.submit("a", PROMPT, greedy())
-            with pytest.raises(EngineDied, match="signal 9"):
-                await handle.stats()
+        async with started("fake?step_ms=10", engines=2, blocks=1000) as router:
+            streams = [await router.submit("a", PROMPT, ENDLESS) for _ in range(8)]
+            for stream in streams:
+                await anext(stream)
+            killed = pid_of(router)
+            os.kill(killed, signal.SIGKILL)
+            expected = expected_tokens(make_request(prompt=PROMPT), 240)
+            for stream in streams:
+                tokens = [token for delta in await read(stream) for token in delta.tokens]
+                assert tokens == expected[-len(tokens) :]
+                assert len(tokens) >= 200
+            engine = router.engines[0]
+            assert "SIGKILL" in engine.last_error
+            assert router.services["a"].resumed == 4
+            await until(lambda: router.engines[0].state is EngineState.READY)
+            assert pid_of(router) != killed
+            assert router.engines[0].restarts == 1
 
     asyncio.run(scenario())
 
 
-def test_an_error_in_the_engine_is_told_to_every_stream(capfd):
+def test_a_hung_engine_is_killed_and_its_streams_go_on():
     async def scenario():
-        async with started("fake?step_ms=5", blocks=1000) as handle:
-            stream = await handle.submit("a", PROMPT, ENDLESS)
-            await anext(stream)
-            poison = await handle.submit("a", [1, 299], greedy())
-            for one in (stream, poison):
-                with pytest.raises(EngineDied, match="the fake device is on fire"):
-                    await read(one)
+        async with started("fake?step_ms=10", engines=2, blocks=1000) as router:
+            streams = [await router.submit("a", PROMPT, ENDLESS) for _ in range(4)]
+            first = [await anext(stream) for stream in streams]
+            os.kill(pid_of(router, 1), signal.SIGSTOP)
+            for delta, stream in zip(first, streams, strict=True):
+                assert count([delta, *await read(stream)]) == 240
+            assert router.engines[1].restarts == 1
 
     asyncio.run(scenario())
-    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_request_that_engines_die_of_fails_alone(capfd):
+    async def scenario():
+        async with started("fake?step_ms=5", blocks=1000) as router:
+            stream = await router.submit("a", PROMPT, ENDLESS)
+            first = await anext(stream)
+            poison = await router.submit("a", [1, 299], greedy())
+            with pytest.raises(EngineDied, match="engines ended twice"):
+                await read(poison)
+            assert count([first, *await read(stream)]) == 240
+
+    asyncio.run(scenario())
+    assert "the fake device is on fire" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -305,49 +319,51 @@ def test_errors_while_loading_are_raised_by_start(model, error, words):
 
 def test_interrupts_leave_the_engine_to_its_parent():
     async def scenario():
-        async with started() as handle:
-            os.kill(handle.pid, signal.SIGINT)
-            os.kill(handle.pid, signal.SIGTERM)
-            assert count(await read(await handle.submit("a", PROMPT, greedy(max_tokens=4)))) == 4
+        async with started() as router:
+            os.kill(pid_of(router), signal.SIGINT)
+            os.kill(pid_of(router), signal.SIGTERM)
+            assert count(await read(await router.submit("a", PROMPT, greedy(max_tokens=4)))) == 4
 
     asyncio.run(scenario())
 
 
 def test_close_drains_and_then_ends():
     async def scenario():
-        async with started("fake?step_ms=5") as handle:
-            stream = await handle.submit("a", PROMPT, greedy(max_tokens=20))
-            closing = asyncio.create_task(handle.close(drain_s=60))
-            await until(lambda: not handle.alive)
+        async with started("fake?step_ms=5") as router:
+            stream = await router.submit("a", PROMPT, greedy(max_tokens=20))
+            pid = pid_of(router)
+            closing = asyncio.create_task(router.close(drain_s=60))
+            await asyncio.sleep(0)
             with pytest.raises(EngineDied, match="shutting down"):
-                await handle.submit("a", PROMPT, greedy())
+                await router.submit("a", PROMPT, greedy())
             assert sum(len(d.tokens) for d in await read(stream)) == 20
             await closing
-            assert not psutil.pid_exists(handle.pid)
-            await handle.close()
+            assert not psutil.pid_exists(pid)
+            await router.close()
 
     asyncio.run(scenario())
 
 
 def test_close_without_drain_fails_what_is_unfinished():
     async def scenario():
-        async with started("fake?step_ms=5") as handle:
-            stream = await handle.submit("a", PROMPT, ENDLESS)
+        async with started("fake?step_ms=5") as router:
+            stream = await router.submit("a", PROMPT, ENDLESS)
             await anext(stream)
-            await handle.close()
+            pid = pid_of(router)
+            await router.close()
             with pytest.raises(EngineDied, match="shut down"):
                 await read(stream)
-            assert not psutil.pid_exists(handle.pid)
+            assert not psutil.pid_exists(pid)
 
     asyncio.run(scenario())
 
 
 def test_a_slow_reader_holds_nobody_up():
     async def scenario():
-        async with started() as handle:
-            slow = await handle.submit("a", PROMPT, greedy(max_tokens=200))
+        async with started() as router:
+            slow = await router.submit("a", PROMPT, greedy(max_tokens=200))
             for _ in range(3):
-                assert count(await read(await handle.submit("a", PROMPT, greedy()))) == 8
+                assert count(await read(await router.submit("a", PROMPT, greedy()))) == 8
             await until(lambda: slow.ended)
             assert count(await read(slow)) == 200
 
@@ -359,12 +375,12 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
         draw = random.Random(5)
         ends = {"whole": 0, "cut": 0}
 
-        async def one(handle, number):
+        async def one(router, number):
             sampling = greedy(max_tokens=draw.randint(1, 12), n=1 + number % 2)
             prompt = [97 + draw.randrange(26) for _ in range(draw.randint(1, 12))]
             leave_after = draw.choice([None, None, 0, 1, 3])
             finishes: list[int] = []
-            async with await handle.submit("ab"[number % 2], prompt, sampling) as stream:
+            async with await router.submit("ab"[number % 2], prompt, sampling) as stream:
                 seen = 0
                 while leave_after is None or seen < leave_after:
                     try:
@@ -379,16 +395,15 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
             assert whole or leave_after is not None
             ends["whole" if whole else "cut"] += 1
 
-        async with started("fake", "fake", blocks=40) as handle:
+        async with started("fake", "fake", blocks=40) as router:
             for start in range(0, 1000, 50):
-                await asyncio.gather(*(one(handle, number) for number in range(start, start + 50)))
-            await idle(handle)
+                await asyncio.gather(*(one(router, number) for number in range(start, start + 50)))
+            await idle(router)
             assert ends["whole"] + ends["cut"] == 1000
             assert min(ends.values()) > 100
-            assert handle.unfinished == handle.waiting == 0
-            assert not handle._calls
-            await until(lambda: not handle._answers)
-            stats = await handle.stats()
+            assert router.unfinished == router.waiting == 0
+            assert not router._calls
+            stats = await router.stats("0")
             assert stats.pool.live_bytes == 0
             # Calls that were cancelled before they were submitted never came to the scheduler.
             ended = sum(s.finished + s.cancelled for s in stats.services.values())
@@ -397,16 +412,15 @@ def test_calls_end_once_and_nothing_is_kept_over_a_thousand():
     asyncio.run(scenario())
 
 
-def test_no_engine_outlives_its_parent():
+def test_no_engine_outlives_a_server_without_a_name():
     script = textwrap.dedent(
         """
-        import asyncio, sys, time
-        from engine_builders import BUILDER, ByteTokenizer, make_options
-        from shoal.engine.handle import EngineHandle
+        import asyncio, time
+        from test_router_processes import make_router, pid_of
         async def main():
-            decoders = {"a": ByteTokenizer()}
-            handle = await EngineHandle.start(make_options("fake"), {}, decoders, builder=BUILDER)
-            print(handle.pid, flush=True)
+            router = make_router("fake")
+            await router.run()
+            print(pid_of(router), flush=True)
             time.sleep(600)
         asyncio.run(main())
         """
@@ -421,25 +435,64 @@ def test_no_engine_outlives_its_parent():
 
 
 def test_the_client_side_does_not_import_torch():
-    script = "import sys, shoal.engine, shoal.engine.offline; sys.exit('torch' in sys.modules)"
+    script = "import sys, shoal.cluster.router, shoal.cluster.local; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_goals_and_arrival_are_sent_with_every_choice():
     async def main():
-        async with started("fake") as handle:
-            send, sent = handle._process.send, []
-            handle._process.send = lambda message: (sent.append(message), send(message))
-            await read(await handle.submit("a", PROMPT, greedy(n=2), SLO(ttft_s=1), arrival_ns=5))
-            await read(handle.generate("a", PROMPT, greedy(), SLO(e2e_s=2)))
-            await read(await handle.submit("a", PROMPT, greedy()))
+        async with started("fake") as router:
+            channel = router._fleet.engines["0"]._channel
+            send, sent = channel.send, []
+            channel.send = lambda message: (sent.append(message), send(message))
+            await read(await router.submit("a", PROMPT, greedy(n=2), SLO(ttft_s=1), arrival_ns=5))
+            await read(await router.submit("a", PROMPT, greedy(), SLO(e2e_s=2)))
+            await read(await router.submit("a", PROMPT, greedy()))
             calls = [message.to_requests() for message in sent if isinstance(message, wire.Submit)]
             expected = [[SLO(ttft_s=1), SLO(ttft_s=1)], [SLO(e2e_s=2)], [SLO()]]
             assert [[request.slo for request in requests] for requests in calls] == expected
             assert [request.arrival_ns for request in calls[0]] == [5, 5]
             assert calls[1][0].arrival_ns > 5
             with pytest.raises(InvalidRequest, match="execution time"):
-                await handle.submit("a", PROMPT, greedy(), SLO(e2e_scale=5))
+                await router.submit("a", PROMPT, greedy(), SLO(e2e_scale=5))
             assert sum(isinstance(message, wire.Submit) for message in sent) == 3
+
+    asyncio.run(main())
+
+
+def test_an_arrival_is_served_while_another_request_decodes():
+    async def main():
+        async with started("fake?step_ms=20", scheduler={"max_iterations": 200}) as router:
+            long = await router.submit("a", PROMPT, greedy(max_tokens=240))
+            await anext(long)
+            short = await read(await router.submit("a", PROMPT, greedy(max_tokens=2)))
+            assert short[-1].finish is FinishReason.LENGTH
+            assert router.unfinished == 1
+            await long.aclose()
+            await idle(router)
+            assert (await router.stats("0")).steps.count < 240
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("max_iterations", [1, 4])
+def test_streams_are_the_same(max_iterations):
+    """Stop strings in the middle of several tokens, texts, and how many tokens are counted."""
+    request = make_request(prompt=PROMPT, max_tokens=40)
+    text = bytes(expected_tokens(request, 40)).decode()
+
+    async def main():
+        async with started(scheduler={"max_iterations": max_iterations}) as router:
+            for end in range(3, 12):
+                deltas = await read(
+                    await router.submit("a", PROMPT, greedy(max_tokens=40, stop=(text[2:end],)))
+                )
+                assert "".join(delta.text for delta in deltas) == text[:2]
+                assert sum(len(delta.tokens) for delta in deltas) == end
+                assert deltas[-1].finish is FinishReason.STOP
+                assert deltas[-1].stop_reason == text[2:end]
+            deltas = await read(await router.submit("a", PROMPT, greedy(max_tokens=40)))
+            assert "".join(delta.text for delta in deltas) == text
+            await until(lambda: not router.unfinished)
 
     asyncio.run(main())

@@ -1,0 +1,94 @@
+"""How many requests a second a manager takes on one core: each is submitted, dispatched and ended.
+
+    python benchmarks/manager.py [--engines 64] [--requests 100000] [--unfinished 2000] [--dispatch max-min]
+
+Engines beat and time is ticked as in a server, and as many requests as ``--unfinished`` says are under way.
+"""
+
+import argparse
+import gc
+import time
+from collections import deque
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.cluster.dispatch import DISPATCHES, dispatch_named
+from shoal.cluster.events import (
+    ClusterEvent,
+    Ended,
+    EngineAdded,
+    EngineBeat,
+    EngineReady,
+    ServiceSpeed,
+    Submitted,
+    Ticked,
+)
+from shoal.cluster.manager import Manager
+from shoal.cluster.options import ClusterOptions
+
+RATE = 10_000
+"""Requests per second on the manager's clock."""
+
+
+def make_events(
+    engines: int, requests: int, unfinished: int, prefixes: bool
+) -> list[tuple[int, ClusterEvent]]:
+    """What a manager is told, with the times."""
+    random = Random(1)
+    speeds = {name: ServiceSpeed(2e-4, 2e-2) for name in ("chat", "code")}
+    names = [f"e{number}" for number in range(engines)]
+    events: list[tuple[int, ClusterEvent]] = [(0, EngineAdded(name, tuple(speeds))) for name in names]
+    events += [(0, EngineReady(name, 1, speeds)) for name in names]
+    under_way: deque[str] = deque()
+    for number in range(requests):
+        now_ns = round(number / RATE * 1e9)
+        if number % (RATE // 4) == 0:
+            events.append((now_ns, Ticked()))
+            events += [(now_ns, EngineBeat(name, 1)) for name in names]
+        family = random.randrange(500)
+        request = Submitted(
+            f"3f9a01bc-{number}",
+            random.choice(("chat", "code")),
+            prompt_tokens=random.randint(10, 2000),
+            most_tokens=1000,
+            prefix=(*range(family * 100, family * 100 + 20), *range(10**6 + number, 10**6 + number + 20))
+            if prefixes
+            else (),
+        )
+        events.append((now_ns, request))
+        under_way.append(request.request)
+        if len(under_way) > unfinished:
+            events.append((now_ns, Ended(under_way.popleft(), random.randint(1, 1000))))
+    return events
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--unfinished", type=int, default=2_000, help="requests under way")
+    parser.add_argument("--dispatch", nargs="*", choices=list(DISPATCHES), default=list(DISPATCHES))
+    arguments = parser.parse_args()
+    table = Table("dispatch", "requests", "requests/s", "us a request")
+    for name in arguments.dispatch:
+        policy = dispatch_named(name)
+        # A forecast looks at every unfinished request of every engine.
+        requests = arguments.requests // 50 if name == "forecast" else arguments.requests
+        events = make_events(arguments.engines, requests, arguments.unfinished, policy.reads_prefixes)
+        manager = Manager(ClusterOptions(dispatch=name), policy)
+        gc.collect()
+        started = time.perf_counter()
+        for now_ns, event in events:
+            manager.handle(event, now_ns)
+        took_s = time.perf_counter() - started
+        table.add_row(name, str(requests), f"{requests / took_s:,.0f}", f"{took_s / requests * 1e6:.1f}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

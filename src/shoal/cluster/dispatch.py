@@ -1,0 +1,120 @@
+"""Choosing the engine for a request: policies, which are pure functions of the engines' loads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
+
+from shoal.cluster.engine_load import EngineLoad, Newcomer
+from shoal.core import ConfigError
+
+
+class DispatchPolicy(Protocol):
+    """Chooses among the engines that serve a request's service and take requests; a pure function."""
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether ``Submitted.prefix`` is to be filled in."""
+        ...
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """One of ``engines``, of which there is at least one; the first of equals."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """Each service's requests go to its engines in turn."""
+
+    reads_prefixes: bool = False
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """The next in turn."""
+        return engines[newcomer.turn % len(engines)]
+
+
+_unfinished = attrgetter("unfinished")
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRequests:
+    """The engine with the fewest unfinished requests, each choice counted."""
+
+    reads_prefixes: bool = False
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """The least loaded."""
+        return min(engines, key=_unfinished)
+
+
+@dataclass(frozen=True, slots=True)
+class MaxMin:
+    """The engine whose requests' estimated times have the least sum, the new one's included.
+
+    SCLS (section 4.5): an engine's load grows by a request's estimated time when it gets the request, and
+    falls by the same when the request has ended. The time is that of a request alone: an engine that runs
+    many at once is less loaded than the sum says.
+    """
+
+    reads_prefixes: bool = False
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """The one that would be done first if it ran one request after the other."""
+        return min(engines, key=lambda engine: engine.remaining_ns + engine.cost_ns(newcomer))
+
+
+@dataclass(frozen=True, slots=True)
+class LeastForecast:
+    """The engine whose KV will be the least at its peak, the new request's included.
+
+    Past-Future scheduler (sections 3.3 and 7). The cost of a choice grows with the requests of all engines.
+    """
+
+    reads_prefixes: bool = False
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """The one with the lowest peak, in tokens; fewer requests where that is equal."""
+        return min(engines, key=lambda engine: (engine.peak_tokens(newcomer), engine.unfinished))
+
+
+@dataclass(frozen=True, slots=True)
+class LongestPrefix:
+    """The engine that has probably computed most of the prompt's beginning, unless it has too many requests.
+
+    What is cached is not asked: blocks of prompts that were sent to an engine count as cached there.
+    """
+
+    requests: float = 1.0
+    """An engine may have work for as long as so many requests like the new one take,"""
+    share: float = 0.25
+    """and this share of the work of the engine with the least, more than that one."""
+    reads_prefixes: bool = True
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """The one with most blocks; the choice of ``MaxMin`` where that is equal."""
+        times = [engine.remaining_ns + engine.cost_ns(newcomer) for engine in engines]
+        least = min(times)
+        most = least * (1 + self.share) + self.requests * min(engine.cost_ns(newcomer) for engine in engines)
+        cached = [
+            -1 if time > most else engine.cached_blocks(newcomer.call.prefix)
+            for engine, time in zip(engines, times, strict=True)
+        ]
+        return engines[max(range(len(engines)), key=lambda place: (cached[place], -times[place]))]
+
+
+DISPATCHES: Mapping[str, DispatchPolicy] = {
+    "round-robin": RoundRobin(),
+    "least-requests": LeastRequests(),
+    "least-loaded": LeastRequests(),
+    "max-min": MaxMin(),
+    "forecast": LeastForecast(),
+    "prefix": LongestPrefix(),
+}
+"""Policies by name; ``least-loaded`` is another name of ``least-requests``."""
+
+
+def dispatch_named(name: str) -> DispatchPolicy:
+    """The dispatch called ``name``; raises ConfigError with the possible names."""
+    if name not in DISPATCHES:
+        raise ConfigError(f"dispatch {name!r} is not known; possible are {', '.join(DISPATCHES)}")
+    return DISPATCHES[name]

@@ -1,0 +1,194 @@
+"""Which services are in the memory of which engines, and which should be."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shoal.cluster.actions import LoadService, UnloadService
+from shoal.cluster.state import Engine, Residence
+from shoal.cluster.status import EngineState, ServiceState
+
+ResidencyAction = LoadService | UnloadService
+
+
+@dataclass(slots=True, eq=False)
+class _Service:
+    """One service that is placed on engines."""
+
+    wanted: bool = True
+    """Whether it is to be loaded there."""
+    removed: bool = False
+    """Whether it is to be forgotten once it is unloaded."""
+    idle_after_ns: int | None = None
+    """It is unloaded when it had no request for so long."""
+    unfinished: int = 0
+    """Requests that have not ended."""
+    used_ns: int = 0
+    """When the last one ended, or the service was loaded."""
+    error: str | None = None
+    """Why an engine could not load it last."""
+
+
+class Residency:
+    """Loads and unloads services on running engines.
+
+    A service is unloaded from all engines together, and only while it has no request: one that comes before
+    that keeps it, one that comes later loads it again.
+    """
+
+    def __init__(self) -> None:
+        self._services: dict[str, _Service] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All services that are known, in the order in which they were placed first."""
+        return list(self._services)
+
+    def add(self, service: str, engine: Engine, now_ns: int) -> None:
+        """A service is placed on an engine that has not started."""
+        self._services.setdefault(service, _Service(used_ns=now_ns))
+        engine.residences[service] = Residence.ABSENT
+
+    def place(
+        self, service: str, engines: Iterable[Engine], idle_after_s: float | None, now_ns: int
+    ) -> list[ResidencyAction]:
+        """A service is wanted on engines, beside those that it is placed on."""
+        known = self._services.setdefault(service, _Service(used_ns=now_ns))
+        known.wanted, known.removed, known.error = True, False, None
+        known.idle_after_ns = None if idle_after_s is None else round(idle_after_s * 1e9)
+        engines = list(engines)
+        for engine in engines:
+            engine.residences.setdefault(service, Residence.ABSENT)
+        return self._settle(service, engines)
+
+    def want(self, service: str, loaded: bool, engines: Iterable[Engine]) -> list[ResidencyAction]:
+        """A service is to be loaded where it is placed, or unloaded."""
+        known = self._services.get(service)
+        if known is None:
+            return []
+        known.wanted = loaded
+        engines = list(engines)
+        if loaded:
+            known.error = None
+            for engine in engines:
+                if engine.residences.get(service) is Residence.FAILED:
+                    engine.residences[service] = Residence.ABSENT
+        return self._settle(service, engines)
+
+    def remove(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
+        """A service is not wanted any more."""
+        known = self._services.get(service)
+        if known is None:
+            return []
+        known.wanted, known.removed = False, True
+        return self._settle(service, engines)
+
+    def submitted(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
+        """A request came, which wakes up a service that is not loaded."""
+        known = self._services.get(service)
+        if known is None:
+            return []
+        known.unfinished += 1
+        return [] if known.wanted or known.removed else self.want(service, True, engines)
+
+    def ended(self, service: str, engines: Iterable[Engine], now_ns: int) -> list[ResidencyAction]:
+        """A request is over."""
+        known = self._services.get(service)
+        if known is None:
+            return []
+        known.unfinished -= 1
+        known.used_ns = now_ns
+        return [] if known.wanted or known.unfinished else self._settle(service, engines)
+
+    def ticked(self, engines: Iterable[Engine], now_ns: int) -> list[ResidencyAction]:
+        """Time passed: services that had no request for long are unloaded."""
+        engines, actions = list(engines), list[ResidencyAction]()
+        for name, known in self._services.items():
+            idle = known.idle_after_ns is not None and now_ns - known.used_ns >= known.idle_after_ns
+            if known.wanted and idle and not known.unfinished:
+                actions += self.want(name, False, engines)
+        return actions
+
+    def starts_with(self, engine: Engine) -> tuple[str, ...]:
+        """What an engine that is started is to load: what is wanted, or all, since it needs something."""
+        placed = [name for name in engine.residences if not self._services[name].removed]
+        wanted = [name for name in placed if self._services[name].wanted]
+        sound = [name for name in wanted if engine.residences[name] is not Residence.FAILED]
+        return tuple(sound or wanted or placed)
+
+    def ready(self, engine: Engine, loaded: Iterable[str], now_ns: int) -> list[ResidencyAction]:
+        """An engine has started, with these services."""
+        loaded = set(loaded)
+        actions = list[ResidencyAction]()
+        for name in list(engine.residences):
+            if name in loaded:
+                engine.residences[name] = Residence.LOADED
+                self._services[name].used_ns = now_ns
+            actions += self._settle(name, [engine])
+        return actions
+
+    def stopped(self, engine: Engine) -> None:
+        """An engine's process ended."""
+        for name, residence in list(engine.residences.items()):
+            if self._services[name].removed:
+                del engine.residences[name]
+            elif residence is not Residence.FAILED:
+                engine.residences[name] = Residence.ABSENT
+
+    def moved(
+        self, service: str, engine: Engine, residence: Residence, now_ns: int, error: str | None = None
+    ) -> list[ResidencyAction]:
+        """An engine has loaded or unloaded a service, or failed to load it with ``error``."""
+        known = self._services.get(service)
+        if known is None or service not in engine.residences:
+            return []
+        engine.residences[service] = residence
+        known.used_ns = now_ns
+        known.error = error
+        return self._settle(service, [engine])
+
+    def forget_removed(self, engines: Iterable[Engine]) -> None:
+        """Forget services that were removed and that no engine has any more."""
+        engines = list(engines)
+        for name, known in list(self._services.items()):
+            if known.removed and not any(name in engine.residences for engine in engines):
+                del self._services[name]
+
+    def state(self, service: str, engines: Iterable[Engine]) -> tuple[ServiceState, str | None]:
+        """Where a service is in its life, and why it could not be loaded."""
+        known = self._services.get(service)
+        if known is None:
+            return ServiceState.UNLOADED, None
+        placed = [engine for engine in engines if service in engine.residences]
+        residences = {engine.residences[service] for engine in placed}
+        if not known.wanted and residences & {Residence.LOADED, Residence.UNLOADING}:
+            return ServiceState.DRAINING, known.error
+        if any(engine.serves(service) and engine.takes_requests for engine in placed):
+            return ServiceState.READY, known.error
+        if known.error is not None and Residence.LOADING not in residences:
+            return ServiceState.FAILED, known.error
+        return (ServiceState.LOADING if known.wanted else ServiceState.UNLOADED), known.error
+
+    def loads(self, service: str, engines: Iterable[Engine]) -> bool:
+        """Whether a running engine is loading a service."""
+        return any(engine.residences.get(service) is Residence.LOADING for engine in engines)
+
+    def _settle(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
+        """Tell engines what they lack, or have too much."""
+        known = self._services[service]
+        actions = list[ResidencyAction]()
+        for engine in engines:
+            residence = engine.residences.get(service)
+            if residence is None:
+                continue
+            if engine.state not in (EngineState.READY, EngineState.DRAINING) or not engine.runs:
+                if known.removed:
+                    del engine.residences[service]
+            elif known.wanted and residence is Residence.ABSENT:
+                engine.residences[service] = Residence.LOADING
+                actions.append(LoadService(engine.name, engine.incarnation, service))
+            elif not known.wanted and residence is Residence.LOADED and not known.unfinished:
+                engine.residences[service] = Residence.UNLOADING
+                actions.append(UnloadService(engine.name, engine.incarnation, service))
+            elif known.removed and residence in (Residence.ABSENT, Residence.FAILED):
+                del engine.residences[service]
+        return actions

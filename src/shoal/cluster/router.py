@@ -1,0 +1,418 @@
+"""The router: takes requests for many engines, owns their streams and all of their tokens.
+
+What goes where is decided by the pure ``Manager``. The router tells it what happens and carries out what it
+decides. It holds the prompt and the output of every unfinished request, so that any engine can go on with it.
+"""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from shoal.cluster.actions import (
+    ClusterAction,
+    Dispatch,
+    KillEngine,
+    LoadService,
+    RefusalKind,
+    Refuse,
+    StartEngine,
+    UnloadService,
+    Withdraw,
+)
+from shoal.cluster.administration import Administration
+from shoal.cluster.backend import EngineBackend
+from shoal.cluster.call import Call
+from shoal.cluster.calls import Calls
+from shoal.cluster.dispatch import dispatch_named
+from shoal.cluster.events import ClusterEvent, Submitted, Ticked
+from shoal.cluster.fleet import Fleet
+from shoal.cluster.manager import Manager
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
+from shoal.cluster.state import ManagedEngine
+from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
+from shoal.core import (
+    SLO,
+    EngineDied,
+    Grammar,
+    InvalidRequest,
+    QueueFull,
+    Request,
+    SamplingParams,
+    ServiceUnavailable,
+)
+from shoal.core.service import NO_GOALS
+from shoal.engine import wire
+from shoal.engine.channel import EngineChannel
+from shoal.engine.choices import expand_choices
+from shoal.engine.detokenize import Decoder
+from shoal.engine.stats import EngineStats
+from shoal.engine.stream import Stream
+from shoal.engine.validation import check_priority, check_request
+from shoal.schedule.request_state import hash_prompt
+
+BUILDER = "shoal.engine.build:build_engine"
+OnDecision = Callable[[int, ClusterEvent, Sequence[ClusterAction]], None]
+"""Told of every event, its time, and what was decided."""
+
+_STATS_INTERVAL_S = 1.0
+# When to ask again for a service that no engine runs: loading takes longer.
+_NO_ENGINE_RETRY_S = 5.0
+
+
+class Router:
+    """Submits calls to engines and streams their output back; needs a running event loop.
+
+    Text is made here: detokenising, stop strings and times as a client sees them. A call whose engine ends
+    goes on with another one, or with the next start of the same, from the tokens that were delivered.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[EnginePlan],
+        folders: Mapping[str, Path],
+        tokenizers: Mapping[str, Decoder],
+        engine_backend: EngineBackend,
+        options: ClusterOptions,
+        *,
+        max_queue: int,
+        builder: str = BUILDER,
+        open_channel: OpenChannel = EngineChannel,
+        clock: Callable[[], int] = time.monotonic_ns,
+        on_decision: OnDecision | None = None,
+    ) -> None:
+        self._options = options
+        self._decoders = dict(tokenizers)
+        self._max_queue = max_queue
+        self._clock = clock
+        self._on_decision = on_decision
+        self._dispatch = dispatch_named(options.dispatch)
+        self._manager = Manager(options, self._dispatch)
+        self._session = secrets.token_hex(4)
+        self._fleet = Fleet(
+            plans,
+            folders,
+            builder,
+            options,
+            engine_backend,
+            session=self._session,
+            open_channel=open_channel,
+            clock=clock,
+            tell=self._tell,
+            on_message=self._handle_message,
+            on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
+        )
+        self._calls = Calls(self._fleet, self._tell, clock)
+        self.administration = Administration(self._manager, self._fleet, self._decoders, self._tell)
+        """Changes of engines and services."""
+        self._numbers = itertools.count(1)
+        self._untold: deque[ClusterEvent] = deque()
+        self._telling = False
+        self._closed_reason: str | None = None  # why no new calls are accepted
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(
+        cls,
+        plans: Sequence[EnginePlan],
+        folders: Mapping[str, Path],
+        tokenizers: Mapping[str, Decoder],
+        engine_backend: EngineBackend,
+        options: ClusterOptions | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+        builder: str = BUILDER,
+        on_decision: OnDecision | None = None,
+    ) -> Self:
+        """Start all engines and wait until their models are loaded, or find those that run already.
+
+        folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
+        process.
+
+        Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if a process
+        ends.
+        """
+        router = cls(
+            plans,
+            folders,
+            tokenizers,
+            engine_backend,
+            options or ClusterOptions(),
+            max_queue=plans[0].options.max_queue,
+            builder=builder,
+            on_decision=on_decision,
+        )
+        await router.run(progress)
+        return router
+
+    async def run(self, progress: Callable[[str], None] | None = None) -> None:
+        """The rest of ``start``."""
+        self._spawn(self._tick())
+        self._spawn(self._watch())
+        try:
+            await self._fleet.start(progress)
+            self.administration.watch_idle_services()
+            for name in self._fleet.engines:
+                await self.stats(name)
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def info(self) -> ClusterInfo:
+        """Limits of the services."""
+        return self._fleet.info
+
+    @property
+    def engines(self) -> Sequence[EngineStatus]:
+        """The engines, as they are now."""
+        return [self._status(view, self._fleet.engines[view.name]) for view in self._manager.engines]
+
+    @property
+    def services(self) -> Mapping[str, ServiceStatus]:
+        """The services, as they are now."""
+        resumed = self._calls.recoveries.resumed
+        return {
+            name: replace(status, resumed=resumed.get(name, 0))
+            for name, status in self._manager.services.items()
+        }
+
+    def _status(self, view: ManagedEngine, engine: RemoteEngine) -> EngineStatus:
+        return EngineStatus(
+            name=view.name,
+            state=view.state,
+            services=view.services,
+            device=engine.plan.options.device,
+            pid=engine.pid,
+            restarts=view.restarts,
+            requests=view.requests,
+            heartbeat_age_s=engine.heartbeat_age_s,
+            last_error=view.last_error,
+            info=engine.info,
+            stats=engine.stats,
+            stats_age_s=engine.stats_age_s,
+        )
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that have not ended."""
+        return sum(len(call.unfinished) for call in self._calls.all())
+
+    @property
+    def waiting(self) -> int:
+        """Choices that wait for their first token."""
+        return self._calls.waiting
+
+    async def stats(self, engine: str) -> EngineStats:
+        """An engine's stats after its present step; raises EngineDied if it does not run."""
+        return (await self._fleet.engines[engine].ask(wire.AskStats, wire.Stats)).stats
+
+    async def submit(
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        log_name: str | None = None,
+    ) -> Stream:
+        """Accept a call and return its stream.
+
+        slo: goals, which replace the service's. arrival_ns: when the call came, on the monotonic clock; None:
+        now. priority, cache_salt: as in ``Request``. log_name: what log lines call it beside its own id.
+
+        Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
+        """
+        info = self.info
+        check_request(info, service, prompt, sampling, slo)
+        check_priority(info, priority)
+        if self._closed_reason is not None:
+            raise EngineDied(self._closed_reason)
+        waiting = self._calls.waiting
+        if waiting > 0 and waiting + sampling.n > self._max_queue:
+            raise QueueFull(
+                f"{waiting} requests wait already and at most {self._max_queue} may "
+                f"(max_queue); {sampling.n} more do not fit now",
+                self._calls.retry_after_s(waiting + sampling.n - self._max_queue),
+            )
+        if sampling.max_tokens is None:
+            # Decided once, so that it is the same on every engine.
+            limits = info.services[service]
+            sampling = replace(sampling, max_tokens=limits.max_total_tokens - len(prompt))
+        call_id = f"{self._session}-{next(self._numbers)}"
+        requests = expand_choices(
+            call_id,
+            service,
+            list(prompt),
+            sampling,
+            self._clock() if arrival_ns is None else arrival_ns,
+            slo,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        call = self._open(call_id, requests, sampling, log_name)
+        if sampling.grammar is not None:
+            try:
+                await call.accepted
+            except BaseException:
+                self._calls.cancel(call)
+                raise
+        return call.stream
+
+    def _open(
+        self, call_id: str, requests: Sequence[Request], sampling: SamplingParams, log_name: str | None
+    ) -> Call:
+        """The call of new requests, which is dispatched."""
+        first = requests[0]
+        stream = Stream(call_id, len(first.prompt), lambda: self._calls.cancel(call))
+        eos = self.info.services[first.service].eos_token_ids
+        decoder = self._decoders[first.service]
+        named = call_id if log_name is None else f"{log_name} ({call_id})"
+        call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, named)
+        self._calls.add(call)
+        assert sampling.max_tokens is not None
+        self._tell(
+            Submitted(
+                call_id,
+                first.service,
+                len(first.prompt),
+                sampling.max_tokens,
+                len(requests),
+                self._prefix(first),
+            )
+        )
+        return call
+
+    def _prefix(self, request: Request) -> tuple[int, ...]:
+        """Hashes of the prompt's full blocks, if the dispatch reads them."""
+        if not self._dispatch.reads_prefixes:
+            return ()
+        hashes = hash_prompt(request.prompt, self._fleet.block_size, request.cache_salt)
+        return tuple(int.from_bytes(digest[:8]) for digest in hashes)
+
+    async def close(self, drain_s: float = 0) -> None:
+        """Reject new calls, let unfinished streams go on for ``drain_s`` seconds, and end the engines.
+
+        Streams unfinished by then raise EngineDied. Closing twice does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._closed_reason = "the engine is shutting down and takes no new requests"
+        if self._calls and drain_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._calls.emptied.wait(), drain_s)
+        for call in self._calls.all():
+            self._calls.end(call, EngineDied("the engine was shut down before the request finished"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._fleet.close()
+
+    async def _tick(self) -> None:
+        """Tell the manager that time passes."""
+        while True:
+            await asyncio.sleep(self._options.tick_s)
+            self._tell(Ticked())
+
+    async def _watch(self) -> None:
+        """Keep the engines' stats up to date, so that their readers need not wait for a step to end."""
+        while True:
+            await asyncio.sleep(_STATS_INTERVAL_S)
+            self._fleet.ask_stats()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell(self, event: ClusterEvent) -> None:
+        """Tell the manager what happened, and carry out what it decides, one event after the other."""
+        self._untold.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._untold:
+                event, now_ns = self._untold.popleft(), self._clock()
+                decided = self._manager.handle(event, now_ns)
+                if self._on_decision is not None:
+                    self._on_decision(now_ns, event, decided)
+                for action in decided:
+                    self._carry_out(action)
+        finally:
+            self._telling = False
+
+    def _carry_out(self, action: ClusterAction) -> None:
+        match action:
+            case Dispatch():
+                self._dispatch_call(action)
+            case Withdraw():
+                if (call := self._calls.get(action.request)) is not None:
+                    self._calls.withdraw(call)
+            case Refuse():
+                if (call := self._calls.get(action.request)) is not None:
+                    self._refuse(call, action)
+            case StartEngine():
+                self._fleet.start_engine(action.engine, action.incarnation, action.services)
+            case LoadService() | UnloadService():
+                self._fleet.change_services(action)
+            case KillEngine():
+                self._fleet.kill_engine(action.engine, action.incarnation, action.why)
+
+    def _dispatch_call(self, action: Dispatch) -> None:
+        """Send the rest of a call to an engine."""
+        call = self._calls.get(action.request)
+        if call is None:
+            return
+        engine = self._fleet.engines[action.engine]
+        self._calls.assign(call, action.engine, action.attempt)
+        if call.grammar is None:
+            engine.send(wire.Submit.from_requests(call.rest(self._clock())))
+        else:
+            self._spawn(self._prepare_and_send(call, call.attempt, engine, call.grammar))
+
+    async def _prepare_and_send(
+        self, call: Call, attempt: int, engine: RemoteEngine, grammar: Grammar
+    ) -> None:
+        """Send a call once its engine can follow its grammar, unless it went elsewhere or ended meanwhile."""
+        try:
+            answer = await engine.ask(lambda key: wire.Prepare(key, call.service, grammar), wire.Prepared)
+        except EngineDied:
+            return
+        if call.attempt != attempt or not call.unfinished:
+            return
+        if answer.error is None:
+            engine.send(wire.Submit.from_requests(call.rest(self._clock())))
+            call.accept()
+        elif answer.retry_after_s is not None:
+            self._calls.end(call, QueueFull(answer.error, answer.retry_after_s))
+        else:
+            self._calls.end(call, InvalidRequest(answer.error, param="grammar"))
+
+    def _refuse(self, call: Call, action: Refuse) -> None:
+        if action.kind is RefusalKind.NO_ENGINE:
+            self._calls.end(call, ServiceUnavailable(action.message, _NO_ENGINE_RETRY_S))
+        else:
+            self._calls.end(call, EngineDied(action.message))
+
+    def _handle_message(self, name: str, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Stepped():
+                self._calls.stepped(message.events)
+            case wire.Refused():
+                self._calls.refused(message)
+            case wire.Stats() | wire.Prepared() | wire.ServiceChanged():
+                self._fleet.engines[name].answered(message)
+            case wire.Forgotten():
+                self._fleet.distrust(name, "it has forgotten its requests")

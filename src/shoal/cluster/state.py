@@ -1,0 +1,154 @@
+"""What a manager remembers of engines and requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from shoal.cluster.engine_load import EngineLoad
+from shoal.cluster.events import Submitted
+from shoal.cluster.status import EngineState
+
+TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
+    EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING}),
+    EngineState.LOADING: frozenset({EngineState.READY, EngineState.WAITING, EngineState.DRAINING}),
+    EngineState.READY: frozenset({EngineState.WAITING, EngineState.DRAINING}),
+    EngineState.DRAINING: frozenset(),
+}
+"""Where an engine may go from each state; one that is removed is forgotten in any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedEngine:
+    """What a manager knows of one engine."""
+
+    name: str
+    """Its name in the cluster."""
+    state: EngineState
+    """Where it is in its life."""
+    services: tuple[str, ...]
+    """What it is to serve."""
+    incarnation: int
+    """How often it was started."""
+    restarts: int
+    """How often the manager started it again."""
+    requests: int
+    """Requests that it has not finished."""
+    last_error: str | None
+    """Why it ended last."""
+
+
+class Residence(Enum):
+    """Whether an engine has a service in its memory that is placed there."""
+
+    ABSENT = auto()
+    """It has not."""
+    LOADING = auto()
+    """It was told to load it."""
+    LOADED = auto()
+    """It has."""
+    UNLOADING = auto()
+    """It was told to give it up."""
+    FAILED = auto()
+    """It could not load it."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One unfinished request."""
+
+    told: Submitted
+    """As it was submitted."""
+    number: int
+    """How many were submitted before it."""
+    tokens: int
+    """Output tokens that are expected of each choice."""
+    attempt: int = 0
+    """How often it was dispatched."""
+    engine: "Engine | None" = None
+    """Who has it; None: it waits."""
+    waiting_since_ns: int = 0
+    """When it began to wait, if it waits."""
+    deaths: int = 0
+    """Engines that died in its steps since it got a token after being dispatched again."""
+    deaths_alone: int = 0
+    """Those of them that had nothing else to do."""
+    quarantined_ns: int | None = None
+    """Since when it runs alone only; None: it may run with others."""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine that is wanted."""
+
+    load: EngineLoad
+    """What it has to do, as policies see it."""
+    state: EngineState
+    """Where it is in its life."""
+    incarnation: int
+    """How often it was started."""
+    runs: bool
+    """Whether its process is thought to run."""
+    killed: bool = False
+    """Whether it was told to be killed."""
+    deaths: int = 0
+    """In succession."""
+    restarts: int = 0
+    """How often it was started again."""
+    last_error: str | None = None
+    """Why it ended last."""
+    began_ns: int = 0
+    """When it began to load, on the supervisor's clock."""
+    heard_ns: int | None = None
+    """When it gave its last sign of life, on the supervisor's clock; None: it gave none yet."""
+    ready_ns: int = 0
+    """When it became ready last."""
+    restart_ns: int = 0
+    """When it is to be started again, where it waits for that."""
+    residences: dict[str, Residence] = field(default_factory=dict)
+    """The services that are placed on it, by name."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """The requests that it has, by id."""
+    reserved: Call | None = None
+    """A request that is to run on it alone."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the cluster."""
+        return self.load.name
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """What it is to serve."""
+        return tuple(self.residences)
+
+    def serves(self, service: str) -> bool:
+        """Whether it has a service in its memory."""
+        return self.residences.get(service) is Residence.LOADED
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it is ready and will be."""
+        return self.state is EngineState.READY and not self.killed
+
+    @property
+    def comes(self) -> bool:
+        """Whether it will take requests later, unless its start fails."""
+        return not self.takes_requests and self.state is not EngineState.DRAINING
+
+    def move(self, state: EngineState) -> None:
+        """Go to another state; RuntimeError where that is not allowed."""
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"engine {self.name} cannot go from {self.state} to {state}")
+        self.state = state
+
+    def view(self) -> ManagedEngine:
+        """What others may know."""
+        return ManagedEngine(
+            name=self.name,
+            state=self.state,
+            services=self.services,
+            incarnation=self.incarnation,
+            restarts=self.restarts,
+            requests=len(self.calls),
+            last_error=self.last_error,
+        )

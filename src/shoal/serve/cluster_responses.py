@@ -1,0 +1,167 @@
+"""The JSON that tells of engines and services: health, and the routes of operators."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+
+HealthName = Literal["ok", "degraded", "draining", "down"]
+
+
+class EngineHealth(Struct):
+    """One engine in a response of /health."""
+
+    name: str
+    state: str
+    """waiting (for its next start), loading, ready or draining."""
+    pid: int | None
+    restarts: int
+    heartbeat_age_s: float | None
+    last_error: str | None
+    """Why it ended last."""
+
+    @classmethod
+    def of(cls, engine: EngineStatus) -> "EngineHealth":
+        """From what is known of the engine."""
+        return cls(
+            engine.name,
+            engine.state.value,
+            engine.pid,
+            engine.restarts,
+            rounded(engine.heartbeat_age_s),
+            engine.last_error,
+        )
+
+
+class ServiceHealth(Struct):
+    """One service in a response of /health."""
+
+    ready: int
+    """Engines that take its requests."""
+    wanted: int
+    """Engines that are to serve it."""
+    waiting: int
+    """Requests that no engine has."""
+
+
+class Health(Struct):
+    """Response of /health."""
+
+    status: HealthName
+    engines: list[EngineHealth]
+    services: dict[str, ServiceHealth]
+
+    @classmethod
+    def of(
+        cls, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus], draining: bool
+    ) -> "Health":
+        """From what is known; draining: whether the server is about to end."""
+        return cls(
+            "draining" if draining else _status(engines, services),
+            [EngineHealth.of(engine) for engine in engines],
+            {name: ServiceHealth(s.ready, s.wanted, s.waiting) for name, s in services.items()},
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether any service takes requests."""
+        return self.status in ("ok", "degraded")
+
+
+def _status(engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> HealthName:
+    if not any(service.ready for service in services.values()):
+        return "down"
+    return "ok" if all(engine.state is EngineState.READY for engine in engines) else "degraded"
+
+
+class Fine(Struct):
+    """Response of /health/live and /health/ready."""
+
+    status: Literal["ok"] = "ok"
+
+
+class EngineCard(Struct):
+    """One engine in a response of /admin/engines."""
+
+    name: str
+    state: str
+    device: str
+    services: list[str]
+    requests: int
+    """That it has not finished."""
+    pid: int | None
+    restarts: int
+    heartbeat_age_s: float | None
+    last_error: str | None
+    threads: int | None
+    """As the next three, null before it was ready for the first time."""
+    kv_bytes: int | None
+    weight_bytes: int | None
+
+    @classmethod
+    def of(cls, engine: EngineStatus) -> "EngineCard":
+        """From what is known of the engine."""
+        info = engine.info
+        return cls(
+            engine.name,
+            engine.state.value,
+            engine.device,
+            list(engine.services),
+            engine.requests,
+            engine.pid,
+            engine.restarts,
+            rounded(engine.heartbeat_age_s),
+            engine.last_error,
+            None if info is None else info.threads,
+            None if info is None else info.kv_bytes,
+            None if info is None else info.weight_bytes,
+        )
+
+
+class EngineCards(Struct):
+    """Response of /admin/engines."""
+
+    data: list[EngineCard]
+    object: Literal["list"] = "list"
+
+
+class ServiceCard(Struct):
+    """One service in a response of /admin/services."""
+
+    name: str
+    model: str
+    engines: list[str]
+    """Names of those that are to serve it."""
+    ready: int
+    wanted: int
+    waiting: int
+    resumed: int
+    """How often a request went on after the end of its engine."""
+
+
+class ServiceCards(Struct):
+    """Response of /admin/services."""
+
+    data: list[ServiceCard]
+    object: Literal["list"] = "list"
+
+
+class PlacementTable(Struct):
+    """Response of /admin/placement."""
+
+    placement: dict[str, list[str]]
+    """Names of the engines of each service."""
+
+
+class Operations(Struct):
+    """Response of /admin/operations."""
+
+    data: list[dict[str, str]]
+    object: Literal["list"] = "list"
+
+
+def rounded(seconds: float | None) -> float | None:
+    """To milliseconds."""
+    return None if seconds is None else round(seconds, 3)

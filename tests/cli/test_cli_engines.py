@@ -1,0 +1,106 @@
+"""``shoal engines`` and ``shoal services`` against a server that says little."""
+
+import json
+
+import pytest
+from cli_builders import FakeApi, fake_server
+
+from shoal.cli.app import run
+from shoal.cli.demo_server import free_port
+
+READY = {
+    "name": "0",
+    "state": "ready",
+    "device": "cpu",
+    "services": ["chat", "x[/red]"],
+    "pid": 4321,
+    "requests": 7,
+    "restarts": 0,
+    "heartbeat_age_s": 0.25,
+    "last_error": None,
+    "kv_bytes": 64 << 20,
+}
+WAITING = READY | {
+    "name": "b",
+    "state": "waiting",
+    "pid": None,
+    "requests": 0,
+    "restarts": 3,
+    "heartbeat_age_s": None,
+    "last_error": "killed by [signal] 9",
+    "kv_bytes": None,
+}
+CHAT = {"name": "chat", "model": "smollm2", "engines": ["0", "b"], "ready": 1, "wanted": 2, "waiting": 4}
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("SHOAL_ADMIN_KEY", raising=False)
+
+
+def ask(capsys, *arguments, status=0, **admin):
+    api = FakeApi(admin=admin)
+    with fake_server(api) as url:
+        assert run([*arguments, "--url", url]) == status
+    out, err = capsys.readouterr()
+    return (err if status else out), api
+
+
+def test_engines_are_a_table(capsys):
+    text, _ = ask(capsys, "engines", "list", engines={"data": [READY, WAITING]})
+    [ready] = [line for line in text.splitlines() if "4321" in line]
+    for part in ("0", "ready", "cpu", "chat, x[/red]", "7", "0.2 s", "64.0 MiB"):
+        assert part in ready
+    [waiting] = [line for line in text.splitlines() if "waiting" in line]
+    assert waiting.split()[4:] == ["x[/red]", "-", "0", "3", "-", "-"]
+    assert "engine b ended last: killed by [signal] 9" in text
+
+
+def test_services_are_a_table(capsys):
+    text, _ = ask(capsys, "services", "list", services={"data": [CHAT | {"resumed": 12}]})
+    [line] = [line for line in text.splitlines() if "smollm2" in line]
+    for part in ("chat", "0, b", "1 of 2", "4", "12"):
+        assert part in line
+
+
+@pytest.mark.parametrize("what", ["engines", "services"])
+def test_json_is_what_the_server_says(capsys, what):
+    answer = {"data": [READY], "object": "list"}
+    text, _ = ask(capsys, what, "list", "--json", **{what: answer})
+    assert json.loads(text) == answer
+
+
+def test_the_admin_key_comes_from_a_flag_or_the_environment(capsys, monkeypatch):
+    _, api = ask(capsys, "engines", "list", engines={"data": []})
+    assert "Authorization" not in api.headers[0]
+    monkeypatch.setenv("SHOAL_ADMIN_KEY", "sk-environment")
+    _, api = ask(capsys, "engines", "list", engines={"data": []})
+    assert api.headers[0]["Authorization"] == "Bearer sk-environment"
+    _, api = ask(capsys, "services", "list", "--admin-key", "sk-flag", services={"data": []})
+    assert api.headers[0]["Authorization"] == "Bearer sk-flag"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_does_not_let_us_says_what_is_missing(capsys, status):
+    refusal = (status, {"error": {"message": "this route needs the admin key"}})
+    text, _ = ask(capsys, "engines", "list", status=2, engines=refusal)
+    assert "this route needs the admin key" in text
+    assert "SHOAL_ADMIN_KEY" in text
+
+
+def test_something_else_that_answers_is_no_server_of_ours(capsys):
+    assert "is it a Shoal server?" in ask(capsys, "engines", "list", status=1)[0]
+    for answer in ([1], {}, {"data": 3}):
+        assert "is it a Shoal server?" in ask(capsys, "services", "list", status=1, services=answer)[0]
+
+
+def test_without_a_server_it_is_told_how_to_start_one(capsys):
+    assert run(["engines", "list", "--url", f"http://127.0.0.1:{free_port()}"]) == 1
+    assert "shoal serve smollm2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here"])
+def test_a_wrong_url_is_named(capsys, url):
+    assert run(["services", "list", "--url", url]) == 2
+    assert f"--url {url}" in capsys.readouterr().err

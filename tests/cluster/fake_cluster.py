@@ -1,0 +1,207 @@
+"""A backend whose engines run in this process, in virtual time: real schedulers around a fake model.
+
+They can be killed, hung and made to refuse to load at any moment; messages take a while and cross each other.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine_builders import ByteTokenizer, build_fake, make_options
+
+from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.router import OnDecision, Router
+from shoal.core import InvalidRequest
+from shoal.engine import wire
+from shoal.engine.core import Engine
+
+LOAD_S = 2.0
+LATENCY_S = 0.001
+
+
+@dataclass
+class FakeProcess:
+    """One start of one engine."""
+
+    engine: str
+    incarnation: int
+    core: Engine
+    on_message: Callable[[wire.FromEngine], None] | None = None
+    alive: bool = True
+    hung: bool = False
+    arrived: list[wire.ToEngine] = field(default_factory=list)
+    live: dict[str, int] = field(default_factory=dict)
+    """Requests that it has, and how many tokens each has got here."""
+
+    def suspects(self) -> tuple[str, ...]:
+        return tuple(sorted(self.live))
+
+
+class FakeBackend:
+    """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token."""
+
+    def __init__(self, seed: int = 0, poison: int | None = None, step_s: float = 0.02) -> None:
+        self.random = random.Random(seed)
+        self.poison = poison
+        self.step_s = step_s
+        self.processes: dict[str, FakeProcess] = {}
+        self.fail_loading = 0
+        self.starts = 0
+        self.killed: list[str] = []
+
+    async def attach(
+        self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
+    ) -> Sequence[FoundEngine]:
+        self.on_event = on_event
+        self.loop = asyncio.get_running_loop()
+        return ()
+
+    def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
+        self.starts += 1
+        core, info = build_fake(config.options, config.folders)
+        process = FakeProcess(engine, incarnation, core)
+        self.processes[engine] = process
+        self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
+        if self.fail_loading:
+            self.fail_loading -= 1
+            self.loop.call_later(LOAD_S / 2, self.die, process, "exit code 1")
+            return
+        loaded = Loaded(
+            engine=engine,
+            incarnation=incarnation,
+            pid=1000 + self.starts,
+            endpoint=f"{engine}/{incarnation}",
+            info=info,
+        )
+        self.loop.call_later(LOAD_S, self._loaded, process, loaded)
+
+    def kill_engine(self, engine: str, incarnation: int) -> None:
+        process = self.processes.get(engine)
+        if process is not None and process.incarnation == incarnation:
+            self.killed.append(engine)
+            self.die(process, "killed by signal 9 (SIGKILL)")
+
+    async def close(self) -> None:
+        for process in self.processes.values():
+            process.alive = False
+
+    def die(self, process: FakeProcess, reason: str) -> None:
+        """The process ends now; that is known a little later."""
+        if not process.alive:
+            return
+        process.alive = False
+        event = Exited(
+            engine=process.engine,
+            incarnation=process.incarnation,
+            reason=reason,
+            suspects=process.suspects(),
+        )
+        self.loop.call_later(self.random.uniform(0, 4 * LATENCY_S), self.on_event, event)
+
+    def open_channel(
+        self, endpoint: str, session: str, on_message: Callable[[wire.FromEngine], None]
+    ) -> "FakeChannel":
+        process = self.processes[endpoint.partition("/")[0]]
+        process.on_message = on_message
+        return FakeChannel(self, process)
+
+    def _loaded(self, process: FakeProcess, loaded: Loaded) -> None:
+        if process.alive:
+            self.on_event(loaded)
+            self._step(process)
+
+    def _beat(self, process: FakeProcess, interval_s: float) -> None:
+        if not process.alive:
+            return
+        if not process.hung:
+            self.on_event(Beat(engine=process.engine, incarnation=process.incarnation, pid=1, overdue_s=0.0))
+        self.loop.call_later(interval_s, self._beat, process, interval_s)
+
+    def _step(self, process: FakeProcess) -> None:
+        if not process.alive:
+            return
+        self.loop.call_later(self.step_s * self.random.uniform(0.5, 1.5), self._step, process)
+        if process.hung:
+            return
+        for message in process.arrived:
+            self._handle(process, message)
+        process.arrived.clear()
+        if not process.alive:
+            return
+        events = process.core.step()
+        for event in events:
+            if event.finish is not None:
+                process.live.pop(event.request_id, None)
+        if events:
+            self.deliver(process, wire.Stepped(events))
+
+    def _handle(self, process: FakeProcess, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Submit():
+                requests = message.to_requests()
+                for request in requests:
+                    process.live[request.id] = 0
+                try:
+                    process.core.submit(*requests)
+                except InvalidRequest as error:
+                    self.deliver(process, wire.Refused(requests[0].id, str(error), error.param, error.code))
+                if self.poison is not None and requests[0].prompt[0] == self.poison:
+                    self.die(process, "killed by signal 11 (SIGSEGV)")
+            case wire.Cancel():
+                for request_id in message.ids:
+                    process.live.pop(request_id, None)
+                    process.core.cancel(request_id, complete=message.complete)
+            case wire.AskStats():
+                self.deliver(process, wire.Stats(message.key, process.core.stats()))
+
+    def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
+        """Hand a message to the router after the way over the wire; a closed channel drops it."""
+        frame = wire.encode(message)
+
+        def arrive() -> None:
+            if process.on_message is not None:
+                process.on_message(wire.decode_from_engine(frame))
+
+        self.loop.call_later(LATENCY_S, arrive)
+
+
+class FakeChannel:
+    """Implements ``Channel``."""
+
+    def __init__(self, backend: FakeBackend, process: FakeProcess) -> None:
+        self._backend = backend
+        self._process = process
+
+    def send(self, message: wire.ToEngine) -> None:
+        frame = wire.encode(message)
+        process = self._process
+        self._backend.loop.call_later(LATENCY_S, lambda: process.arrived.append(wire.decode_to_engine(frame)))
+
+    def close(self) -> None:
+        self._process.on_message = None
+
+
+def make_router(
+    backend: FakeBackend,
+    engines: int = 2,
+    models: Sequence[str] = ("fake",),
+    on_decision: OnDecision | None = None,
+    cluster: ClusterOptions | None = None,
+    **options: object,
+) -> Router:
+    """A router of engines that all have the same services, not started."""
+    engine_options = make_options(*models, **options)
+    loop = asyncio.get_running_loop()
+    return Router(
+        [EnginePlan(name=str(number), options=engine_options) for number in range(engines)],
+        {},
+        {service.name: ByteTokenizer() for service in engine_options.services},
+        backend,
+        cluster or ClusterOptions(),
+        max_queue=engine_options.max_queue,
+        open_channel=backend.open_channel,
+        clock=loop.now_ns,
+        on_decision=on_decision,
+    )

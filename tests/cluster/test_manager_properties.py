@@ -1,0 +1,345 @@
+"""A manager among engines that die, and whose messages come late, twice and in any order."""
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from manager_builders import SECOND, SPEED
+
+from hypothesis_profiles import examples
+from shoal.cluster.actions import (
+    ClusterAction,
+    Dispatch,
+    KillEngine,
+    RefusalKind,
+    Refuse,
+    StartEngine,
+    Withdraw,
+)
+from shoal.cluster.dispatch import DISPATCHES, dispatch_named
+from shoal.cluster.event_log import EventLogWriter, replay
+from shoal.cluster.events import (
+    ClusterEvent,
+    Ended,
+    EngineAdded,
+    EngineBeat,
+    EngineDraining,
+    EngineEnded,
+    EngineFound,
+    EngineReady,
+    EngineRemoved,
+    Progressed,
+    Submitted,
+    Ticked,
+)
+from shoal.cluster.manager import Manager
+from shoal.cluster.options import ClusterOptions, RestartOptions
+
+SERVICES = {"e0": ("a", "b"), "e1": ("a", "b"), "e2": ("a",), "e3": ("b",)}
+OPTIONS = {
+    "heartbeat_s": 1.0,
+    "hung_after_s": 4.0,
+    "load_timeout_s": 8.0,
+    "wait_for_engine_s": 20.0,
+    "restart": RestartOptions(first_s=0.5, factor=2, max_s=4.0),
+}
+
+
+@dataclass
+class ModelRequest:
+    """What must be true of a request, from the events and actions so far."""
+
+    service: str
+    owner: tuple[str, int] | None = None
+    attempt: int = 0
+    waits_since_ns: int = 0
+    deaths: int = 0
+    deaths_alone: int = 0
+    alone: bool = False
+    """It is in quarantine."""
+
+
+@dataclass
+class ModelEngine:
+    """What must be true of an engine that is wanted."""
+
+    incarnation: int
+    state: str = "loading"
+    """loading, ready, killed or gone."""
+    draining: bool = False
+    requests: list[str] = field(default_factory=list)
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Processes that live and die by themselves, and a model of what a manager may do."""
+
+    @initialize(dispatch=st.sampled_from(sorted(DISPATCHES)))
+    def begin(self, dispatch: str) -> None:
+        options = ClusterOptions(dispatch=dispatch, **OPTIONS)  # type: ignore[arg-type]
+        self.manager = Manager(options, dispatch_named(dispatch))
+        self.log = io.BytesIO()
+        self.writer = EventLogWriter(self.log, options)
+        self.now_ns = 0
+        self.requests: dict[str, ModelRequest] = {}
+        self.engines: dict[str, ModelEngine] = {}
+        self.processes: set[tuple[str, int]] = set()
+        self.last: Counter[str] = Counter()
+        self.messages: list[ClusterEvent] = []
+        self.numbers = 0
+        self.tell(Ticked())
+        for engine in ("e0", "e2"):
+            self.tell(EngineAdded(engine, SERVICES[engine]))
+
+    # What happens
+
+    @rule(
+        engine=st.sampled_from(sorted(SERVICES)),
+        change=st.sampled_from(["add", "add", "find", "find", "drain", "remove"]),
+        ahead=st.integers(1, 3),
+    )
+    def administer(self, engine: str, change: str, ahead: int) -> None:
+        """An operator changes which engines are wanted; an engine may be found that nobody stopped."""
+        if change == "add":
+            self.tell(EngineAdded(engine, SERVICES[engine]))
+        elif change == "find" and engine not in self.engines:
+            self.find(engine, self.last[engine] + ahead)
+        elif change == "drain":
+            if engine in self.engines:
+                self.engines[engine].draining = True
+            self.tell(EngineDraining(engine))
+        elif change == "remove":
+            self.remove(engine)
+
+    @rule(service=st.sampled_from("ab"), choices=st.integers(1, 2), family=st.integers(0, 2))
+    def submit(self, service: str, choices: int, family: int) -> None:
+        name = f"r{self.numbers}"
+        self.numbers += 1
+        self.requests[name] = ModelRequest(service, waits_since_ns=self.now_ns)
+        told = Submitted(name, service, 10 * choices, 20, choices, (family, 10 + self.numbers))
+        self.tell(told)
+        assert self.manager.handle(told, self.now_ns) == []
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), output=st.none() | st.integers(0, 30))
+    def end(self, data: st.DataObject, output: int | None) -> None:
+        request = data.draw(st.sampled_from(list(self.requests)))
+        self.leave(request)
+        del self.requests[request]
+        self.tell(Ended(request, output))
+        self.tell(Ended(request, output))
+        self.tell(Progressed(request))
+
+    @precondition(lambda self: any(each.owner and each.attempt > 1 for each in self.requests.values()))
+    @rule(data=st.data())
+    def progress(self, data: st.DataObject) -> None:
+        running = [name for name, each in self.requests.items() if each.owner and each.attempt > 1]
+        self.progressed(data.draw(st.sampled_from(running)))
+
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data(), stays=st.booleans())
+    def deliver(self, data: st.DataObject, stays: bool) -> None:
+        """A message arrives, perhaps not for the last time."""
+        at = data.draw(st.integers(0, len(self.messages) - 1))
+        self.arrive(self.messages[at] if stays else self.messages.pop(at))
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data(), overdue=st.sampled_from([0.0, 0.0, 0.0, 1.0]))
+    def beat(self, data: st.DataObject, overdue: float) -> None:
+        engine, incarnation = data.draw(st.sampled_from(sorted(self.processes)))
+        self.messages.append(EngineBeat(engine, incarnation, overdue))
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """A process dies in a step of some of its requests."""
+        process = data.draw(st.sampled_from(sorted(self.processes)))
+        self.processes.remove(process)
+        there = [name for name, each in self.requests.items() if each.owner == process]
+        suspects = data.draw(st.lists(st.sampled_from([*there, "r0", "nobody"]), unique=True))
+        self.messages.append(EngineEnded(*process, "killed", tuple(suspects)))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), times=st.integers(1, 5), all_suspect=st.booleans())
+    def poison(self, data: st.DataObject, times: int, all_suspect: bool) -> None:
+        """Engines die of a request, one after the other; they are soon back, and nothing comes late."""
+        poison = data.draw(st.sampled_from(list(self.requests)))
+        for _ in range(times):
+            owner = self.requests[poison].owner if poison in self.requests else None
+            if owner in self.processes:
+                self.processes.remove(owner)
+                there = [name for name, each in self.requests.items() if each.owner == owner]
+                self.arrive(EngineEnded(*owner, "killed", tuple(there) if all_suspect else (poison,)))
+            self.tick(16, True)
+            for message in [each for each in self.messages if isinstance(each, EngineReady)]:
+                self.messages.remove(message)
+                self.arrive(message)
+
+    @rule(quarters=st.integers(1, 30), beats=st.sampled_from([True, True, False]))
+    def tick(self, quarters: int, beats: bool) -> None:
+        for _ in range(quarters):
+            self.now_ns += SECOND // 4
+            for process in sorted(self.processes) if beats else ():
+                self.tell(EngineBeat(*process))
+            self.tell(Ticked())
+
+    @rule(hours=st.integers(0, 2))
+    def sleep(self, hours: int) -> None:
+        self.now_ns += hours * 3600 * SECOND
+        self.tell(Ticked())
+
+    # What must be true
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for name, request in self.requests.items():
+            assert self.manager.owner(name) == (request.owner and request.owner[0])
+        for service in "ab":
+            waiting = [each for each in self.requests.values() if each.service == service and not each.owner]
+            assert self.manager.waiting(service) == len(waiting)
+            assert self.manager.service(service).ready == len(self.ready(service))
+            # At most one engine for each request in quarantine is closed to others.
+            if len(self.ready(service)) > sum(each.alone for each in self.requests.values()):
+                assert all(each.alone for each in waiting)
+        assert {each.name: each.incarnation for each in self.manager.engines} == {
+            name: engine.incarnation for name, engine in self.engines.items()
+        }
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for engine in SERVICES:
+            self.remove(engine)
+            self.tell(EngineAdded(engine, SERVICES[engine]))
+        self.messages.clear()
+        for name, each in self.engines.items():
+            self.arrive(EngineReady(name, each.incarnation, dict.fromkeys(SERVICES[name], SPEED)))
+        for _ in range(len(self.requests)):
+            for name in [name for name, each in self.requests.items() if each.alone and each.owner]:
+                self.progressed(name)
+        assert all(each.owner for each in self.requests.values())
+        replay(self.log.getvalue().splitlines(keepends=True))
+
+    # The model
+
+    def ready(self, service: str) -> list[str]:
+        return [
+            name
+            for name, engine in self.engines.items()
+            if service in SERVICES[name] and engine.state == "ready" and not engine.draining
+        ]
+
+    def find(self, engine: str, incarnation: int) -> None:
+        self.processes.add((engine, incarnation))
+        self.messages.append(EngineReady(engine, incarnation, dict.fromkeys(SERVICES[engine], SPEED)))
+        self.last[engine] = incarnation
+        self.engines[engine] = ModelEngine(incarnation)
+        self.tell(EngineFound(engine, incarnation, SERVICES[engine]))
+
+    def remove(self, engine: str) -> None:
+        self.engines.pop(engine, None)
+        there = [name for name, each in self.requests.items() if each.owner and each.owner[0] == engine]
+        actions = self.tell(EngineRemoved(engine))
+        assert all(Withdraw(request) in actions for request in there)
+        self.processes = {process for process in self.processes if process[0] != engine}
+
+    def progressed(self, request: str) -> None:
+        each = self.requests[request]
+        each.deaths = each.deaths_alone = 0
+        each.alone = False
+        self.tell(Progressed(request))
+
+    def leave(self, request: str) -> None:
+        each = self.requests[request]
+        if each.owner and each.owner[0] in self.engines:
+            self.engines[each.owner[0]].requests.remove(request)
+        each.owner = None
+        each.waits_since_ns = self.now_ns
+
+    def arrive(self, message: ClusterEvent) -> None:
+        """Note what a message about an engine means, if it is not out of date, and tell it."""
+        assert isinstance(message, EngineReady | EngineBeat | EngineEnded)
+        engine = self.engines.get(message.engine)
+        if engine is not None and engine.incarnation == message.incarnation and engine.state != "gone":
+            if isinstance(message, EngineReady) and engine.state == "loading":
+                engine.state = "ready"
+            if isinstance(message, EngineEnded):
+                engine.state = "gone"
+                self.bury(engine, message.suspects)
+        self.tell(message)
+
+    def bury(self, engine: ModelEngine, suspects: tuple[str, ...]) -> None:
+        for request in list(engine.requests):
+            each = self.requests[request]
+            self.leave(request)
+            if request in suspects:
+                each.deaths += 1
+                each.deaths_alone += each.alone
+                each.alone = each.deaths >= 2
+
+    def tell(self, event: ClusterEvent) -> list[ClusterAction]:
+        """Tell the manager, and do what it decides."""
+        actions = self.manager.handle(event, self.now_ns)
+        self.writer.write(self.now_ns, event, actions)
+        for action in actions:
+            self.carry_out(action)
+        return actions
+
+    def carry_out(self, action: ClusterAction) -> None:
+        if isinstance(action, StartEngine):
+            assert action.incarnation == self.last[action.engine] + 1
+            assert action.engine not in self.engines or self.engines[action.engine].state == "gone"
+            draining = action.engine in self.engines and self.engines[action.engine].draining
+            assert not draining
+            self.last[action.engine] = action.incarnation
+            self.engines[action.engine] = ModelEngine(action.incarnation)
+            self.processes.add((action.engine, action.incarnation))
+            speeds = dict.fromkeys(SERVICES[action.engine], SPEED)
+            self.messages.append(EngineReady(action.engine, action.incarnation, speeds))
+        elif isinstance(action, KillEngine):
+            process = (action.engine, action.incarnation)
+            if action.engine in self.engines:
+                engine = self.engines[action.engine]
+                assert engine.incarnation == action.incarnation
+                assert engine.state in ("loading", "ready")
+                engine.state = "killed"
+                if process in self.processes:
+                    self.messages.append(EngineEnded(*process, "killed by the manager"))
+            self.processes.discard(process)
+        elif isinstance(action, Dispatch):
+            self.dispatched(action)
+        elif isinstance(action, Withdraw):
+            self.leave(action.request)
+        elif isinstance(action, Refuse):
+            each = self.requests.pop(action.request)
+            assert each.owner is None
+            if action.kind is RefusalKind.POISON:
+                assert each.deaths_alone == 2
+            else:
+                assert not self.ready(each.service)
+                assert self.now_ns - each.waits_since_ns >= 20 * SECOND
+
+    def dispatched(self, action: Dispatch) -> None:
+        each, engine = self.requests[action.request], self.engines[action.engine]
+        assert each.owner is None
+        assert action.attempt == each.attempt + 1
+        assert each.deaths_alone < 2
+        assert action.engine in self.ready(each.service)
+        assert action.incarnation == engine.incarnation
+        assert not (each.alone and engine.requests)
+        assert not any(self.requests[other].alone for other in engine.requests)
+        each.attempt, each.owner = action.attempt, (action.engine, action.incarnation)
+        engine.requests.append(action.request)
+
+
+TestManager = ManagerMachine.TestCase
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _examples() -> None:
+    TestManager.settings = settings(max_examples=examples(150), stateful_step_count=60)

@@ -1,0 +1,204 @@
+"""What a manager does when engines begin, end, fall silent or leave."""
+
+import pytest
+from manager_builders import SECOND, SPEED, Bench, dispatched
+
+from shoal.cluster.actions import Dispatch, KillEngine, RefusalKind, Refuse, StartEngine, Withdraw
+from shoal.cluster.events import (
+    EngineAdded,
+    EngineBeat,
+    EngineDraining,
+    EngineFound,
+    EngineReady,
+    EngineRemoved,
+    Ticked,
+)
+from shoal.cluster.options import ClusterOptions, RestartOptions
+from shoal.cluster.status import EngineState, ServiceState, ServiceStatus
+
+
+def states(bench: Bench) -> dict[str, EngineState]:
+    return {engine.name: engine.state for engine in bench.manager.engines}
+
+
+def test_an_engine_is_started_and_gets_requests_once_it_is_ready() -> None:
+    bench = Bench()
+    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 1, ("a",))]
+    assert bench.submit("r0") == []
+    assert bench.manager.service("a") == ServiceStatus(
+        ready=0, wanted=1, waiting=1, state=ServiceState.LOADING
+    )
+    assert bench.ready("e0", 1) == [Dispatch("r0", "e0", 1, 1)]
+    assert bench.submit("r1") == [Dispatch("r1", "e0", 1, 1)]
+    [engine] = bench.manager.engines
+    assert (engine.state, engine.requests, engine.incarnation) == (EngineState.READY, 2, 1)
+    assert bench.end("r0") == []
+    assert bench.manager.engines[0].requests == 1
+
+
+def test_an_engine_that_was_found_is_not_started() -> None:
+    bench = Bench()
+    assert bench.tell(EngineFound("e0", 3, ("a",))) == []
+    assert bench.tell(EngineReady("e0", 3, {"a": SPEED})) == []
+    assert bench.submit("r0") == [Dispatch("r0", "e0", 3, 1)]
+    assert bench.die("e0", 3) == []
+    assert bench.wait(1) == [StartEngine("e0", 4, ("a",))]
+
+
+def test_requests_of_a_dead_engine_go_on_at_once_where_they_can() -> None:
+    bench = Bench()
+    bench.add("e0", "e1")
+    for number in range(4):
+        bench.submit(f"r{number}")
+    assert bench.die("e0", 1) == [Dispatch("r0", "e1", 1, 2), Dispatch("r2", "e1", 1, 2)]
+    assert bench.manager.engines[0].last_error == "killed by signal 9"
+    assert bench.die("e1", 1) == []
+    assert bench.submit("r4") == []
+    assert bench.manager.waiting("a") == 5
+    assert bench.wait(0.75) == []
+    assert bench.wait(0.25) == [StartEngine("e0", 2, ("a",)), StartEngine("e1", 2, ("a",))]
+    sent = dispatched(bench.ready("e1", 2))
+    assert sent == [("r0", "e1", 3), ("r1", "e1", 2), ("r2", "e1", 3), ("r3", "e1", 2), ("r4", "e1", 1)]
+
+
+def test_waits_between_starts_grow_until_one_works_out() -> None:
+    bench = Bench(ClusterOptions(restart=RestartOptions(first_s=1, factor=2, max_s=5)))
+    bench.add("e0")
+    for incarnation, wait_s in enumerate([1, 2, 4, 5, 5], start=1):
+        bench.die("e0", incarnation)
+        assert bench.wait(wait_s - 0.25) == []
+        assert bench.wait(0.25) == [StartEngine("e0", incarnation + 1, ("a",))]
+    bench.ready("e0", 6)
+    bench.wait(4.75, ("e0", 6))
+    bench.die("e0", 6)
+    assert bench.wait(4.75) == []
+    assert bench.wait(0.25) == [StartEngine("e0", 7, ("a",))]
+    bench.ready("e0", 7)
+    bench.wait(5, ("e0", 7))
+    bench.die("e0", 7)
+    assert bench.wait(1) == [StartEngine("e0", 8, ("a",))]
+    assert bench.manager.engines[0].restarts == 7
+
+
+def test_a_silent_engine_is_killed_once_and_its_requests_move_when_it_is_gone() -> None:
+    bench = Bench()
+    bench.add("e0", "e1")
+    bench.submit("r0")
+    assert bench.wait(10, ("e1", 1)) == []
+    [kill] = bench.wait(0.25, ("e1", 1))
+    assert isinstance(kill, KillEngine)
+    assert (kill.engine, kill.incarnation) == ("e0", 1)
+    assert bench.wait(20, ("e1", 1)) == []
+    assert bench.tell(EngineBeat("e0", 1, overdue_s=3.0)) == []
+    assert dispatched(bench.submit("r1")) == [("r1", "e1", 1)]
+    assert bench.die("e0", 1, "r0") == [Dispatch("r0", "e1", 1, 2)]
+
+
+def test_who_did_not_listen_does_not_count_silence() -> None:
+    bench = Bench()
+    bench.add("e0")
+    for _ in range(10):
+        bench.now_ns += 3600 * SECOND
+        assert bench.tell(Ticked()) == []
+    assert bench.wait(5) == []
+    assert len(bench.wait(0.5)) == 1
+
+
+def test_an_engine_whose_step_never_ends_is_killed() -> None:
+    bench = Bench()
+    bench.add("e0")
+    [kill] = bench.tell(EngineBeat("e0", 1, overdue_s=0.1))
+    assert isinstance(kill, KillEngine)
+    assert bench.tell(EngineBeat("e0", 1, overdue_s=0.2)) == []
+
+
+def test_an_engine_that_loads_for_too_long_is_killed() -> None:
+    bench = Bench(ClusterOptions(load_timeout_s=30))
+    bench.tell(EngineAdded("e0", ("a",)))
+    assert bench.wait(30) == []
+    [kill] = bench.wait(0.25)
+    assert isinstance(kill, KillEngine)
+    assert bench.ready("e0", 1) == []
+    assert states(bench) == {"e0": EngineState.READY}
+    bench.die("e0", 1)
+    assert bench.wait(1) == [StartEngine("e0", 2, ("a",))]
+    bench.tell(EngineBeat("e0", 2))
+    assert len(bench.wait(10.25)) == 1
+
+
+def test_requests_are_refused_when_no_engine_comes() -> None:
+    bench = Bench(ClusterOptions(wait_for_engine_s=5))
+    bench.tell(EngineAdded("e0", ("a",)))
+    bench.submit("r0")
+    bench.wait(2)
+    bench.submit("r1")
+    assert bench.wait(2.75) == []
+    [refused] = bench.wait(0.25)
+    assert refused == Refuse("r0", RefusalKind.NO_ENGINE, "no engine of service 'a' was ready for 5 s")
+    assert bench.end("r0") == []
+    assert dispatched(bench.ready("e0", 1)) == [("r1", "e0", 1)]
+
+
+def test_a_draining_engine_keeps_what_it_has_and_is_not_started_again() -> None:
+    bench = Bench()
+    bench.add("e0", "e1")
+    bench.submit("r0")
+    assert bench.tell(EngineDraining("e0"), EngineDraining("e0")) == []
+    assert bench.manager.owner("r0") == "e0"
+    assert dispatched(bench.submit("r1")) == [("r1", "e1", 1)]
+    assert bench.manager.service("a") == ServiceStatus(ready=1, wanted=1, waiting=0)
+    assert bench.die("e0", 1) == [Dispatch("r0", "e1", 1, 2)]
+    assert bench.wait(5, ("e1", 1)) == []
+    assert states(bench)["e0"] is EngineState.DRAINING
+
+
+def test_requests_of_a_removed_engine_go_elsewhere() -> None:
+    bench = Bench()
+    bench.add("e0", "e1")
+    bench.submit("r0")
+    assert bench.tell(EngineRemoved("e0")) == [
+        Withdraw("r0"),
+        KillEngine("e0", 1, "it was removed"),
+        Dispatch("r0", "e1", 1, 2),
+    ]
+    assert bench.die("e0", 1, "r0") == []
+    assert bench.tell(EngineFound("e0", 1, ("a",))) == []
+    assert list(states(bench)) == ["e1"]
+    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 2, ("a",))]
+
+
+@pytest.mark.parametrize("incarnation", [0, 1, 3])
+def test_what_is_told_of_other_incarnations_changes_nothing(incarnation: int) -> None:
+    bench = Bench()
+    bench.add("e0")
+    bench.die("e0", 1)
+    bench.wait(1)
+    bench.ready("e0", 2)
+    bench.submit("r0")
+    assert bench.die("e0", incarnation, "r0") == []
+    assert bench.ready("e0", incarnation) == []
+    assert bench.tell(EngineBeat("e0", incarnation, overdue_s=9.0)) == []
+    assert bench.manager.owner("r0") == "e0"
+
+
+def test_what_is_told_of_unknown_engines_and_requests_changes_nothing() -> None:
+    bench = Bench()
+    bench.add("e0")
+    bench.submit("r0")
+    assert bench.tell(EngineReady("x", 1, {}), EngineDraining("x"), EngineRemoved("x")) == []
+    assert bench.end("x") == bench.progress("x") == bench.die("x", 1) == []
+    assert bench.submit("r0") == bench.tell(EngineAdded("e0", ("a",))) == []
+    assert bench.ready("e0", 1) == []
+    assert bench.end("r0", None) == bench.end("r0") == []
+
+
+def test_requests_wait_for_an_engine_of_their_service() -> None:
+    bench = Bench()
+    bench.add("e0", services=("a",))
+    bench.add("e1", services=("b",))
+    assert dispatched(bench.submit("r0", "b")) == [("r0", "e1", 1)]
+    assert bench.die("e1", 1) == []
+    assert bench.manager.services == {
+        "a": ServiceStatus(ready=1, wanted=1, waiting=0),
+        "b": ServiceStatus(ready=0, wanted=1, waiting=1, state=ServiceState.LOADING),
+    }

@@ -1,0 +1,54 @@
+"""The measurement of an engine's speed: what it finds, and that nothing of it stays."""
+
+import pytest
+from engine_builders import FakeExecutor, expected_tokens, make_engine, make_request, run_all
+
+from shoal.engine.speed import measure_speed
+from shoal.execute.protocol import StepFailed
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_service_is_measured_and_nothing_of_it_stays(depth):
+    engine, info = make_engine("fake?step_ms=2", "fake", blocks=200, scheduler={"depth": depth})
+    usage, stats = engine.fake_pool.usage(), engine.stats()
+    for name, service in info.services.items():
+        measured = engine.measure_speed(service, name)
+        assert measured.decode_s > 0.0005
+        assert 0 < measured.prefill_s < measured.decode_s
+    assert (engine.fake_pool.usage(), engine.stats()) == (usage, stats)
+    assert engine.fake_executor.sequences == {}
+    engine.fake_pool.check_integrity()
+    request = make_request("r", 9)
+    engine.submit(request)
+    tokens = [token for event in run_all(engine)["r"] for token in event.tokens]
+    assert tokens == expected_tokens(request, 8)
+
+
+@pytest.mark.parametrize("blocks", range(1, 24))
+def test_small_pools_are_measured_too(blocks):
+    engine, info = make_engine(blocks=blocks)
+    service = info.services["a"]
+    measured = engine.measure_speed(service, "a")
+    assert (measured.decode_s > 0) == (service.max_total_tokens > 1)
+    assert engine.fake_pool.live_blocks("a") == 0
+
+
+class _Failing(FakeExecutor):
+    def _iterate(self, plan):
+        if plan.seq_ids and plan.new_tokens == (1,):
+            raise StepFailed("no")
+        return super()._iterate(plan)
+
+
+def test_a_service_whose_steps_fail_has_no_speed():
+    engine, _ = make_engine()
+    executor = _Failing(engine.fake_executor.layout)
+    assert measure_speed(executor, engine.fake_pool, "a", 100, 300) is None
+    assert executor.sequences == {}
+    assert engine.fake_pool.live_blocks("a") == 0
+
+
+def test_a_slow_service_is_measured_with_little():
+    engine, info = make_engine("fake?step_ms=60")
+    engine.measure_speed(info.services["a"], "a")
+    assert engine.fake_executor.steps <= 4  # two of them have no rows

@@ -1,0 +1,160 @@
+"""Operators' routes: what they tell, and whom."""
+
+import asyncio
+
+import httpx
+import pytest
+from serve_builders import FakeEngine, make_app
+
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+from shoal.config.api_keys import ApiKey
+from shoal.core import ConfigError
+from shoal.engine.info import EngineInfo
+from shoal.serve import ServerOptions
+
+INFO = EngineInfo(
+    services={}, device="cpu", threads=3, block_size=16, merged_blocks=8, kv_bytes=2**20, weight_bytes=5000
+)
+OTHER = EngineStatus(
+    name="b", state=EngineState.LOADING, services=("chat",), device="cuda:0", pid=77, requests=5, info=INFO
+)
+ROUTES = ("engines", "services", "placement", "operations")
+
+
+def ask(path, headers=None, peer="127.0.0.1", host="localhost:8000", engine=None, **options):
+    async def main():
+        transport = httpx.ASGITransport(make_app(engine, **options), client=(peer, 40_000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get(path, headers={"Host": host, **(headers or {})})
+
+    return asyncio.run(main())
+
+
+def two_engines():
+    services = {
+        "chat": ServiceStatus(ready=1, wanted=2, waiting=3, resumed=9),
+        "base": ServiceStatus(ready=1, wanted=1, waiting=0),
+    }
+    return FakeEngine(others=(OTHER,), services=services)
+
+
+def test_engines():
+    first, second = ask("/admin/engines", engine=two_engines()).json()["data"]
+    assert (first["name"], first["state"], first["pid"], first["threads"]) == ("0", "ready", 4321, None)
+    assert second == {
+        "name": "b",
+        "state": "loading",
+        "device": "cuda:0",
+        "services": ["chat"],
+        "requests": 5,
+        "pid": 77,
+        "restarts": 0,
+        "heartbeat_age_s": None,
+        "last_error": None,
+        "threads": 3,
+        "kv_bytes": 2**20,
+        "weight_bytes": 5000,
+    }
+
+
+def test_services_and_their_engines():
+    chat, base = ask("/admin/services", engine=two_engines()).json()["data"]
+    assert chat == {
+        "name": "chat",
+        "model": "fake-chat",
+        "engines": ["0", "b"],
+        "ready": 1,
+        "wanted": 2,
+        "waiting": 3,
+        "resumed": 9,
+    }
+    assert base["engines"] == ["0"]
+    placement = ask("/admin/placement", engine=two_engines()).json()
+    assert placement == {"placement": {"chat": ["0", "b"], "base": ["0"]}}
+    assert ask("/admin/operations").json() == {"data": [], "object": "list"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_without_an_admin_key_only_this_machine_is_answered(route):
+    path = f"/admin/{route}"
+    for peer in ("127.0.0.1", "127.8.0.9", "::1", "::ffff:127.0.0.1"):
+        assert ask(path, peer=peer).status_code == 200
+    for peer in ("10.0.0.7", "::ffff:10.0.0.7", "fe80::1", "not an address"):
+        response = ask(path, peer=peer)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "admin_only")
+        assert "server.admin_key" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "shoal.example.org"},
+        {"Host": "evil.org:8000"},
+        {"Origin": "http://localhost:3000"},
+        {"X-Forwarded-For": "10.0.0.7"},
+        {"Forwarded": "for=10.0.0.7"},
+        {"Via": "1.1 proxy"},
+    ],
+)
+def test_proxies_and_web_pages_on_this_machine_are_not_this_machine(headers):
+    assert ask("/admin/engines", headers).status_code == 403
+    key = {"Authorization": "Bearer sk-admin"}
+    assert ask("/admin/engines", headers | key, admin_key="sk-admin").status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.7"])
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        ("Bearer sk-admin", 200, None),
+        ("bearer  sk-admin", 200, None),
+        (None, 401, "invalid_admin_key"),
+        ("Bearer sk-admi", 401, "invalid_admin_key"),
+        ("Basic sk-admin", 401, "invalid_admin_key"),
+        ("sk-admin", 401, "invalid_admin_key"),
+        ("Bearer sk-alice", 403, "admin_only"),
+    ],
+)
+def test_an_admin_key_is_needed_where_there_is_one(route, peer, sent, status, code):
+    headers = {} if sent is None else {"Authorization": sent}
+    keys = (ApiKey(key="sk-alice", name="alice"),)
+    response = ask(f"/admin/{route}", headers, peer, admin_key="sk-admin", api_keys=keys)
+    assert response.status_code == status
+    if code is not None:
+        assert response.json()["error"]["code"] == code
+        assert "sk-" not in response.json()["error"]["message"]
+    if status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_admin_key_is_no_api_key_and_an_api_key_is_not_needed_here():
+    keys = (ApiKey(key="sk-alice", name="alice"),)
+    headers = {"Authorization": "Bearer sk-admin"}
+    assert ask("/v1/models", headers, admin_key="sk-admin", api_keys=keys).status_code == 401
+    assert ask("/admin/engines", api_keys=keys).status_code == 200
+
+
+def test_the_routes_are_for_operators_and_not_in_the_document_for_clients():
+    assert not any(path.startswith("/admin") for path in ask("/openapi.json").json()["paths"])
+    assert {f"GET /admin/{route}" for route in ROUTES} <= set(ask("/").json()["routes"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"admin_key": ""}, "visible ASCII"),
+        ({"admin_key": "two words"}, "visible ASCII"),
+        ({"admin_key_file": "sk-\u00e4"}, "visible ASCII"),
+        ({"admin_key": "sk-a", "admin_key_file": "sk-b"}, "not both"),
+        ({"admin_key": "sk-a", "api_keys": (ApiKey(key="sk-a", name="alice"),)}, "also the API key 'alice'"),
+    ],
+)
+def test_admin_keys_that_cannot_be(options, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        ServerOptions(**options)
+    assert "sk-" not in str(error.value)
+
+
+def test_options_do_not_show_the_key():
+    assert "sk-hidden" not in repr(ServerOptions(admin_key="sk-hidden"))

@@ -1,0 +1,141 @@
+"""What probes are told: of the process, of engines and services, of one service."""
+
+import asyncio
+from dataclasses import replace
+
+import httpx
+import pytest
+from serve_builders import FakeEngine, completion, make_app, make_client, serving, until
+
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+
+OTHER = EngineStatus(
+    name="b",
+    state=EngineState.WAITING,
+    services=("chat",),
+    device="cpu",
+    restarts=3,
+    last_error="killed by signal 9",
+)
+
+
+def ask(path, engine=None, **options):
+    async def main():
+        async with make_client(make_app(engine, **options)) as client:
+            return await client.get(path)
+
+    return asyncio.run(main())
+
+
+def cluster(ready_chat, ready_base, *others):
+    """A fake engine with so many ready engines for its services, and others that are shown."""
+    services = {
+        "chat": ServiceStatus(ready=ready_chat, wanted=2, waiting=7),
+        "base": ServiceStatus(ready=ready_base, wanted=1, waiting=0),
+    }
+    return FakeEngine(services=services, others=others)
+
+
+def test_health_tells_of_every_engine_and_service():
+    response = ask("/health", cluster(1, 1, OTHER))
+    assert response.status_code == 200
+    assert response.json() == {
+        "status": "degraded",
+        "engines": [
+            {
+                "name": "0",
+                "state": "ready",
+                "pid": 4321,
+                "restarts": 2,
+                "heartbeat_age_s": 0.25,
+                "last_error": None,
+            },
+            {
+                "name": "b",
+                "state": "waiting",
+                "pid": None,
+                "restarts": 3,
+                "heartbeat_age_s": None,
+                "last_error": "killed by signal 9",
+            },
+        ],
+        "services": {
+            "chat": {"ready": 1, "wanted": 2, "waiting": 7},
+            "base": {"ready": 1, "wanted": 1, "waiting": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("ready", "other", "status", "code"),
+    [
+        ((1, 1), None, "ok", 200),
+        ((1, 1), EngineState.READY, "ok", 200),
+        ((1, 1), EngineState.LOADING, "degraded", 200),
+        ((1, 1), EngineState.DRAINING, "degraded", 200),
+        ((0, 1), EngineState.WAITING, "degraded", 200),
+        ((0, 0), EngineState.LOADING, "down", 503),
+        ((0, 0), EngineState.READY, "down", 503),
+    ],
+)
+def test_health_is_200_while_any_service_can_answer(ready, other, status, code):
+    others = () if other is None else (replace(OTHER, state=other),)
+    response = ask("/health", cluster(*ready, *others))
+    assert (response.status_code, response.json()["status"]) == (code, status)
+    assert ("retry-after" in response.headers) == (code == 503)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/health/live", 200),
+        ("/health/ready", 200),
+        ("/health/ready?service=chat", 200),
+        ("/health/ready?service=base", 503),
+        ("/health/ready?service=bas", 404),
+        ("/health/ready?service=", 404),
+    ],
+)
+def test_a_service_alone_may_be_ready(path, code):
+    response = ask(path, cluster(1, 0))
+    assert response.status_code == code
+    if code == 200:
+        assert response.json() == {"status": "ok"}
+        return
+    error = response.json()["error"]
+    assert error["code"] == {503: "service_unavailable", 404: "model_not_found"}[code]
+    assert (
+        error["message"]
+        == {
+            503: "service 'base' has no engine that is ready",
+            404: f"service {path.partition('=')[2]!r} is not served here; available: chat, base",
+        }[code]
+    )
+    assert ("retry-after" in response.headers) == (code == 503)
+
+
+def test_without_any_engine_the_process_lives_and_is_not_ready():
+    engine = cluster(0, 0)
+    assert ask("/health/live", engine).status_code == 200
+    assert ask("/health/ready", engine).json()["error"]["message"] == "no service has an engine that is ready"
+
+
+def test_a_server_that_drains_is_alive_but_not_ready():
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event())
+        async with serving(engine) as (url, stop, _), httpx.AsyncClient(base_url=url) as client:
+            asking = asyncio.create_task(client.post("/v1/completions", json=completion()))
+            await until(lambda: engine.paused)
+            stop.ask()
+            await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                while (health := await client.get("/health")).status_code == 200:
+                    await asyncio.sleep(0.01)
+            assert (health.status_code, health.json()["status"]) == (503, "draining")
+            assert (await client.get("/health/live")).status_code == 200
+            ready = await client.get("/health/ready?service=chat")
+            assert (ready.status_code, ready.json()["error"]["code"]) == (503, "shutting_down")
+            engine.hold.set()
+            assert (await asking).status_code == 200
+
+    asyncio.run(main())

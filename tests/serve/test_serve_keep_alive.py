@@ -1,0 +1,116 @@
+"""Comments in streams that have no news."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+from serve_builders import FakeEngine, chat, completion, serving, serving_in_thread, until
+
+from shoal.serve import generation_response
+
+COMMENT = b": keep-alive\n\n"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(generation_response, "_KEEP_ALIVE_S", 0.06)
+
+
+def stream_of(path, body, pause_at=None):
+    """The bytes of a stream, which pauses before a token until it has two comments."""
+
+    async def main():
+        engine = FakeEngine(context=4000)
+        if pause_at is not None:
+            engine.hold, engine.pause_at = asyncio.Event(), pause_at
+        received = b""
+        async with (
+            serving(engine) as (url, _, _),
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+            client.stream("POST", path, json=body) as response,
+        ):
+            async for piece in response.aiter_raw():
+                received += piece
+                if received.count(COMMENT) >= 2:
+                    engine.hold.set()
+        return received
+
+    return asyncio.run(main())
+
+
+def text_of(stream):
+    """The pieces of text in a stream of any kind, joined."""
+    found = []
+    for line in stream.decode().splitlines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            for choice in event.get("choices", [{"text": event.get("delta")}]):
+                found.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+    return "".join(piece for piece in found if isinstance(piece, str))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", completion(stream=True)),
+        ("/v1/chat/completions", chat(stream=True)),
+        ("/v1/responses", {"model": "chat", "input": "hi", "stream": True, "temperature": 0}),
+    ],
+)
+def test_a_stream_that_pauses_gets_comments_between_its_events(path, body):
+    received = stream_of(path, body, pause_at=2)
+    events = received.split(b"\n\n")
+    assert events.pop() == b""
+    assert 0 < events.index(b": keep-alive") < len(events) - events[::-1].index(b": keep-alive") < len(events)
+    assert text_of(received) == text_of(stream_of(path, body)) != ""
+
+
+def test_openai_s_client_skips_comments():
+    class Pause:
+        async def wait(self):
+            await asyncio.sleep(0.3)
+
+    with (
+        serving_in_thread(FakeEngine(hold=Pause(), pause_at=2)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = client.completions.create(model="base", prompt="hello", temperature=0, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == "hello"
+
+
+def test_nothing_is_sent_before_the_first_event():
+    """Its status is not known yet."""
+
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event())
+        async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url, timeout=30) as client:
+            asking = asyncio.create_task(client.post("/v1/completions", json=completion(stream=True)))
+            await until(lambda: engine.paused)
+            await asyncio.sleep(0.3)
+            engine.hold.set()
+            return (await asking).content
+
+    assert COMMENT not in asyncio.run(main())
+
+
+def test_a_stream_with_news_gets_no_comment(monkeypatch):
+    monkeypatch.setattr(generation_response, "_KEEP_ALIVE_S", 30)
+    assert COMMENT not in stream_of("/v1/completions", completion(stream=True))
+
+
+def test_lines_of_json_have_no_comments():
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event(), pause_at=1)
+        async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url, timeout=30) as client:
+            body = {"model": "base", "prompt": "hello", "raw": True, "stream": True}
+            asking = asyncio.create_task(client.post("/api/generate", json=body))
+            await until(lambda: engine.paused)
+            await asyncio.sleep(0.3)
+            engine.hold.set()
+            return (await asking).text
+
+    lines = asyncio.run(main()).splitlines()
+    assert len(lines) > 1
+    assert all(json.loads(line)["model"] == "base" for line in lines)
