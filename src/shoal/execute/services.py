@@ -26,6 +26,7 @@ class TorchServices:
         """
         model = self._models.loader.load(service, folder)
         context_of(service, model)
+        return_freed_memory()  # which loading took for a while
         return model
 
     def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
