@@ -9,7 +9,9 @@ from shoal.core import ConfigError
 def make_backend(options: ClusterOptions) -> EngineBackend:
     """Who runs the engines of a cluster; raises ConfigError if a package for it is missing."""
     if options.backend == "local":
-        return LocalBackend(options.name, options.orphan_after_s, options.heartbeat_s)
+        return LocalBackend(
+            options.name, options.orphan_after_s, options.heartbeat_s, options.hung_after_s / 2
+        )
     try:
         # Only here: it takes a second, and is an extra.
         from shoal.cluster.ray.backend import RayBackend
