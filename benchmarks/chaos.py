@@ -2,6 +2,7 @@
 
     python benchmarks/chaos.py                        # SmolLM2 in float32, two engines on this machine
     python benchmarks/chaos.py --small                # what the slow tests run: a few kills, under 90 s
+    PYTHONPATH=benchmarks ray start --head --num-cpus 2
     python benchmarks/chaos.py --backend ray --kills 5 --hangs 1 --raises 0 --poisons 0
 
 Clients read one stream after the other. Every kill takes an engine that has at least five streams amid their
@@ -32,8 +33,8 @@ from rich.table import Table
 
 from chaos_engine import FAILS_ONCE, MARKS, POISON
 from shoal.cluster.actions import ClusterAction, Dispatch
+from shoal.cluster.backends import make_backend
 from shoal.cluster.events import ClusterEvent
-from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
@@ -317,15 +318,18 @@ async def main(options: argparse.Namespace, console: Console) -> Outcome:
         kv_cache=KVCacheOptions(memory_bytes=options.kv_mib << 20),
     )
     cluster = ClusterOptions(
-        heartbeat_s=0.25, hung_after_s=options.hung_after, restart=RestartOptions(first_s=0.1, max_s=1.0)
+        backend=options.backend,
+        address=options.address,
+        heartbeat_s=0.25,
+        hung_after_s=options.hung_after,
+        restart=RestartOptions(first_s=0.1, max_s=1.0),
     )
     chaos: Chaos | None = None
-    backend = LocalBackend(None, 0)
     router = Router(
         [EnginePlan(name=str(number), options=engine) for number in range(options.engines)],
         {SERVICE: folder},
         {SERVICE: tokenizer},
-        backend,
+        make_backend(cluster),
         cluster,
         max_queue=engine.max_queue,
         builder=BUILDER,
@@ -347,6 +351,8 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--backend", choices=["local", "ray"], default="local")
+    parser.add_argument("--address", default="auto", help="of a Ray cluster on this machine")
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=40, help="different requests")

@@ -47,7 +47,8 @@ class EngineActor:
         self._outbox = Outbox()
         self._asked = asyncio.Event()
         self._preparing: asyncio.Task[None] | None = None
-        self._prepared: wire.StartEngine | None = None
+        self._started: wire.StartEngine | None = None
+        """The last start that was asked for."""
         self._alone: asyncio.TimerHandle | None = None
         self._grace_s = _CLAIM_S
         self._await_questions()
@@ -86,19 +87,16 @@ class EngineActor:
         return messages
 
     async def do(self, session: int, message: bytes) -> None:
-        """Do what the server says."""
+        """Do what the server says; saying it again does nothing."""
         if session != self._session:
             return
         order = wire.decode_to_node(message)
         if isinstance(order, wire.StartEngine):
-            await self._stop_preparing()
-            self._prepared = order
-            self._preparing = asyncio.ensure_future(self._start(order))
-        elif (
-            isinstance(order, wire.KillEngine)
-            and self._prepared is not None
-            and (order.engine, order.incarnation) == (self._prepared.engine, self._prepared.incarnation)
-        ):
+            if order != self._started:
+                await self._stop_preparing()
+                self._started = order
+                self._preparing = asyncio.ensure_future(self._start(order))
+        elif isinstance(order, wire.KillEngine) and not self._tenancy.node.owns_any:
             await self._stop_preparing()
             self._tenancy.tell(EngineExited(order.engine, order.incarnation, "killed before it was started"))
         else:
@@ -139,7 +137,6 @@ class EngineActor:
             self._tenancy.tell(EngineExited(engine, incarnation, failure.message, failure.kind))
         else:
             self._tenancy.node.start(engine, incarnation, config)
-        self._prepared = None
 
     async def _stop_preparing(self) -> None:
         """Start no engine whose models are still being fetched; what was fetched so far stays."""
@@ -147,7 +144,7 @@ class EngineActor:
             self._preparing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._preparing
-        self._preparing = self._prepared = None
+            self._preparing = None
 
     def _memory_share(self) -> float:
         """The part of its machine that the engine has."""

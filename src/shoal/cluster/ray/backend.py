@@ -112,8 +112,9 @@ class RayBackend:
             await asyncio.wait(self._tasks, timeout=_END_TIMEOUT_S)
         for node in self._nodes.values():
             node.kill()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._disconnect()
 
     # Actors.
@@ -158,14 +159,14 @@ class RayBackend:
         except (ConfigError, EngineDied) as error:
             self._not_placed(order, node, error)
         except asyncio.CancelledError:
-            if greeting is not None:
-                greeting.cancel()
             self._not_placed(order, node, ConfigError(room))
         else:
             self._use(node)
             node.send(order)
         finally:
             del self._placing[engine]
+            if greeting is not None:
+                greeting.cancel()
 
     def _not_placed(
         self, order: wire.StartEngine, node: RemoteNode | None, why: ConfigError | EngineDied
@@ -182,6 +183,7 @@ class RayBackend:
             namespace=self._namespace,
             lifetime="detached",
             max_restarts=0,
+            max_task_retries=-1,
             max_concurrency=_MOST_CALLS,
             num_cpus=needs.cpus,
             num_gpus=needs.gpus,

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import RayError
 
 from shoal.cluster.node import wire
 from shoal.core import ConfigError, EngineDied
 
-_RETRY_S = 0.2
 _BECAUSE = "The actor is dead because "
 
 
@@ -42,7 +41,7 @@ class RemoteNode:
         return message
 
     def send(self, message: wire.ToNode) -> None:
-        """Send a message without waiting; it is lost if the actor is gone."""
+        """Send a message without waiting, and again where Ray loses it; it is lost if the actor is gone."""
         self._handle.do.remote(self._session, wire.encode(message))
 
     async def hear(self, heartbeat_s: float, silence_s: float) -> str:
@@ -61,10 +60,6 @@ class RemoteNode:
                     return f"its actor was silent for {silent_s:g} s"
             try:
                 messages = asking.result()
-            except ActorUnavailableError:  # perhaps for a while only
-                await asyncio.sleep(_RETRY_S)
-                silent_s += _RETRY_S
-                continue
             except RayError as error:
                 return describe_death(error)
             if messages is None:
