@@ -47,3 +47,5 @@ class Service:
     ``slo.e2e_scale`` (``shoal profile`` measures it)."""
     quota: int = 8
     """Consecutive decode steps that the service may take in a round of the round-robin order."""
+    idle_after_s: float | None = None
+    """After this time without a request it is unloaded, until the next one comes; None: never."""

@@ -5,10 +5,12 @@ server can run in front of anything that serves requests.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
-from shoal.core import SLO, SamplingParams
+from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.models.chat_template import ChatTemplate
@@ -29,6 +31,33 @@ class DeltaStream(Protocol):
 
     async def aclose(self) -> None:
         """Cancel what is unfinished."""
+
+
+class TextCodec(Protocol):
+    """Text and chats to tokens, and tokens to bytes."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``chat_template`` exists."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``tokens``."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token; they may be a part of a character."""
+
+    def special_token(self, text: str) -> int | None:
+        """The special token with this text; None where there is none."""
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of ``text``, cheap to compute; 0 where none is known."""
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Renders chats as text; raises InvalidRequest where there is none."""
 
 
 class Backend(Protocol):
@@ -68,29 +97,34 @@ class Backend(Protocol):
         calls the request.
         """
 
+    async def add_service(
+        self,
+        service: Service,
+        folder: Path,
+        tokenizer: TextCodec,
+        engines: Sequence[str] | None = None,
+        idle_after_s: float | None = None,
+    ) -> None:
+        """Load a new service; returns when an engine serves it.
 
-class TextCodec(Protocol):
-    """Text and chats to tokens, and tokens to bytes."""
+        folder: where its model is. engines: names of those that are to serve it; None: all. idle_after_s: as
+        in ``Service``. Raises ConfigError if the engines have no place for it, or what loading raises.
+        """
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether ``chat_template`` exists."""
+    async def remove_service(self, name: str) -> None:
+        """Take no more requests for a service; returns when those before have ended and no engine has it."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+    async def load_service(self, name: str) -> None:
+        """Load a service that was unloaded; raises what loading raises."""
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``tokens``."""
+    async def unload_service(self, name: str) -> None:
+        """Unload a service once it has no requests; it stays known, and the next request loads it."""
 
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token; they may be a part of a character."""
+    async def add_engine(self, plan: EnginePlan) -> None:
+        """Start a further engine; returns when it is ready, and raises what loading raises."""
 
-    def special_token(self, text: str) -> int | None:
-        """The special token with this text; None where there is none."""
+    def drain_engine(self, name: str) -> None:
+        """Give an engine no more requests."""
 
-    def least_tokens(self, text: str) -> int:
-        """A lower bound of the tokens of ``text``, cheap to compute; 0 where none is known."""
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """Renders chats as text; raises InvalidRequest where there is none."""
+    async def remove_engine(self, name: str) -> None:
+        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""
