@@ -25,7 +25,7 @@ def test_after_a_second_death_a_request_runs_alone_until_it_makes_progress() -> 
     assert bench.die("e1", 1, "poison", "r1") == [Dispatch("r1", "e2", 1, 2)]
     assert bench.manager.waiting("a") == 1
     assert dispatched(bench.submit("r3")) == [("r3", "e2", 1)]
-    assert bench.wait(1, ("e2", 1)) == [StartEngine("e0", 2), StartEngine("e1", 2)]
+    assert bench.wait(1, ("e2", 1)) == [StartEngine("e0", 2, ("a",)), StartEngine("e1", 2, ("a",))]
     assert bench.ready("e1", 2) == [Dispatch("poison", "e1", 2, 3)]
     assert dispatched(bench.submit("r4")) == [("r4", "e2", 1)]
     assert bench.progress("poison") == []
@@ -123,7 +123,7 @@ def test_a_suspect_does_not_wait_for_ever_for_an_engine_that_never_loads() -> No
     bench.submit("r0")
     assert bench.manager.owner("r0") == "e0"
     bench.die("e1", 1, "poison")
-    assert bench.wait(29, ("e0", 2)) == [StartEngine("e1", 2)]
+    assert bench.wait(29, ("e0", 2)) == [StartEngine("e1", 2, ("a",))]
     assert dispatched(bench.submit("r1")) == [("r1", "e0", 1)]
     bench.wait(1, ("e0", 2))
     # The only other engine is emptied now, and others wait meanwhile.

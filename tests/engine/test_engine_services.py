@@ -4,7 +4,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import zmq
 from engine_builders import expected_tokens, make_engine, make_request, run_all
 
 from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupported, Service
@@ -156,16 +155,17 @@ def test_who_was_promised_all_of_the_pool_keeps_others_out_until_it_has_ended():
 
 
 class Frames:
-    """A socket whose other end sends one message after the other, each when the last was answered."""
+    """A link whose client sends one message after the other, each when the last was answered."""
 
     def __init__(self, *messages):
         self.messages = [wire.encode(message) for message in messages]
         self.sent = []
         self.free = True
+        self.from_client = True
 
-    def recv(self, flags):
+    def receive(self):
         if not self.free or not self.messages:
-            raise zmq.Again
+            return None
         self.free = False
         return self.messages.pop(0)
 
@@ -174,10 +174,15 @@ class Frames:
         self.sent.append(message)
         self.free = self.free or isinstance(message, wire.ServiceChanged)
 
-    def poll(self, timeout):
+    def lost_client(self):
+        return False
+
+    def has_news(self):
+        return self.free and bool(self.messages)
+
+    def wait(self, timeout_ms):
         if self.free and not self.messages:
             self.messages.append(wire.encode(wire.Shutdown()))
-        return self.free
 
 
 def test_changes_are_answered_when_they_are_done():

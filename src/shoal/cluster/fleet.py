@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from shoal.cluster.actions import LoadService, UnloadService
 from shoal.cluster.backend import BackendEvent, Beat, EngineBackend, EngineConfig, Exited, Loaded, Loading
 from shoal.cluster.call import call_of
 from shoal.cluster.events import (
@@ -14,12 +16,15 @@ from shoal.cluster.events import (
     EngineEnded,
     EngineFound,
     EngineReady,
+    ServiceFailed,
+    ServiceLoaded,
     ServiceSpeed,
+    ServiceUnloaded,
 )
-from shoal.cluster.options import ClusterOptions, EnginePlan, service_names
+from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
 from shoal.cluster.status import ClusterInfo
-from shoal.core import EngineDied
+from shoal.core import EngineDied, Service
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
 
@@ -54,13 +59,20 @@ class Fleet:
         self._tell = tell
         self._on_message = on_message
         self._on_end = on_end
-        self._engines = {
-            plan.name: RemoteEngine(plan, _config(plan, folders, builder, options), clock) for plan in plans
-        }
+        self._engines = {plan.name: RemoteEngine(plan, clock) for plan in plans}
+        self._clock = clock
+        self._options = options
+        self._builder = builder
+        self._services = {service.name: service for plan in plans for service in plan.options.services}
+        self._folders = dict(folders)
+        self._limits: dict[str, ServiceInfo] = {}
+        """Of every service, as they were when an engine had it last."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
         """Limits that every engine of a service keeps."""
         self._progress: Callable[[str], None] | None = None
         self._closing = False
+        self._leaving: set[str] = set()
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -75,7 +87,10 @@ class Fleet:
         ConfigError if engines were found that were started with other settings.
         """
         self._progress = progress
-        settings = {f"engine {name}": repr(engine.config) for name, engine in self._engines.items()}
+        settings = {
+            f"engine {name}": repr(self._config(engine.plan, _names(engine.plan)))
+            for name, engine in self._engines.items()
+        }
         found = {engine.engine: engine for engine in await self._backend.attach(self._on_event, settings)}
         for name, engine in self._engines.items():
             services = _names(engine.plan)
@@ -88,22 +103,99 @@ class Fleet:
                 self._on_event(loaded)
         await self._started
 
+    def add(self, plan: EnginePlan) -> None:
+        """Know another engine, which is not started yet."""
+        self._engines[plan.name] = RemoteEngine(plan, self._clock)
+
+    def forget(self, name: str) -> None:
+        """Forget an engine once its process has ended."""
+        self._leaving.add(name)
+
+    def know_service(self, service: Service, folder: Path) -> None:
+        """Know another service, whose model lies in ``folder``."""
+        self._services[service.name] = service
+        self._folders[service.name] = folder
+
+    def forget_service(self, name: str) -> None:
+        """Take no further requests of a service."""
+        del self._services[name]
+        self._limits.pop(name, None)
+        self._describe()
+
+    @property
+    def services(self) -> Mapping[str, Service]:
+        """All services that are known, by name."""
+        return self._services
+
     def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
         """Start the process of an engine with some of its services."""
-        self._backend.start_engine(name, incarnation, self._engines[name].config)
+        config = self._config(self._engines[name].plan, services)
+        self._backend.start_engine(name, incarnation, config)
 
     def kill_engine(self, name: str, incarnation: int, why: str) -> None:
         """Kill the process of an engine."""
-        _log.error("engine %s is killed: %s", name, why)
+        _log.warning("engine %s is killed: %s", name, why)
         self._backend.kill_engine(name, incarnation)
+
+    def change_services(self, action: LoadService | UnloadService) -> None:
+        """Let a running engine load or unload a service, and tell what came of it."""
+        change = self._load if isinstance(action, LoadService) else self._unload
+        task = asyncio.get_running_loop().create_task(change(action))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, action: LoadService | UnloadService) -> None:
+        name, service = action.engine, self._services[action.service]
+        engine, folder = self._engines[name], str(self._folders[service.name])
+        try:
+            answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
+        except EngineDied:
+            return
+        if answer.info is None:
+            error = answer.error or "it cannot be loaded"
+            _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
+            self._tell(ServiceFailed(name, action.incarnation, service.name, error))
+            return
+        _log.info("engine %s: service %s is loaded", name, service.name)
+        engine.serve(service.name, answer.info)
+        self._describe()
+        self._tell(ServiceLoaded(name, action.incarnation, service.name, _speed(answer.info)))
+
+    async def _unload(self, action: LoadService | UnloadService) -> None:
+        engine = self._engines[action.engine]
+        try:
+            answer = await engine.ask(
+                lambda key: wire.RemoveService(key, action.service, True), wire.ServiceChanged
+            )
+        except EngineDied:
+            return
+        why = "" if answer.error is None else f" ({answer.error})"
+        _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
+        engine.serve(action.service, None)
+        self._tell(ServiceUnloaded(action.engine, action.incarnation, action.service))
+
+    def distrust(self, engine: str, why: str) -> None:
+        """As in ``calls.Outbox``."""
+        _log.error("engine %s is not to be trusted: %s", engine, why)
+        self.kill_engine(engine, self._engines[engine].incarnation, why)
+
+    def _config(self, plan: EnginePlan, services: Sequence[str]) -> EngineConfig:
+        """What an engine's process is started with."""
+        known = tuple(self._services[name] for name in services if name in self._services)
+        return EngineConfig(
+            options=replace(plan.options, services=known),
+            folders={
+                service.name: self._folders[service.name]
+                for service in known
+                if service.name in self._folders
+            },
+            builder=self._builder,
+            heartbeat_s=self._options.heartbeat_s,
+        )
 
     def send(self, engine: str, message: wire.ToEngine) -> None:
         """As in ``calls.Outbox``."""
         self._engines[engine].send(message)
-
-    def distrust(self, engine: str, why: str) -> None:
-        """As in ``calls.Outbox``."""
-        self.kill_engine(engine, self._engines[engine].incarnation, why)
 
     def ask_stats(self) -> None:
         """Ask every engine that answered the last time for its stats."""
@@ -115,11 +207,14 @@ class Fleet:
         """Tokens in a KV block of the first engine."""
         return next(engine.info.block_size for engine in self._engines.values() if engine.info is not None)
 
-    def _merged_info(self) -> ClusterInfo:
+    def _describe(self) -> None:
+        """Make ``info`` anew: limits that all engines of a service keep, or kept when it was loaded last."""
         infos = [engine.info for engine in self._engines.values() if engine.info is not None]
-        names = service_names([engine.plan for engine in self._engines.values()])
-        return ClusterInfo(
-            services={name: _tightest(name, infos) for name in names},
+        for name in self._services:
+            if any(name in info.services for info in infos):
+                self._limits[name] = _tightest(name, infos)
+        self.info = ClusterInfo(
+            services={name: self._limits[name] for name in self._services if name in self._limits},
             takes_priorities=all(info.takes_priorities for info in infos),
             kernels=", ".join(dict.fromkeys(info.kernels for info in infos)),
             device=", ".join(dict.fromkeys(info.device for info in infos)),
@@ -128,6 +223,9 @@ class Fleet:
     async def close(self) -> None:
         """End all engines."""
         self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._started.done() and not self._started.cancelled():
             self._started.exception()  # somebody else has seen it, or wants it no more
         for engine in self._engines.values():
@@ -137,7 +235,9 @@ class Fleet:
     def _on_event(self, event: BackendEvent) -> None:
         if self._closing:
             return
-        engine = self._engines[event.engine]
+        engine = self._engines.get(event.engine)
+        if engine is None:
+            return
         match event:
             case Loading():
                 if self._progress is not None and not self._started.done():
@@ -153,19 +253,17 @@ class Fleet:
 
     def _connect(self, engine: RemoteEngine, event: Loaded) -> None:
         name = event.engine
+        if engine.connected and event.incarnation == engine.incarnation:
+            return  # it tells of services that were changed from here
         engine.connect(
             event, self._session, self._open_channel, lambda message: self._on_message(name, message)
         )
         engine.ask_stats()
-        speeds = {
-            service: ServiceSpeed(info.prefill_s, info.decode_s)
-            for service, info in event.info.services.items()
-        }
+        speeds = {service: _speed(info) for service, info in event.info.services.items()}
         self._tell(EngineReady(name, event.incarnation, speeds))
-        if all(other.info is not None for other in self._engines.values()):
-            self.info = self._merged_info()
-            if not self._started.done():
-                self._started.set_result(None)
+        self._describe()
+        if not self._started.done() and all(other.connected for other in self._engines.values()):
+            self._started.set_result(None)
 
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
         if not self._started.done():
@@ -175,17 +273,18 @@ class Fleet:
             self._on_end(event.engine, event.reason)
         suspects = tuple(dict.fromkeys(map(call_of, event.suspects)))
         self._tell(EngineEnded(event.engine, event.incarnation, event.reason, suspects))
+        if event.engine in self._leaving:
+            self._leaving.discard(event.engine)
+            del self._engines[event.engine]
 
 
 def _names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
 
 
-def _config(
-    plan: EnginePlan, folders: Mapping[str, Path], builder: str, options: ClusterOptions
-) -> EngineConfig:
-    own = {name: folders[name] for name in _names(plan) if name in folders}
-    return EngineConfig(options=plan.options, folders=own, builder=builder, heartbeat_s=options.heartbeat_s)
+def _speed(info: ServiceInfo) -> ServiceSpeed:
+    """How fast a service is computed; where nobody has measured it, as a small model on a CPU."""
+    return ServiceSpeed(info.prefill_s or 1e-3, info.decode_s or 1e-2)
 
 
 def _error(event: Exited) -> Exception:

@@ -3,18 +3,19 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from shoal.cluster.backend import EngineConfig, Loaded
+from shoal.cluster.backend import Loaded
 from shoal.cluster.options import EnginePlan
 from shoal.core import EngineDied
 from shoal.engine import wire
-from shoal.engine.info import EngineInfo
+from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.stats import EngineStats
 
 _UNAWAITED = 0
 """The key of a question whose answer nobody waits for."""
-Answer = TypeVar("Answer", wire.Stats, wire.Prepared)
+Answer = TypeVar("Answer", wire.Stats, wire.Prepared, wire.ServiceChanged)
 
 
 class Channel(Protocol):
@@ -34,11 +35,9 @@ OpenChannel = Callable[[str, str, Callable[[wire.FromEngine], None]], Channel]
 class RemoteEngine:
     """An engine, running or not."""
 
-    def __init__(self, plan: EnginePlan, config: EngineConfig, clock: Callable[[], int]) -> None:
+    def __init__(self, plan: EnginePlan, clock: Callable[[], int]) -> None:
         self.plan = plan
         """As it is wanted."""
-        self.config = config
-        """What its process is started with."""
         self.incarnation = 0
         """Which start of it the channel belongs to."""
         self.pid: int | None = None
@@ -101,6 +100,12 @@ class RemoteEngine:
             if not future.done():
                 future.set_exception(EngineDied(reason))
 
+    def serve(self, service: str, info: ServiceInfo | None) -> None:
+        """It has another service now, or one has gone (None)."""
+        assert self.info is not None
+        others = {name: own for name, own in self.info.services.items() if name != service}
+        self.info = replace(self.info, services=others if info is None else others | {service: info})
+
     def send(self, message: wire.ToEngine) -> None:
         """Send a message; lost if the engine is gone."""
         if self._channel is not None:
@@ -125,7 +130,7 @@ class RemoteEngine:
         finally:
             self._answers.pop(key, None)
 
-    def answered(self, message: wire.Stats | wire.Prepared) -> None:
+    def answered(self, message: wire.Stats | wire.Prepared | wire.ServiceChanged) -> None:
         """An answer has come."""
         if isinstance(message, wire.Stats):
             self._stats_asked = False

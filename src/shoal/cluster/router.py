@@ -19,11 +19,14 @@ from shoal.cluster.actions import (
     ClusterAction,
     Dispatch,
     KillEngine,
+    LoadService,
     RefusalKind,
     Refuse,
     StartEngine,
+    UnloadService,
     Withdraw,
 )
+from shoal.cluster.administration import Administration
 from shoal.cluster.backend import EngineBackend
 from shoal.cluster.call import Call
 from shoal.cluster.calls import Calls
@@ -86,7 +89,7 @@ class Router:
         on_decision: OnDecision | None = None,
     ) -> None:
         self._options = options
-        self._decoders = tokenizers
+        self._decoders = dict(tokenizers)
         self._max_queue = max_queue
         self._clock = clock
         self._on_decision = on_decision
@@ -107,6 +110,8 @@ class Router:
             on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
         )
         self._calls = Calls(self._fleet, self._tell, clock)
+        self.administration = Administration(self._manager, self._fleet, self._decoders, self._tell)
+        """Changes of engines and services."""
         self._numbers = itertools.count(1)
         self._untold: deque[ClusterEvent] = deque()
         self._telling = False
@@ -154,6 +159,7 @@ class Router:
         self._spawn(self._watch())
         try:
             await self._fleet.start(progress)
+            self.administration.watch_idle_services()
             for name in self._fleet.engines:
                 await self.stats(name)
         except BaseException:
@@ -359,6 +365,8 @@ class Router:
                     self._refuse(call, action)
             case StartEngine():
                 self._fleet.start_engine(action.engine, action.incarnation, action.services)
+            case LoadService() | UnloadService():
+                self._fleet.change_services(action)
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
 
@@ -404,5 +412,7 @@ class Router:
                 self._calls.stepped(message.events)
             case wire.Refused():
                 self._calls.refused(message)
-            case wire.Stats() | wire.Prepared():
+            case wire.Stats() | wire.Prepared() | wire.ServiceChanged():
                 self._fleet.engines[name].answered(message)
+            case wire.Forgotten():
+                self._fleet.distrust(name, "it has forgotten its requests")

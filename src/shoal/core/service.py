@@ -48,4 +48,5 @@ class Service:
     quota: int = 8
     """Consecutive decode steps that the service may take in a round of the round-robin order."""
     idle_after_s: float | None = None
-    """After this time without a request it is unloaded, until the next one comes; None: never."""
+    """It is unloaded when it had no request for so long, and loaded again by the next; None: never. Only
+    servers look at it."""

@@ -55,15 +55,22 @@ class EngineServer:
     Requests live as long as their client: they are cancelled when it is gone, or another one comes.
     """
 
-    def __init__(self, engine: Engine, link: ClientLink) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        link: ClientLink,
+        on_change: Callable[[str, ServiceInfo | None], None] = lambda name, info: None,
+    ) -> None:
+        """on_change: told of every service that has come, or has gone (None)."""
         self._engine = engine
+        self._on_change = on_change
         self._link = link
         self._running = True
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
         """Grammars that are being made ready, by the key of the question."""
-        self._changing: dict[int, Future[ServiceInfo] | Future[None]] = {}
+        self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
 
@@ -148,10 +155,10 @@ class EngineServer:
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.AddService():
                 added = self._engine.add_service(message.service, Path(message.folder))
-                self._changing[message.key] = added
+                self._changing[message.key] = message.service.name, added
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
-                self._changing[message.key] = removed
+                self._changing[message.key] = message.name, removed
             case wire.Shutdown():
                 self._running = False
 
@@ -173,10 +180,11 @@ class EngineServer:
 
     def _send_changes(self) -> None:
         """Answer for the services that have come or gone, or cannot."""
-        for key in [key for key, future in self._changing.items() if future.done()]:
-            future = self._changing.pop(key)
+        for key in [key for key, (_, future) in self._changing.items() if future.done()]:
+            name, future = self._changing.pop(key)
             error = future.exception()
             if error is None:
+                self._on_change(name, future.result())
                 self._send(wire.ServiceChanged(key, future.result()))
                 continue
             if not lifeline.is_actionable(error):
@@ -218,6 +226,25 @@ class _PlanRecord:
         self._watch.end()
 
 
+class _ToldServices:
+    """Keeps the owner informed of the services that there are, for clients to come."""
+
+    def __init__(self, info: EngineInfo, endpoint: str, owner: Lifeline) -> None:
+        self._info = info
+        self._endpoint = endpoint
+        self._owner = owner
+        self._tell()
+
+    def change(self, name: str, service: ServiceInfo | None) -> None:
+        """A service has come, or has gone (None)."""
+        others = {other: info for other, info in self._info.services.items() if other != name}
+        self._info = replace(self._info, services=others if service is None else others | {name: service})
+        self._tell()
+
+    def _tell(self) -> None:
+        self._owner.send(lifeline.Ready(self._info, self._endpoint))
+
+
 def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> bool:
     """Build the engine and serve it; returns whether it ended because it was told to."""
 
@@ -233,9 +260,9 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         gc.freeze()  # models and modules never die: collections during steps need not walk them
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
         link = ClientLink(start.bind)
-        owner.send(lifeline.Ready(info, link.endpoint))
+        told = _ToldServices(info, link.endpoint, owner)
         try:
-            EngineServer(engine, link).run()
+            EngineServer(engine, link, told.change).run()
         finally:
             engine.close()
             link.close()

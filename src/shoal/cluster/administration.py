@@ -1,0 +1,149 @@
+"""Engines and services that come and go while a server runs."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.cluster.events import (
+    ClusterEvent,
+    EngineAdded,
+    EngineDraining,
+    EngineRemoved,
+    ServicePlaced,
+    ServiceRemoved,
+    ServiceWanted,
+)
+from shoal.cluster.fleet import Fleet
+from shoal.cluster.manager import Manager
+from shoal.cluster.options import EnginePlan
+from shoal.cluster.state import ManagedEngine
+from shoal.cluster.status import EngineState, ServiceState
+from shoal.core import ConfigError, EngineDied, Service
+from shoal.engine.detokenize import Decoder
+
+_POLL_S = 0.02
+
+
+class Administration:
+    """What operators change; each method returns when the change is made.
+
+    decoders: the router's, by service name. tell: takes events for the manager.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        fleet: Fleet,
+        decoders: dict[str, Decoder],
+        tell: Callable[[ClusterEvent], None],
+    ) -> None:
+        self._manager = manager
+        self._fleet = fleet
+        self._decoders = decoders
+        self._tell = tell
+
+    def watch_idle_services(self) -> None:
+        """From now on unload services of the configuration that are idle for too long."""
+        for name, service in self._fleet.services.items():
+            if service.idle_after_s is not None:
+                engines = [engine.name for engine in self._manager.engines if name in engine.services]
+                self._tell(ServicePlaced(name, tuple(engines), service.idle_after_s))
+
+    async def add_service(
+        self, service: Service, folder: Path, tokenizer: Decoder, engines: Sequence[str] | None = None
+    ) -> None:
+        """Load a service, whose model lies in ``folder``, on ``engines`` (None: all).
+
+        Raises ConfigError if its name is taken, an engine is unknown, or no engine can load it.
+        """
+        name = service.name
+        if name in self._manager.services:
+            raise ConfigError(f"there is a service {name!r} already; choose another name, or remove it first")
+        known = [engine.name for engine in self._manager.engines]
+        chosen = known if engines is None else list(engines)
+        for engine in chosen:
+            self._require_engine(engine)
+        self._fleet.know_service(service, folder)
+        self._decoders[name] = tokenizer
+        self._tell(ServicePlaced(name, tuple(chosen), service.idle_after_s))
+        if await self._settled(name, ServiceState.LOADING) is ServiceState.FAILED:
+            error = self._manager.service(name).error
+            await self.remove_service(name)
+            raise ConfigError(f"service {name!r} cannot be loaded: {error}")
+
+    async def remove_service(self, name: str) -> None:
+        """Forget a service; raises ConfigError if there is none of that name, or no other.
+
+        It takes no new requests from now on, and leaves when those that it has are over.
+        """
+        self._require_service(name)
+        if len(self._fleet.services) == 1:
+            raise ConfigError(f"service {name!r} is the last one; add another before, or unload it")
+        self._fleet.forget_service(name)
+        self._tell(ServiceRemoved(name))
+        while name in self._manager.services:
+            await asyncio.sleep(_POLL_S)
+        del self._decoders[name]
+
+    async def load_service(self, name: str) -> None:
+        """Load a service where it is placed; raises ConfigError if there is none, or it cannot be loaded."""
+        self._require_service(name)
+        self._tell(ServiceWanted(name, True))
+        if await self._settled(name, ServiceState.LOADING) is ServiceState.FAILED:
+            raise ConfigError(f"service {name!r} cannot be loaded: {self._manager.service(name).error}")
+
+    async def unload_service(self, name: str) -> None:
+        """Unload a service once its requests have ended, until a request comes.
+
+        Raises ConfigError if there is none of that name.
+        """
+        self._require_service(name)
+        self._tell(ServiceWanted(name, False))
+        await self._settled(name, ServiceState.DRAINING)
+
+    async def add_engine(self, plan: EnginePlan) -> None:
+        """Start another engine; raises ConfigError if its name is taken, EngineDied if it does not start."""
+        if plan.name in self._fleet.engines:
+            raise ConfigError(f"there is an engine {plan.name!r} already; choose another name")
+        for service in plan.options.services:
+            self._require_service(service.name)
+        self._fleet.add(plan)
+        self._tell(EngineAdded(plan.name, tuple(service.name for service in plan.options.services)))
+        while (engine := self._engine(plan.name)) is not None and engine.state is EngineState.LOADING:
+            await asyncio.sleep(_POLL_S)
+        if engine is not None and engine.state is EngineState.WAITING:
+            await self.remove_engine(plan.name)
+            raise EngineDied(f"engine {plan.name!r} does not start: {engine.last_error}")
+
+    def drain_engine(self, name: str) -> None:
+        """Send no new requests to an engine; raises ConfigError if there is none of that name."""
+        self._require_engine(name)
+        self._tell(EngineDraining(name))
+
+    async def remove_engine(self, name: str) -> None:
+        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last or unknown."""
+        self._require_engine(name)
+        if len(self._manager.engines) == 1:
+            raise ConfigError(f"engine {name!r} is the last one; add another before")
+        self._fleet.forget(name)
+        self._tell(EngineRemoved(name))
+        while name in self._fleet.engines:
+            await asyncio.sleep(_POLL_S)
+
+    async def _settled(self, service: str, passing: ServiceState) -> ServiceState:
+        """The state of a service once it is not ``passing`` any more."""
+        while (state := self._manager.service(service).state) is passing:
+            await asyncio.sleep(_POLL_S)
+        return state
+
+    def _engine(self, name: str) -> ManagedEngine | None:
+        return next((engine for engine in self._manager.engines if engine.name == name), None)
+
+    def _require_engine(self, name: str) -> None:
+        if self._engine(name) is None:
+            known = ", ".join(engine.name for engine in self._manager.engines)
+            raise ConfigError(f"there is no engine {name!r}; there are: {known}")
+
+    def _require_service(self, name: str) -> None:
+        if name not in self._fleet.services:
+            raise ConfigError(f"there is no service {name!r}; there are: {', '.join(self._fleet.services)}")
