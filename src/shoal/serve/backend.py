@@ -60,6 +60,41 @@ class TextCodec(Protocol):
         """Renders chats as text; raises InvalidRequest where there is none."""
 
 
+class Administration(Protocol):
+    """Changes of engines and services; each method returns when the change is made."""
+
+    async def add_service(
+        self,
+        service: Service,
+        folder: Path,
+        tokenizer: TextCodec,
+        engines: Sequence[str] | None = None,
+    ) -> None:
+        """Load a new service; returns when an engine serves it.
+
+        folder: where its model is. engines: names of those that are to serve it; None: all.
+        Raises ConfigError if no engine can load it.
+        """
+
+    async def remove_service(self, name: str) -> None:
+        """Take no more requests for a service; returns when those before have ended and no engine has it."""
+
+    async def load_service(self, name: str) -> None:
+        """Load a service that was unloaded; raises ConfigError if it cannot be."""
+
+    async def unload_service(self, name: str) -> None:
+        """Unload a service once it has no requests; it stays known, and the next request loads it."""
+
+    async def add_engine(self, plan: EnginePlan) -> None:
+        """Start a further engine; returns when it is ready; raises EngineDied if it does not start."""
+
+    def drain_engine(self, name: str) -> None:
+        """Give an engine no more requests."""
+
+    async def remove_engine(self, name: str) -> None:
+        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""
+
+
 class Backend(Protocol):
     """Engines, as their client sees them."""
 
@@ -74,6 +109,10 @@ class Backend(Protocol):
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
         """The services by name, as they are now."""
+
+    @property
+    def administration(self) -> Administration:
+        """Changes the engines and services."""
 
     @property
     def unfinished(self) -> int:
@@ -96,35 +135,3 @@ class Backend(Protocol):
         monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``. log_name: what the log
         calls the request.
         """
-
-    async def add_service(
-        self,
-        service: Service,
-        folder: Path,
-        tokenizer: TextCodec,
-        engines: Sequence[str] | None = None,
-        idle_after_s: float | None = None,
-    ) -> None:
-        """Load a new service; returns when an engine serves it.
-
-        folder: where its model is. engines: names of those that are to serve it; None: all. idle_after_s: as
-        in ``Service``. Raises ConfigError if the engines have no place for it, or what loading raises.
-        """
-
-    async def remove_service(self, name: str) -> None:
-        """Take no more requests for a service; returns when those before have ended and no engine has it."""
-
-    async def load_service(self, name: str) -> None:
-        """Load a service that was unloaded; raises what loading raises."""
-
-    async def unload_service(self, name: str) -> None:
-        """Unload a service once it has no requests; it stays known, and the next request loads it."""
-
-    async def add_engine(self, plan: EnginePlan) -> None:
-        """Start a further engine; returns when it is ready, and raises what loading raises."""
-
-    def drain_engine(self, name: str) -> None:
-        """Give an engine no more requests."""
-
-    async def remove_engine(self, name: str) -> None:
-        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""

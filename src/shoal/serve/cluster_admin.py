@@ -36,6 +36,7 @@ class ClusterAdmin:
         """What was started."""
         self._api = api
         self._backend = api.backend
+        self._changes = api.backend.administration
         self._template = template
         self._pull = pull
         self._arriving: dict[str, Service] = {}  # those that are being added
@@ -75,9 +76,7 @@ class ClusterAdmin:
             try:
                 pulled = await self._pulled(service, operation)
                 _say(operation, f"loading {service.model}")
-                await self._backend.add_service(
-                    pulled.service, pulled.folder, pulled.tokenizer, engines, service.idle_after_s
-                )
+                await self._changes.add_service(pulled.service, pulled.folder, pulled.tokenizer, engines)
                 self._api.add_service(pulled.service, pulled.tokenizer)
             finally:
                 del self._arriving[name]
@@ -89,11 +88,13 @@ class ClusterAdmin:
         """Refuse new requests for a service from now on, and forget it once those before have ended."""
         self._check_service(name)
         self.operations.check_free("remove_service", name)
+        if list(self._api.services) == [name]:
+            raise Conflict(f"service {name!r} is the last one; add another before, or unload it")
         self._api.remove_service(name)
 
         async def work(operation: Operation) -> None:
             _say(operation, f"waiting for the requests of {name}")
-            await self._backend.remove_service(name)
+            await self._changes.remove_service(name)
 
         return self.operations.start("remove_service", name, work)
 
@@ -103,7 +104,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             _say(operation, f"loading {name}")
-            await self._backend.load_service(name)
+            await self._changes.load_service(name)
 
         return self.operations.start("load_service", name, work)
 
@@ -113,7 +114,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             _say(operation, f"waiting for the requests of {name}")
-            await self._backend.unload_service(name)
+            await self._changes.unload_service(name)
 
         return self.operations.start("unload_service", name, work)
 
@@ -128,7 +129,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             _say(operation, f"starting engine {name}")
-            await self._backend.add_engine(plan)
+            await self._changes.add_engine(plan)
 
         return self.operations.start("add_engine", name, work)
 
@@ -137,7 +138,7 @@ class ClusterAdmin:
         self._engine(name)
 
         async def work(operation: Operation) -> None:
-            self._backend.drain_engine(name)
+            self._changes.drain_engine(name)
             while (engine := self._find_engine(name)) is not None and engine.requests:
                 _say(operation, f"waiting for the {engine.requests} requests of engine {name}")
                 await asyncio.sleep(_DRAIN_POLL_S)
@@ -147,10 +148,12 @@ class ClusterAdmin:
     def remove_engine(self, name: str) -> Operation:
         """End an engine; its requests go on elsewhere."""
         self._engine(name)
+        if len(self._backend.engines) == 1:
+            raise Conflict(f"engine {name!r} is the last one; add another before")
 
         async def work(operation: Operation) -> None:
             _say(operation, f"ending engine {name}")
-            await self._backend.remove_engine(name)
+            await self._changes.remove_engine(name)
 
         return self.operations.start("remove_engine", name, work)
 
