@@ -1,9 +1,18 @@
 """A fake cluster whose services and engines come and go, and a client of operators."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
-from serve_builders import SERVICES, ByteTokenizer, FakeEngine, InlineWorkers, make_client, make_tokenizers
+from serve_builders import (
+    SERVICES,
+    ByteTokenizer,
+    FakeEngine,
+    InlineWorkers,
+    completion,
+    make_client,
+    make_tokenizers,
+)
 
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState, ServiceStatus
 from shoal.core import ConfigError
@@ -16,18 +25,24 @@ UNLOADED = ServiceStatus(ready=0, wanted=0, waiting=0, state=ServiceState.UNLOAD
 
 
 class FakeAdministration:
-    """Changes a fake cluster; what is in ``hold`` waits, and a model called "broken" cannot be loaded."""
+    """Changes a fake cluster, where ``hold`` lets it; a model that is no known one cannot be loaded."""
 
     def __init__(self, cluster):
         self.cluster = cluster
         self.hold = asyncio.Event()
         self.hold.set()
+        self.held = 0
         self.added = []
         self.plans = []
 
-    async def add_service(self, service, folder, tokenizer, engines=None):
+    async def _wait(self):
+        self.held += 1
         await self.hold.wait()
-        if service.model == "broken":
+        self.held -= 1
+
+    async def add_service(self, service, folder, tokenizer, engines=None):
+        await self._wait()
+        if service.model != "smollm2":
             raise ConfigError(f"service {service.name!r} cannot be loaded: out of luck")
         self.added.append((service, folder, tokenizer, engines))
         chat = FakeEngine.info.fget(self.cluster).services["chat"]
@@ -35,20 +50,20 @@ class FakeAdministration:
         self.set(service.name, READY)
 
     async def remove_service(self, name):
-        await self.hold.wait()
+        await self._wait()
         self.cluster.limits.pop(name)
         self.cluster.services = {n: s for n, s in self.cluster.services.items() if n != name}
 
     async def load_service(self, name):
-        await self.hold.wait()
+        await self._wait()
         self.set(name, READY)
 
     async def unload_service(self, name):
-        await self.hold.wait()
+        await self._wait()
         self.set(name, UNLOADED)
 
     async def add_engine(self, plan):
-        await self.hold.wait()
+        await self._wait()
         self.plans.append(plan)
         services = tuple(service.name for service in plan.options.services)
         own = EngineStatus(
@@ -60,7 +75,7 @@ class FakeAdministration:
         self.change(name, state=EngineState.DRAINING)
 
     async def remove_engine(self, name):
-        await self.hold.wait()
+        await self._wait()
         self.cluster.others = [engine for engine in self.cluster.others if engine.name != name]
 
     def set(self, name, status):
@@ -92,7 +107,7 @@ class Operator:
         self.cluster = cluster
         self.pulled = []
         self.progress = ("downloading", 1, 4)
-        self.release = __import__("threading").Event()
+        self.release = threading.Event()
         self.release.set()
 
         def pull(service, progress=None):
@@ -137,6 +152,9 @@ class Operator:
 
     async def add(self, **body):
         return await self.client.post("/admin/services", json=body)
+
+    async def complete(self, service):
+        return await self.client.post("/v1/completions", json=completion(model=service))
 
     async def service(self, name):
         cards = (await self.get("services"))["data"]

@@ -1,5 +1,8 @@
 """The endpoints of operators: engines, services, which has which, and what changes that."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fastapi import FastAPI, Request
 from pydantic_core import from_json
 from starlette.responses import Response
@@ -7,7 +10,7 @@ from starlette.responses import Response
 from shoal.config.devices import read_added_engine
 from shoal.config.nodes import SettingError, Table, node_of
 from shoal.config.services import read_added_service
-from shoal.core import InvalidRequest, ModelUnavailable
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
 from shoal.serve.api import json_response
 from shoal.serve.cluster_admin import ClusterAdmin
 from shoal.serve.cluster_responses import (
@@ -77,13 +80,9 @@ class AdminEndpoints:
     async def add_service(self, request: Request) -> Response:
         """Add a service; the body is as in the configuration, with ``engines`` beside it."""
         settings = await _settings(request)
-        try:
+        with _as_invalid_request():
             service, engines = read_added_service(settings)
             return _started(self._admin.add_service(service, engines))
-        except SettingError as error:
-            raise InvalidRequest(str(error), error.path or None) from None
-        except ModelUnavailable as error:
-            raise InvalidRequest(str(error), "model") from None
 
     async def remove_service(self, request: Request) -> Response:
         """Forget a service."""
@@ -100,11 +99,9 @@ class AdminEndpoints:
     async def add_engine(self, request: Request) -> Response:
         """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""
         settings = await _settings(request)
-        try:
+        with _as_invalid_request():
             device, services = read_added_engine(settings)
-        except SettingError as error:
-            raise InvalidRequest(str(error), error.path or None) from None
-        return _started(self._admin.add_engine(device, services))
+            return _started(self._admin.add_engine(device, services))
 
     async def drain_engine(self, request: Request) -> Response:
         """Give an engine no more requests."""
@@ -125,6 +122,18 @@ async def _settings(request: Request) -> Table:
     if not isinstance(settings, Table):
         raise InvalidRequest("the body must be a JSON object")
     return settings
+
+
+@contextmanager
+def _as_invalid_request() -> Iterator[None]:
+    """What is wrong with settings is wrong with the request."""
+    try:
+        yield
+    except ConfigError as error:
+        param = error.path if isinstance(error, SettingError) else ""
+        raise InvalidRequest(str(error), param or None) from None
+    except ModelUnavailable as error:
+        raise InvalidRequest(str(error), "model") from None
 
 
 def _name(request: Request) -> str:

@@ -62,7 +62,8 @@ class ClusterAdmin:
     def add_service(self, service: Service, engines: Sequence[str] | None) -> Operation:
         """Fetch the model of a new service, and load it on ``engines``; None: on all.
 
-        Raises ModelUnavailable at once where there can be no such model.
+        Raises ModelUnavailable at once where there can be no such model, ConfigError for values that no
+        engine takes.
         """
         name = service.name
         self.operations.check_free("add_service", name)
@@ -71,6 +72,7 @@ class ClusterAdmin:
         for engine in engines or ():
             self._engine(engine, "engines")
         check_model(service.model)
+        EngineOptions(services=(service,))  # refuses values that no engine takes
 
         async def work(operation: Operation) -> None:
             try:
