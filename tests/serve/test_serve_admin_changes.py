@@ -190,7 +190,6 @@ def test_a_service_may_be_called_as_on_the_hub(tmp_path):
         ({"model": "smollm2", "slo": {"ttft": "soon"}}, "slo.ttft", "expected a time"),
         ({"model": "smollm2", "slo": {"e2e_scale": 3}}, "slo.e2e_scale", "execution"),
         ({"model": "smollm2", "slo": []}, "slo", "expected keys and values"),
-        ({"model": "smollm2", "execution": "900d"}, None, "at most"),
         ({"model": "smollm2", "idle_after": "0s"}, "idle_after", "or never"),
         ({"model": "smollm2", "name": "a b"}, "name", "no spaces"),
         ({"model": ["smollm2"]}, "model", "got a list"),

@@ -62,8 +62,7 @@ class ClusterAdmin:
     def add_service(self, service: Service, engines: Sequence[str] | None) -> Operation:
         """Fetch the model of a new service, and load it on ``engines``; None: on all.
 
-        Raises ModelUnavailable at once where there can be no such model, ConfigError for values that no
-        engine takes.
+        Raises ModelUnavailable at once where there can be no such model.
         """
         name = service.name
         self.operations.check_free("add_service", name)
@@ -72,7 +71,6 @@ class ClusterAdmin:
         for engine in engines or ():
             self._engine(engine, "engines")
         check_model(service.model)
-        EngineOptions(services=(service,))  # refuses values that no engine takes
 
         async def work(operation: Operation) -> None:
             try:
@@ -121,7 +119,10 @@ class ClusterAdmin:
         return self.operations.start("unload_service", name, work)
 
     def add_engine(self, device: EngineDevice, services: Sequence[str] | None) -> Operation:
-        """Start an engine with some services; None: with all."""
+        """Start an engine with some services; None: with all.
+
+        Raises ConfigError for values that no engine takes.
+        """
         names = [engine.name for engine in self._backend.engines]
         name = device.name or next(str(number) for number in count() if str(number) not in names)
         self.operations.check_free("add_engine", name)

@@ -52,7 +52,6 @@ class Operations:
         self.check_free(kind, target)
         operation = Operation(id=str(next(self._numbers)), kind=kind, target=target, started=time.time())
         self._operations[operation.id] = operation
-        self._forget_old()
         _log.info("operation %s: %s %s", operation.id, kind, target)
         task = asyncio.create_task(self._run(operation, work))
         self._tasks.add(task)
@@ -83,6 +82,7 @@ class Operations:
             operation.state = "done"
         finally:
             operation.ended = time.time()
+            self._forget_old()
         level = logging.INFO if operation.error is None else logging.WARNING
         what = f"{operation.kind} {operation.target}: {operation.error or 'done'}"
         _log.log(level, "operation %s: %s", operation.id, what)
