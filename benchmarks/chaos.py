@@ -6,11 +6,11 @@
 
 Clients read one stream after the other. Every kill takes an engine that has at least five streams amid their
 answers, and prompts that are being computed. Hangs stop a process (SIGSTOP) until it is found and killed;
-raises let an executor fail once; a poison request lets it fail always, and must be the only one that fails. All
-streams are compared with those of an undisturbed run: their tokens must be the same, but for places where
-the two likeliest tokens lay closer than 0.001, and their log-probabilities within 0.001. Printed are how many streams
-were resumed, how long each waited for its next token, and how much of that from its dispatch to another
-engine on: for computing its KV again, among others.
+raises let an executor fail once; a poison request lets it fail always, and must be the only one that fails.
+All streams are compared with those of an undisturbed run: their tokens must be the same, but for places where
+the two likeliest tokens lay closer than 0.001, and their log-probabilities within 0.001. Printed are how many
+streams were resumed, how long each waited for its next token, and how much of that from its dispatch to
+another engine on: for computing its KV again, among others.
 """
 
 import argparse
@@ -86,6 +86,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
+        """Whether nothing was lost, and nothing differs but at ties."""
         return not self.lost and not self.different and self.ties <= max(1, self.compared // 1000)
 
 

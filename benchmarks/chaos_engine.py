@@ -25,15 +25,18 @@ class FailingExecutor:
         self._inner = inner
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        """As the executor, unless the plan is to fail."""
         for joined in plan.joined:
             if _kills(joined.tokens):
                 raise RuntimeError("the executor was told to fail")
         self._inner.submit(plan, interrupted)
 
     def collect(self) -> StepResult:
+        """As the executor."""
         return self._inner.collect()
 
     def close(self) -> None:
+        """As the executor."""
         self._inner.close()
 
 

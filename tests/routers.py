@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router import Router
 from shoal.engine import EngineOptions
@@ -26,7 +26,7 @@ def make_router(
         [EnginePlan(name=str(number), options=options) for number in range(engines)],
         folders,
         tokenizers,
-        LocalBackend(cluster.name, cluster.orphan_after_s),
+        make_backend(cluster),
         cluster,
         max_queue=options.max_queue,
         builder=builder,

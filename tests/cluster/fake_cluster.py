@@ -6,7 +6,9 @@ They can be killed, hung and made to refuse to load at any moment; messages take
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engine_builders import ByteTokenizer, build_fake, make_options
 
@@ -18,6 +20,7 @@ from shoal.engine import wire
 from shoal.engine.core import Engine
 
 LOAD_S = 2.0
+FOLDER = Path("somewhere")
 LATENCY_S = 0.001
 
 
@@ -34,6 +37,8 @@ class FakeProcess:
     arrived: list[wire.ToEngine] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
     """Requests that it has, and how many tokens each has got here."""
+    changing: dict[int, Future] = field(default_factory=dict)
+    """Services that are to come or go, by the key of the question."""
 
     def suspects(self) -> tuple[str, ...]:
         return tuple(sorted(self.live))
@@ -61,6 +66,7 @@ class FakeBackend:
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
+        core._clock = self.loop.now_ns  # else nobody would ever have waited for long
         process = FakeProcess(engine, incarnation, core)
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
@@ -131,6 +137,7 @@ class FakeBackend:
         if not process.alive:
             return
         events = process.core.step()
+        self._answer_changes(process)
         for event in events:
             if event.finish is not None:
                 process.live.pop(event.request_id, None)
@@ -153,8 +160,20 @@ class FakeBackend:
                 for request_id in message.ids:
                     process.live.pop(request_id, None)
                     process.core.cancel(request_id, complete=message.complete)
+            case wire.AddService():
+                process.changing[message.key] = process.core.add_service(message.service, FOLDER)
+            case wire.RemoveService():
+                removed = process.core.remove_service(message.name, drain=message.drain)
+                process.changing[message.key] = removed
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
+
+    def _answer_changes(self, process: FakeProcess) -> None:
+        for key in [key for key, future in process.changing.items() if future.done()]:
+            future = process.changing.pop(key)
+            error = future.exception()
+            info = future.result() if error is None else None
+            self.deliver(process, wire.ServiceChanged(key, info, None if error is None else str(error)))
 
     def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
         """Hand a message to the router after the way over the wire; a closed channel drops it."""

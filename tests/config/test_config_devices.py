@@ -70,6 +70,12 @@ def test_engines_on_one_device_share_its_memory(tmp_path):
     assert shares == {"0": 1 / 3, "b": 1 / 3, "2": 1, "3": 1, "4": 1 / 3}
 
 
+def test_engines_over_ray_do_not_share_this_machine(tmp_path):
+    first, second = plans(tmp_path, TWO, "cluster: {backend: ray, address: 10.0.0.1:6379}")
+    assert [plan.options.threads for plan in (first, second)] == [None, 1]
+    assert [plan.options.memory_share for plan in (first, second)] == [1.0, 1.0]
+
+
 def test_services_are_on_every_engine_unless_placed(tmp_path):
     assert placed(plans(tmp_path, TWO)) == {"0": ["chat", "base"], "b": ["chat", "base"]}
     assert placed(plans(tmp_path, TWO, "placement: {chat: [b]}")) == {"0": ["base"], "b": ["chat", "base"]}

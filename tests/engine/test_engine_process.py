@@ -1,5 +1,6 @@
 """The loop of the engine process, on a link that is a list."""
 
+import pytest
 from engine_builders import make_engine
 
 from shoal.core import SamplingParams
@@ -8,8 +9,12 @@ from shoal.engine.choices import expand_choices
 from shoal.engine.process import EngineServer
 
 
+class Over(Exception):
+    """Nothing is left to do."""
+
+
 class Frames:
-    """A link whose client has sent all that it will send; then the engine is told to shut down."""
+    """A link whose client has sent all that it will send; then the server ends."""
 
     from_client = True
 
@@ -31,7 +36,21 @@ class Frames:
 
     def wait(self, timeout_ms):
         assert not self.frames, "the loop waits although messages are there"
-        self.frames.append(wire.encode(wire.Shutdown()))
+        raise Over
+
+
+class Newcomer(Frames):
+    """A link on which the first message is of somebody who is not the client yet."""
+
+    from_client = False
+
+    def welcome(self):
+        self.from_client = True
+
+
+def serve(engine, link):
+    with pytest.raises(Over):
+        EngineServer(engine, link).run()
 
 
 def submitted_before_each_step(*messages, model="fake", **options):
@@ -49,7 +68,7 @@ def submitted_before_each_step(*messages, model="fake", **options):
         submit(*requests)
 
     engine.step, engine.submit = counted, noted
-    EngineServer(engine, Frames(*messages)).run()
+    serve(engine, Frames(*messages))
     return counts
 
 
@@ -74,14 +93,25 @@ def test_cancels_and_questions_do_not_wait_behind_submissions():
     assert submitted_before_each_step(*calls, *cancels) == []
     assert submitted_before_each_step(*calls[:8], *cancels[4:8]) == [4]
     engine, _ = make_engine()
-    socket = Frames(*calls, wire.AskStats(7), wire.Shutdown())
-    EngineServer(engine, socket).run()
-    assert [message.key for message in socket.sent] == [7]
+    socket = Frames(*calls, wire.AskStats(7))
+    serve(engine, socket)
+    assert socket.sent[0].key == 7
 
 
 def test_a_call_that_can_never_be_served_leaves_nothing_behind():
     engine, _ = make_engine()
     socket = Frames(call(1, prompt=300, n=3))
-    EngineServer(engine, socket).run()
+    serve(engine, socket)
     assert [type(message) for message in socket.sent] == [wire.Refused]
     assert engine.unfinished == 0
+
+
+@pytest.mark.parametrize(("ahead_s", "shifted_s"), [(0, 0), (-0.9, 0), (0.9, 0), (5000, 5000), (-3, -3)])
+def test_arrivals_on_the_clock_of_another_host_are_told_on_this_one(monkeypatch, ahead_s, shifted_s):
+    engine, _ = make_engine()
+    monkeypatch.setattr(engine, "now_ns", lambda: 10**13)
+    arrivals = []
+    monkeypatch.setattr(engine, "submit", lambda *requests: arrivals.extend(r.arrival_ns for r in requests))
+    hello = wire.Hello(wire.PROTOCOL, "session", 10**13 - int(ahead_s * 1e9))
+    serve(engine, Newcomer(hello, call(1, n=2)))
+    assert arrivals == [shifted_s * 10**9] * 2

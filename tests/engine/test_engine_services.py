@@ -154,6 +154,10 @@ def test_who_was_promised_all_of_the_pool_keeps_others_out_until_it_has_ended():
     assert again.result().model == "large"
 
 
+class Over(Exception):
+    """Nothing is left to do."""
+
+
 class Frames:
     """A link whose client sends one message after the other, each when the last was answered."""
 
@@ -182,7 +186,7 @@ class Frames:
 
     def wait(self, timeout_ms):
         if self.free and not self.messages:
-            self.messages.append(wire.encode(wire.Shutdown()))
+            raise Over
 
 
 def test_changes_are_answered_when_they_are_done():
@@ -193,7 +197,8 @@ def test_changes_are_answered_when_they_are_done():
         wire.RemoveService(3, "a", drain=False),
         wire.RemoveService(4, "a", drain=False),
     )
-    EngineServer(engine, socket).run()
+    with pytest.raises(Over):
+        EngineServer(engine, socket).run()
     answers = [message for message in socket.sent if isinstance(message, wire.ServiceChanged)]
     assert [answer.key for answer in answers] == [1, 2, 3, 4]
     assert answers[0].info is not None

@@ -29,7 +29,7 @@ def test_small_pools_are_measured_too(blocks):
     engine, info = make_engine(blocks=blocks)
     service = info.services["a"]
     measured = engine.measure_speed(service, "a")
-    assert (measured.decode_s > 0) == (service.max_total_tokens > 1)
+    assert (measured != service) == (service.max_total_tokens > 1)
     assert engine.fake_pool.live_blocks("a") == 0
 
 

@@ -99,7 +99,7 @@ def test_choices_arrive_with_the_output_that_each_has():
 
 @pytest.mark.parametrize(
     "message",
-    [wire.Hello(1, "s"), wire.Cancel(["a", "b"]), wire.AskStats(3), wire.Shutdown()],
+    [wire.Hello(1, "s", 5), wire.Cancel(["a", "b"]), wire.AskStats(3)],
     ids=lambda m: type(m).__name__,
 )
 def test_other_messages_to_the_engine(message):

@@ -51,14 +51,16 @@ model_source.Tokenizer, launch.Router = Tokenizer, Router
 model_source.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 launch.check_model = lambda name: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[3]))]
-launch.run_server(plans, ServerOptions(port=0), on_ready=lambda url, router: print(url, flush=True))
+server = ServerOptions(port=int(sys.argv[5]))
+launch.run_server(plans, server, on_ready=lambda url, router: print(url, flush=True))
 print("ended", flush=True)
 """
 
 
-async def launch(model, folder="none", stderr=None):
+async def launch(model, folder="none", stderr=None, port=0):
+    arguments = [TESTS / "serve", TESTS / "engine", model, folder, port]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, str(TESTS / "serve"), str(TESTS / "engine"), model, str(folder)),
+        *(sys.executable, "-c", PROGRAM, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
     )
@@ -113,6 +115,30 @@ def test_an_engine_that_is_killed_is_logged_and_started_again():
             [engine] = (await client.get("/health")).json()["engines"]
             assert engine["restarts"] == 1
         assert await end(process, signal.SIGTERM) == ["ended"]
+
+    asyncio.run(main())
+
+
+def test_a_server_that_was_killed_finds_its_engines_again():
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        process, _ = await launch("fake", port=port)
+        children = psutil.Process(process.pid).children()
+        [node] = [child for child in children if "shoal.cluster.node" in child.cmdline()]
+        [engine] = node.children()
+        process.kill()
+        while process.returncode is None:  # ``wait`` waits for its output, which the node has inherited
+            await asyncio.sleep(0.01)
+        again, url = await launch("fake", port=port)
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            [known] = (await client.get("/health")).json()["engines"]
+            assert known["pid"] == engine.pid
+            body = {"model": "a", "prompt": "hi", "max_tokens": 3}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert await end(again, signal.SIGTERM) == ["ended"]
+        psutil.wait_procs([engine, node], timeout=30)
+        assert not engine.is_running()
 
     asyncio.run(main())
 

@@ -1,7 +1,5 @@
 """Simulated engines that die: their requests go on elsewhere, and nothing is lost."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from simulate_builders import TIMES, make_request, make_spec, make_workload
 
 from hypothesis_profiles import examples
 from shoal.cluster.dispatch import DISPATCHES, LeastRequests
-from shoal.core import Request
+from shoal.core import ConfigError, Request
 from shoal.forecast import StepRows
 from shoal.measure import RequestRow
 from shoal.simulate import Deaths, EngineSpec, OpenLoop, Simulation, Watch
@@ -107,6 +105,12 @@ def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
 def test_engines_of_which_none_die_are_as_before() -> None:
     requests = make_workload(60)
     plain = Simulation([make_spec(60)] * 2, OpenLoop(requests), dispatch=LeastRequests()).run()
-    later = replace(requests[-1], id="late", arrival_ns=requests[-1].arrival_ns + 3600 * SECOND)
-    rows = run([make_spec(60)] * 2, [*requests, later], (3500.0, 1))
-    assert [rows[row.request_id] for row in plain.requests] == plain.requests
+    rows = run([make_spec(60)] * 2, requests, (3500.0, 1))
+    assert list(rows.values()) == plain.requests
+
+
+def test_an_engine_that_died_while_nothing_was_to_do_is_back_in_time() -> None:
+    rows = run([make_spec()], [make_request(0), make_request(1, at_s=20), make_request(2, at_s=21)], (9.0, 0))
+    assert all(row.finish_ns - row.arrival_ns < SECOND for row in rows.values())
+    with pytest.raises(ConfigError, match="engine 2 cannot die"):
+        run([make_spec()] * 2, [make_request(0)], (1.0, 2))

@@ -53,7 +53,7 @@ class Exited:
     reason: str
     """Why, in words: an error that it told of, an exit status, a signal."""
     failure: str | None = None
-    """Name of the class of the error that it told of, as in ``wire.Failed``."""
+    """Name of the class of the error that it told of, as in ``lifeline.Failed``."""
     suspects: tuple[str, ...] = ()
     """Ids of the engine's requests (of their present attempt) whose steps were being computed."""
 

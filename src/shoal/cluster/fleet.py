@@ -27,6 +27,7 @@ from shoal.cluster.status import ClusterInfo
 from shoal.core import EngineDied, Service
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.lifeline import Failed, failure_to_error
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Fleet:
                 self._tell(EngineAdded(name, services))
                 continue
             engine.beat(found[name].pid)
+            engine.runs = True
             self._tell(EngineFound(name, found[name].incarnation, services))
             if (loaded := found[name].loaded) is not None:
                 self._on_event(loaded)
@@ -109,7 +111,10 @@ class Fleet:
 
     def forget(self, name: str) -> None:
         """Forget an engine once its process has ended."""
-        self._leaving.add(name)
+        if self._engines[name].runs:
+            self._leaving.add(name)
+        else:
+            del self._engines[name]
 
     def know_service(self, service: Service, folder: Path) -> None:
         """Know another service, whose model lies in ``folder``."""
@@ -130,6 +135,7 @@ class Fleet:
     def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
         """Start the process of an engine with some of its services."""
         config = self._config(self._engines[name].plan, services)
+        self._engines[name].runs = True
         self._backend.start_engine(name, incarnation, config)
 
     def kill_engine(self, name: str, incarnation: int, why: str) -> None:
@@ -270,6 +276,7 @@ class Fleet:
             self._started.set_exception(_error(event))
         if event.incarnation == engine.incarnation or not engine.connected:
             engine.disconnect(event.reason)
+            engine.runs = False
             self._on_end(event.engine, event.reason)
         suspects = tuple(dict.fromkeys(map(call_of, event.suspects)))
         self._tell(EngineEnded(event.engine, event.incarnation, event.reason, suspects))
@@ -289,7 +296,7 @@ def _speed(info: ServiceInfo) -> ServiceSpeed:
 
 def _error(event: Exited) -> Exception:
     if event.failure is not None:
-        return wire.failure_to_error(wire.Failed(event.failure, event.reason), "loading")
+        return failure_to_error(Failed(event.failure, event.reason), "loading")
     return EngineDied(f"the engine process ended while loading ({event.reason})")
 
 

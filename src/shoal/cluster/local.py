@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded, Loading
-from shoal.cluster.node import EngineExited, EngineSaid, RunningEngine, wire
+from shoal.cluster.backend import BackendEvent, EngineConfig, Exited, FoundEngine
+from shoal.cluster.node import EngineExited, EngineSaid, wire
 from shoal.cluster.node.__main__ import TAKEN
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
+from shoal.cluster.node.told import found_engine, to_event
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import lifeline
 from shoal.engine.child import check_open_files, describe_end
@@ -91,7 +92,7 @@ class LocalBackend:
             await self._reap()
             raise
         self._use(link)
-        return [_found(engine) for engine in link.found]
+        return [found_engine(engine) for engine in link.found]
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
         """See EngineBackend; does nothing after ``close``."""
@@ -263,15 +264,9 @@ class LocalBackend:
             )
 
     def _said(self, message: EngineSaid) -> None:
-        engine, incarnation, pid = message.engine, message.incarnation, message.pid
-        self._engines[engine] = (incarnation, pid)
-        match message.message:
-            case lifeline.Loading(what):
-                self._tell(Loading(engine=engine, incarnation=incarnation, what=what))
-            case lifeline.Ready() as ready:
-                self._tell(_loaded(engine, incarnation, pid, ready))
-            case lifeline.Beat(overdue_s):
-                self._tell(Beat(engine=engine, incarnation=incarnation, pid=pid, overdue_s=overdue_s))
+        self._engines[message.engine] = (message.incarnation, message.pid)
+        if (event := to_event(message)) is not None:
+            self._tell(event)
 
     def _tell(self, event: BackendEvent) -> None:
         # From the loop, so that an error in the receiver does not end the reading.
@@ -289,16 +284,6 @@ class LocalBackend:
                 suspects=message.suspects,
             )
         )
-
-
-def _loaded(engine: str, incarnation: int, pid: int, ready: lifeline.Ready) -> Loaded:
-    return Loaded(engine=engine, incarnation=incarnation, pid=pid, endpoint=ready.endpoint, info=ready.info)
-
-
-def _found(running: RunningEngine) -> FoundEngine:
-    engine, incarnation, pid, ready = running.engine, running.incarnation, running.pid, running.ready
-    loaded = None if ready is None else _loaded(engine, incarnation, pid, ready)
-    return FoundEngine(engine=engine, incarnation=incarnation, pid=pid, loaded=loaded)
 
 
 def _kill(pid: int) -> None:

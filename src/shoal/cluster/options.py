@@ -48,8 +48,8 @@ class ClusterOptions:
     """Who runs the engines: child processes on this machine, or Ray."""
     address: str = "auto"
     """Address of the Ray cluster."""
-    dispatch: str = "least-requests"
-    """Which engine a request goes to."""
+    dispatch: str = "max-min"
+    """Which engine a request goes to; in ``dispatch.DISPATCHES``."""
     heartbeat_s: float = 1.0
     """Engines give a sign of life so often."""
     hung_after_s: float = 10.0

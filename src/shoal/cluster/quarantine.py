@@ -63,7 +63,8 @@ class Quarantine:
         kept = next((engine for engine in free if engine.reserved is call), None)
         if kept is not None:
             return kept
-        since_ns = now_ns if call.quarantined_ns is None else call.quarantined_ns
-        if now_ns - since_ns < self._patience_ns and any(engine.comes for engine in engines):
+        assert call.quarantined_ns is not None
+        patient = now_ns - call.quarantined_ns < self._patience_ns
+        if patient and any(engine.comes for engine in engines):
             return None
         return min(free, key=lambda engine: engine.load.unfinished)

@@ -38,6 +38,8 @@ class RemoteEngine:
     def __init__(self, plan: EnginePlan, clock: Callable[[], int]) -> None:
         self.plan = plan
         """As it is wanted."""
+        self.runs = False
+        """Whether its process was started, and is not known to have ended."""
         self.incarnation = 0
         """Which start of it the channel belongs to."""
         self.pid: int | None = None

@@ -97,7 +97,9 @@ ENGINE_FLAGS = (
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )
 CLUSTER_FLAGS = (
-    Flag("dispatch", "cluster.dispatch", "NAME", "Which engine a request goes to, e.g. least-requests."),
+    Flag("backend", "cluster.backend", "NAME", "Who runs the engines: local processes, or ray."),
+    Flag("address", "cluster.address", "ADDRESS", "The Ray cluster: host:port, or auto."),
+    Flag("dispatch", "cluster.dispatch", "NAME", "Which engine a request goes to, e.g. max-min."),
     Flag(
         "cluster-name",
         "cluster.name",

@@ -68,7 +68,7 @@ class Config(Generic[S]):
         """What each engine is built from.
 
         Where no threads are written, one engine takes every core; of several each on the CPU takes its part
-        of all cores but one, which is left to the API process.
+        of all cores but one, which is left to the API process. Over Ray this machine's cores mean nothing.
         """
         return tuple(
             EnginePlan(name=device.name, options=self._options_on(device)) for device in self.devices
@@ -87,7 +87,7 @@ class Config(Generic[S]):
     def _options_on(self, device: EngineDevice) -> EngineOptions:
         everywhere = (device.name,)
         kv_bytes = device.kv_memory_bytes or self.kv_cache.memory_bytes
-        sharing = sum(other.device == device.device for other in self.devices)
+        sharing = sum(other.device == device.device for other in self.devices) if self._here else 1
         return EngineOptions(
             services=tuple(s for s in self.services if device.name in self.placement.get(s.name, everywhere)),
             device=device.device,
@@ -99,8 +99,13 @@ class Config(Generic[S]):
             memory_share=1 / sharing,
         )
 
+    @property
+    def _here(self) -> bool:
+        """Whether the engines run on this machine."""
+        return self.cluster.backend == "local"
+
     def _default_threads(self, device: EngineDevice) -> int | None:
-        if len(self.devices) == 1 or device.device != "cpu":
+        if len(self.devices) == 1 or device.device != "cpu" or not self._here:
             return None
         return max(1, (default_threads() - 1) // len(self.devices))
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 
 import zmq
 
 from shoal.engine import wire
+from shoal.engine.link_watch import LinkWatch
 
 _READABLE = int(zmq.POLLIN)
 
@@ -21,8 +23,9 @@ class EngineChannel:
     def __init__(self, endpoint: str, session: str, on_message: Callable[[wire.FromEngine], None]) -> None:
         """Connect to an engine that listens, whose client this process is from now on.
 
-        session: names the process. on_message: called from the event loop for each message, in order. Raises
-        zmq.ZMQError if the address means nothing; nothing is raised or told if nobody is there.
+        session: names the process. on_message: called from the event loop for each message, in order; with
+        ``Forgotten`` when a TCP connection is lost or cannot be made. Raises zmq.ZMQError if the address
+        means nothing; nothing is raised or told if nobody is at an address on this host.
         """
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
@@ -30,13 +33,18 @@ class EngineChannel:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._reading = False
+        self._watch: LinkWatch | None = None
+        if endpoint.startswith("tcp:"):
+            self._watch = LinkWatch(self._socket, lambda: on_message(wire.Forgotten()))
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError:
+            if self._watch is not None:
+                self._watch.close()
             self._context.destroy(linger=0)
             raise
         self._loop.add_reader(self._socket.fileno(), self._receive)
-        self.send(wire.Hello(wire.PROTOCOL, session))
+        self.send(wire.Hello(wire.PROTOCOL, session, time.monotonic_ns()))
 
     def send(self, message: wire.ToEngine) -> None:
         """Send a message without waiting; it is lost if nobody is there any more, or after ``close``."""
@@ -52,6 +60,8 @@ class EngineChannel:
         """Release the socket, and drop what was not sent; closing twice does nothing."""
         if self._socket.closed:
             return
+        if self._watch is not None:
+            self._watch.close()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close(linger=0)
         self._context.term()

@@ -18,11 +18,13 @@ class ClientLink:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # tells that a receiver is gone
         self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._connections = 0
+        self._is_gone = False
         self._client: bytes | None = None
         self._sender: bytes | None = None
         self._socket.bind(bind)
@@ -36,7 +38,7 @@ class ClientLink:
 
     def welcome(self) -> None:
         """Who sent the frame that was received last is the client from now on."""
-        self._client = self._sender
+        self._client, self._is_gone = self._sender, False
 
     def lost_client(self) -> bool:
         """Whether the client is gone since this was last asked.
@@ -46,7 +48,7 @@ class ClientLink:
         while _readable(self._monitor):
             accepted = recv_monitor_message(self._monitor)["event"] == zmq.Event.ACCEPTED
             self._connections += 1 if accepted else -1
-        if self._client is None or self._connections:
+        if self._client is None or (self._connections and not self._is_gone):
             return False
         self._client = None
         return True
@@ -61,17 +63,24 @@ class ClientLink:
 
     def send(self, frame: bytes) -> None:
         """Send a frame to the client; it is lost if there is none."""
-        if self._client is not None:
-            self._send(self._client, frame)
+        if self._client is not None and not self._is_gone:
+            self._is_gone = not self._send(self._client, frame)
 
     def reply(self, frame: bytes) -> None:
         """Send a frame to whoever sent the last one."""
         assert self._sender is not None
         self._send(self._sender, frame)
 
-    def _send(self, receiver: bytes, frame: bytes) -> None:
-        self._socket.send(receiver, zmq.SNDMORE)
+    def _send(self, receiver: bytes, frame: bytes) -> bool:
+        """Send a frame; returns whether the receiver is there."""
+        try:
+            self._socket.send(receiver, zmq.SNDMORE)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
         self._socket.send(frame)
+        return True
 
     def has_news(self) -> bool:
         """Whether a frame has come, or somebody connected or left; answers at once."""

@@ -47,6 +47,8 @@ _MOST_CHOICES = 32
 _MOST_TOKENS = 2**15
 # Reading a message takes much less.
 _MOST_BYTES = 2**20
+# All processes of a host have one clock; those of two hosts differ by more than a message takes.
+_OTHER_CLOCK_NS = 1_000_000_000
 
 
 class EngineServer:
@@ -65,7 +67,8 @@ class EngineServer:
         self._engine = engine
         self._on_change = on_change
         self._link = link
-        self._running = True
+        self._ahead_ns = 0
+        """How much more this host's clock shows than the client's."""
         # Calls that were read and wait to be submitted, by the id of their first choice.
         self._arrived: dict[str, wire.Submit] = {}
         self._preparing: dict[int, Future[Any]] = {}
@@ -75,11 +78,9 @@ class EngineServer:
         engine.interrupted = self._has_messages
 
     def run(self) -> None:
-        """Serve until told to shut down; an engine's error is raised."""
-        while self._running:
+        """Serve for ever; an engine's error is raised."""
+        while True:
             self._take_messages()
-            if not self._running:
-                return
             self._send_prepared()
             self._send_changes()
             events = self._engine.step()
@@ -104,7 +105,7 @@ class EngineServer:
 
     def _read_messages(self) -> None:
         size = 0
-        while self._running and size < _MOST_BYTES:
+        while size < _MOST_BYTES:
             frame = self._link.receive()
             if frame is None:
                 if self._link.lost_client():
@@ -124,7 +125,11 @@ class EngineServer:
             message = None
         if isinstance(message, wire.Hello) and message.protocol == wire.PROTOCOL:
             self._forget_client()
+            self._send(wire.Forgotten())
             self._link.welcome()
+            self._ahead_ns = self._engine.now_ns() - message.now_ns
+            if abs(self._ahead_ns) < _OTHER_CLOCK_NS:
+                self._ahead_ns = 0
         else:
             self._link.reply(wire.encode(wire.Forgotten()))
 
@@ -136,7 +141,10 @@ class EngineServer:
 
     def _submit(self, message: wire.Submit) -> None:
         try:
-            self._engine.submit(*message.to_requests())
+            requests = message.to_requests()
+            if self._ahead_ns:
+                requests = [replace(r, arrival_ns=r.arrival_ns + self._ahead_ns) for r in requests]
+            self._engine.submit(*requests)
         except InvalidRequest as error:
             self._send(wire.Refused(message.request.id, str(error), error.param, error.code))
 
@@ -159,8 +167,6 @@ class EngineServer:
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
                 self._changing[message.key] = message.name, removed
-            case wire.Shutdown():
-                self._running = False
 
     def _prepare(self, message: wire.Prepare) -> None:
         try:
@@ -245,8 +251,8 @@ class _ToldServices:
         self._owner.send(lifeline.Ready(self._info, self._endpoint))
 
 
-def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> bool:
-    """Build the engine and serve it; returns whether it ended because it was told to."""
+def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
+    """Build the engine and serve it until it fails, which is told."""
 
     def report(what: str) -> None:
         owner.send(lifeline.Loading(what))
@@ -271,8 +277,6 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
             traceback.print_exc()
         with suppress(ConnectionError):
             owner.send(lifeline.describe_failure(error))
-        return False
-    return True
 
 
 def _find_builder(name: str) -> Builder:
@@ -293,7 +297,7 @@ def _beat(owner: Lifeline, every_s: float, watch: StepWatch) -> None:
 
 
 def main() -> int:
-    """Run one engine until it is shut down or its owner is gone; returns the exit status."""
+    """Run one engine until it fails or its owner is gone; returns the exit status."""
     # A terminal and some supervisors signal the whole group; the owner decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -309,4 +313,5 @@ def main() -> int:
         target=_beat, args=(owner, config.heartbeat_s, watch), name="heartbeat", daemon=True
     )
     beat.start()
-    return 0 if serve(start, config, owner, watch) else 1
+    serve(start, config, owner, watch)
+    return 1

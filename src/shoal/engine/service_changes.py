@@ -204,7 +204,10 @@ class ServiceChanges:
         self._require_room(name, layout)
         if self._host_pool is None:
             return layout, None
-        return layout, _with_service(self._host_pool.layout, name, shape, self._host_bytes)
+        try:
+            return layout, _with_service(self._host_pool.layout, name, shape, self._host_bytes)
+        except ConfigError as error:
+            raise ConfigError(f"kv_cache.swap, for KV saved in host memory, is too small: {error}") from None
 
     def _require_room(self, coming: str, layout: PoolLayout) -> None:
         """Refuse a layout in which a request that was accepted could not run to its end."""

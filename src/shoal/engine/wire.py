@@ -17,8 +17,6 @@ from shoal.core import (
 )
 from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import PROTOCOL as PROTOCOL
-from shoal.engine.lifeline import Failed as Failed
-from shoal.engine.lifeline import failure_to_error as failure_to_error
 from shoal.engine.stats import EngineStats
 
 
@@ -29,6 +27,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """``PROTOCOL`` of the sender."""
     session: str
     """Names the sender, for the log."""
+    now_ns: int
+    """The sender's clock, on which its requests arrive."""
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):
@@ -133,10 +133,6 @@ class RemoveService(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Its requests run to their ends; else they are cancelled."""
 
 
-class Shutdown(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: end now, even if requests are unfinished."""
-
-
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: all events of one step."""
 
@@ -169,7 +165,10 @@ class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Forgotten(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine to somebody who is not its client, or is not any more: it has none of its requests."""
+    """From the engine to somebody who is not its client, or is not any more: it has none of its requests.
+
+    Also what a client tells itself when the connection is lost.
+    """
 
 
 class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -192,7 +191,7 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Why nothing has changed."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService | Shutdown
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService
 FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged
 
 _encoder = msgspec.msgpack.Encoder()

@@ -42,10 +42,9 @@ class _DefaultDtype(TorchFunctionMode):
         made = func(*args, **given)
         if func not in _MAKERS or given.get("dtype") is not None or made.dtype != torch.get_default_dtype():
             return made
-        of_data = bool(args) and isinstance(
-            args[0], torch.Tensor | np.ndarray
-        )  # its dtype is that of the data
-        return made if of_data else made.to(self._dtype)
+        if args and isinstance(args[0], torch.Tensor | np.ndarray):
+            return made  # in the dtype of those
+        return made.to(self._dtype)
 
 
 def keep_dtypes_local() -> None:

@@ -147,7 +147,7 @@ class GrammarPool:
     def remove_service(self, service: str) -> None:
         """A service is gone: unless another has its model, all processes end that know it."""
         model = self._models.pop(service)
-        if model in self._models.values():
+        if self._is_served(model):
             return
         with self._lock:
             gone = [self._processes.pop(key) for key in list(self._processes) if key[0] == model]
@@ -158,8 +158,11 @@ class GrammarPool:
 
     def _end_template(self, model: GrammarModel) -> None:
         with self._starting:
-            if model not in self._models.values() and model in self._templates:
+            if not self._is_served(model) and model in self._templates:
                 self._templates.pop(model).close()
+
+    def _is_served(self, model: GrammarModel) -> bool:
+        return model in list(self._models.values())  # a copy: other threads may change it meanwhile
 
     def close(self) -> None:
         """End all processes."""
@@ -217,7 +220,7 @@ class GrammarPool:
         if not model.eos_token_ids:
             raise ModelUnsupported("no token of it ends an output")
         with self._starting:
-            if model not in self._models.values():
+            if not self._is_served(model):
                 raise ModelUnavailable("its service is gone")
             template = self._templates.get(model)
             if template is None or not template.alive:

@@ -26,7 +26,7 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import read_facts, read_weight_headers
+from shoal.models import read_facts, read_weight_headers, resolve_model
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -169,9 +169,9 @@ def load_models(
     transformers_logging.disable_progress_bar()
     if progress is not None and target.type == "cpu":
         progress(native_status())
-    models = ModelSet(ModelLoader(target, progress), attention)
+    models = ModelSet(ModelLoader(target), attention)
     for service in services:
-        models.add(service, models.loader.load(service, folders[service.name]))
+        models.add(service, models.loader.load(service, folders[service.name], progress))
     if target.type == "cpu":
         keep_freed_memory()  # only now: what loading freed goes back to the system
     return models
@@ -180,18 +180,23 @@ def load_models(
 class ModelLoader:
     """Loads models, each once in each dtype for as long as anybody has it; one at a time."""
 
-    def __init__(self, device: torch.device, progress: Callable[[str], None] | None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         """Where the weights go."""
-        self._progress = progress
         self._loaded: WeakValueDictionary[tuple[Path, torch.dtype], LoadedModel] = WeakValueDictionary()
 
-    def load(self, service: Service, folder: Path) -> LoadedModel:
-        """The service's model in its dtype; raises as ``load_models`` does."""
-        folder = folder.resolve()
+    def load(
+        self, service: Service, folder: Path, progress: Callable[[str], None] | None = None
+    ) -> LoadedModel:
+        """The service's model in its dtype; raises as ``load_models`` and ``resolve_model`` do.
+
+        progress: called with a line if it has to be loaded. A folder that is not there is one of another
+        host, which has this engine load a service: the model is found here, or fetched.
+        """
+        folder = (folder if folder.exists() else resolve_model(service.model)).resolve()
         if prefers_int8(service, folder, self.device):
             try:
-                return self._load_as(service, folder, torch.int8)
+                return self._load_as(service, folder, torch.int8, progress)
             except Int8Unsupported as error:
                 _log.warning("%s; another dtype is taken", error)
         dtype = resolve_dtype(service, folder)
@@ -200,14 +205,16 @@ class ModelLoader:
                 f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is "
                 f"{self.device}; write dtype bfloat16 or auto"
             )
-        return self._load_as(service, folder, dtype)
+        return self._load_as(service, folder, dtype, progress)
 
-    def _load_as(self, service: Service, folder: Path, dtype: torch.dtype) -> LoadedModel:
+    def _load_as(
+        self, service: Service, folder: Path, dtype: torch.dtype, progress: Callable[[str], None] | None
+    ) -> LoadedModel:
         model = self._loaded.get((folder, dtype))
         if model is None:
-            if self._progress is not None:
+            if progress is not None:
                 name = str(dtype).removeprefix("torch.")
-                self._progress(f"loading {service.model} ({name}) on {self.device}")
+                progress(f"loading {service.model} ({name}) on {self.device}")
             model = self._loaded[folder, dtype] = _load(service.model, folder, dtype, self.device)
         return model
 

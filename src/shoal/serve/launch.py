@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.core import Service
@@ -115,7 +115,11 @@ class _Server:
                 await router.close()
 
     async def _start(self, on_load: Callable[[str], None] | None) -> Router:
-        backend = LocalBackend(self._cluster.name, self._cluster.orphan_after_s)
         return await Router.start(
-            self._plans, self._folders, self._tokenizers, backend, self._cluster, progress=on_load
+            self._plans,
+            self._folders,
+            self._tokenizers,
+            make_backend(self._cluster),
+            self._cluster,
+            progress=on_load,
         )

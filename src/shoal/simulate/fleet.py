@@ -20,7 +20,7 @@ from shoal.cluster.events import (
 from shoal.cluster.manager import Manager
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.status import EngineState
-from shoal.core import FinishReason, InvalidRequest, Request, SyntheticPrompt
+from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
 from shoal.forecast import StepRows, StepTimes
 from shoal.schedule import RequestState, SchedulerStats
 from shoal.simulate.replica import Replica, VirtualClock
@@ -77,12 +77,19 @@ class Fleet:
             self._manager.handle(EngineAdded(str(number), tuple(spec.services)), 0)
             self._manager.handle(EngineReady(str(number), 1, self._speeds[number]), 0)
         for time_s, number in deaths.times:
+            if not 0 <= number < len(specs):
+                raise ConfigError(f"engine {number} cannot die: there are {len(specs)}, from 0")
             self._set(round(time_s * 1e9), EngineEnded(str(number), 0, "killed"))
 
     @property
     def next_ns(self) -> int | None:
-        """When ``pass_time`` is to be called next; None: that would change nothing."""
-        return self._timers[0][0] if self._timers and self._requests else None
+        """When ``pass_time`` is to be called next; None: not at all."""
+        return self._timers[0][0] if self._timers else None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended, and those that no engine has."""
+        return len(self._requests)
 
     def submit(self, request: Request) -> None:
         """A request arrives for a service that engines have."""

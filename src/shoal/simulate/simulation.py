@@ -112,7 +112,10 @@ class Simulation:
         while due and replicas[due[0][1]].due_ns != due[0][0]:
             heapq.heappop(due)
         times = [due[0][0]] if due else []
-        times += [time_ns for time_ns in (source.next_ns, fleet.next_ns) if time_ns is not None]
+        if source.next_ns is not None:
+            times.append(source.next_ns)
+        if fleet.next_ns is not None and (times or fleet.unfinished):
+            times.append(fleet.next_ns)
         if not times:
             return False
         now_ns = self._clock.now_ns = min(times)

@@ -21,12 +21,12 @@ TAKEN = 3
 async def _serve(folder: NodeFolder) -> None:
     server = NodeServer(folder)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, server.end_unused)
+    loop.add_signal_handler(signal.SIGTERM, server.tenancy.end_unused)
     starter = sys.stdin.fileno()
 
     def starter_gone() -> None:
         loop.remove_reader(starter)
-        server.end_unclaimed()
+        server.tenancy.end_unclaimed()
 
     loop.add_reader(starter, starter_gone)
     await server.run()

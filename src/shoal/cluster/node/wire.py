@@ -1,4 +1,7 @@
-"""The messages between a node and the server that uses it, over a Unix stream: a length, and msgpack."""
+"""The messages between a node and the server that uses it.
+
+They go over a Unix stream, as a length and msgpack, or as arguments and results of an actor's methods.
+"""
 
 import asyncio
 
@@ -75,22 +78,37 @@ _to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
 _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
 
 
+def encode(message: ToNode | FromNode) -> bytes:
+    """The msgpack of a message."""
+    return _encoder.encode(message)
+
+
+def decode_to_node(payload: bytes) -> ToNode:
+    """A message of the server; raises msgspec.MsgspecError."""
+    return _to_node.decode(payload)
+
+
+def decode_from_node(payload: bytes) -> FromNode:
+    """A message of the node; raises msgspec.MsgspecError."""
+    return _from_node.decode(payload)
+
+
 def write(writer: asyncio.StreamWriter, message: ToNode | FromNode) -> None:
     """Send a message without waiting; it is lost if nobody is there any more."""
-    payload = _encoder.encode(message)
+    payload = encode(message)
     writer.write(LENGTH.pack(len(payload)) + payload)
 
 
 async def read_to_node(reader: asyncio.StreamReader) -> ToNode | None:
     """The next message of the server; None: there is none any more. Raises msgspec.MsgspecError."""
     payload = await _read(reader)
-    return None if payload is None else _to_node.decode(payload)
+    return None if payload is None else decode_to_node(payload)
 
 
 async def read_from_node(reader: asyncio.StreamReader) -> FromNode | None:
     """The next message of the node; None: there is none any more. Raises msgspec.MsgspecError."""
     payload = await _read(reader)
-    return None if payload is None else _from_node.decode(payload)
+    return None if payload is None else decode_from_node(payload)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes | None:

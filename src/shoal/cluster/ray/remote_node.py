@@ -1,0 +1,86 @@
+"""The server's end of an actor that owns an engine."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from shoal.cluster.node import wire
+from shoal.core import ConfigError, EngineDied
+
+_RETRY_S = 0.2
+_BECAUSE = "The actor is dead because "
+
+
+class RemoteNode:
+    """A node that is an actor, reached by calls of its methods.
+
+    on_message: called for everything that it tells, in order.
+    """
+
+    def __init__(self, name: str, handle: Any, on_message: Callable[[wire.FromNode], None]) -> None:
+        self.name = name
+        """That of its engine."""
+        self._handle = handle
+        self._on_message = on_message
+        self._session = 0
+        self._heard = 0
+
+    async def greet(self, hello: wire.Hello) -> wire.Welcome:
+        """Begin to use it; raises ConfigError if it refuses, EngineDied if it is gone."""
+        try:
+            self._session, answer = await self._handle.greet.remote(wire.encode(hello))
+        except RayError as error:
+            raise EngineDied(describe_death(error)) from error
+        message = wire.decode_from_node(answer)
+        if isinstance(message, wire.Refused):
+            raise ConfigError(f"the actor of engine {self.name} cannot be used: {message.why}")
+        assert isinstance(message, wire.Welcome)
+        self._heard = 1
+        return message
+
+    def send(self, message: wire.ToNode) -> None:
+        """Send a message without waiting; it is lost if the actor is gone."""
+        self._handle.do.remote(self._session, wire.encode(message))
+
+    async def hear(self, heartbeat_s: float, silence_s: float) -> str:
+        """Hand on what it tells until it is gone, and say why it is.
+
+        One that is silent for too long is killed. A time in which this process slept counts as one heartbeat.
+        """
+        silent_s = 0.0
+        while True:
+            asking = asyncio.wrap_future(self._handle.hear.remote(self._session, self._heard).future())
+            while not (await asyncio.wait((asking,), timeout=heartbeat_s))[0]:
+                silent_s += heartbeat_s
+                if silent_s > silence_s:
+                    asking.cancel()
+                    self.kill()
+                    return f"its actor was silent for {silent_s:g} s"
+            try:
+                messages = asking.result()
+            except ActorUnavailableError:  # perhaps for a while only
+                await asyncio.sleep(_RETRY_S)
+                silent_s += _RETRY_S
+                continue
+            except RayError as error:
+                return describe_death(error)
+            if messages is None:
+                return "another server uses its actor"
+            silent_s = 0.0
+            self._heard += len(messages)
+            for message in messages:
+                self._on_message(wire.decode_from_node(message))
+
+    def kill(self) -> None:
+        """End the actor; its engine ends with it."""
+        ray.kill(self._handle)
+
+
+def describe_death(error: RayError) -> str:
+    """Why an actor is gone, without all that Ray knows of it."""
+    text = str(error).strip()
+    _, _, why = text.partition(_BECAUSE)
+    return f"its actor ended: {(why or text.splitlines()[-1]).partition('. ')[0]}"

@@ -1,0 +1,170 @@
+"""Services and engines that come and go while a router runs: in virtual time, with real schedulers."""
+
+import asyncio
+import random
+
+import pytest
+from engine_builders import ByteTokenizer, make_options
+from fake_cluster import FOLDER, FakeBackend
+from test_router import PROMPT, expected, greedy, play, tokens_of
+
+from shoal.cluster.options import EnginePlan
+from shoal.cluster.router import Router
+from shoal.cluster.status import EngineState, ServiceState
+from shoal.core import ConfigError, EngineDied, InvalidRequest, Service
+
+
+async def add(router: Router, name: str, model: str = "fake", **fields) -> None:
+    service = Service(name=name, model=model, **fields)
+    await router.administration.add_service(service, FOLDER, ByteTokenizer())
+
+
+async def reaches(router: Router, service: str, state: ServiceState) -> None:
+    while router.services[service].state is not state:
+        await asyncio.sleep(0.05)
+
+
+def test_a_service_comes_and_goes_and_wakes_up():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        others = [await router.submit("a", PROMPT, greedy(max_tokens=100)) for _ in range(4)]
+        await add(router, "new")
+        assert set(router.info.services) == {"a", "new"}
+        assert await tokens_of(await router.submit("new", PROMPT, greedy())) == expected(PROMPT)
+        await router.administration.unload_service("new")
+        assert router.services["new"].state is ServiceState.UNLOADED
+        assert all("new" not in process.core._scheduler.services for process in backend.processes.values())
+        assert await tokens_of(await router.submit("new", PROMPT, greedy())) == expected(PROMPT)
+        assert router.services["new"].ready == 2
+        await router.administration.unload_service("new")
+        await router.administration.load_service("new")
+        running = await router.submit("new", PROMPT, greedy())
+        removing = asyncio.create_task(router.administration.remove_service("new"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(InvalidRequest, match="not served here"):
+            await router.submit("new", PROMPT, greedy())
+        assert await tokens_of(running) == expected(PROMPT)
+        await removing
+        assert set(router.services) == set(router.info.services) == {"a"}
+        for stream in others:
+            assert await tokens_of(stream) == expected(PROMPT, 100)
+
+    play(scenario, blocks=640)
+
+
+def test_an_idle_service_is_unloaded_and_wakes_up():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await add(router, "new", idle_after_s=30.0)
+        await asyncio.sleep(20)
+        assert await tokens_of(await router.submit("new", PROMPT, greedy())) == expected(PROMPT)
+        await asyncio.sleep(25)
+        assert router.services["new"].state is ServiceState.READY
+        await reaches(router, "new", ServiceState.UNLOADED)
+        assert await tokens_of(await router.submit("new", PROMPT, greedy())) == expected(PROMPT)
+        assert router.services["a"].state is ServiceState.READY
+
+    play(scenario, blocks=640)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "words"),
+    [("new", "unsupported", "computed wrongly"), ("a", "fake", "already")],
+)
+def test_what_cannot_be_added_changes_nothing(name, model, words):
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        with pytest.raises(ConfigError, match=words):
+            await add(router, name, model)
+        assert set(router.services) == set(router.info.services) == {"a"}
+        assert await tokens_of(await router.submit("a", PROMPT, greedy())) == expected(PROMPT)
+
+    play(scenario, blocks=640)
+
+
+def test_unknown_names_and_last_ones_are_refused():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        change = router.administration
+        for work in (
+            change.remove_service("z"),
+            change.load_service("z"),
+            change.unload_service("z"),
+            change.remove_engine("z"),
+            change.remove_service("a"),
+            change.remove_engine("0"),
+            change.add_service(Service(name="b", model="fake"), FOLDER, ByteTokenizer(), engines=["z"]),
+        ):
+            with pytest.raises(ConfigError, match=r"there is no |last one"):
+                await work
+        with pytest.raises(ConfigError, match="there is no engine"):
+            change.drain_engine("z")
+
+    play(scenario, engines=1)
+
+
+def test_engines_come_drain_and_go():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        change = router.administration
+        streams = [await router.submit("a", PROMPT, greedy(max_tokens=150)) for _ in range(4)]
+        plan = EnginePlan(name="new", options=make_options("fake", blocks=640))
+        await change.add_engine(plan)
+        with pytest.raises(ConfigError, match="already"):
+            await change.add_engine(plan)
+        change.drain_engine("0")
+        before = {engine.name: engine.requests for engine in router.engines}
+        streams += [await router.submit("a", PROMPT, greedy(max_tokens=150)) for _ in range(4)]
+        after = {engine.name: engine.requests for engine in router.engines}
+        assert after["0"] == before["0"]
+        assert after["new"] > 0
+        await change.remove_engine("0")
+        assert [engine.name for engine in router.engines] == ["1", "new"]
+        for stream in streams:
+            assert await tokens_of(stream) == expected(PROMPT, 150)
+        backend.fail_loading = 1
+        with pytest.raises(EngineDied, match="does not start"):
+            await change.add_engine(EnginePlan(name="bad", options=plan.options))
+        assert [engine.name for engine in router.engines] == ["1", "new"]
+
+    play(scenario, blocks=640)
+
+
+def test_services_come_and_go_at_random_while_engines_die():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        rng = random.Random(5)
+        stopped = asyncio.Event()
+        answered = dict.fromkeys(("a", "b", "c"), 0)
+
+        async def client(number: int) -> None:
+            while not stopped.is_set():
+                service = rng.choice(sorted(router.info.services))
+                prompt = [97 + number, *(rng.randrange(97, 123) for _ in range(rng.randrange(1, 20)))]
+                try:
+                    stream = await router.submit(service, prompt, greedy(max_tokens=50))
+                except InvalidRequest:
+                    continue  # it was removed meanwhile
+                assert await tokens_of(stream) == expected(prompt, 50)
+                answered[service] += 1
+
+        clients = [asyncio.create_task(client(number)) for number in range(6)]
+        for _ in range(25):
+            await asyncio.sleep(rng.uniform(0.1, 1.5))
+            if rng.random() < 0.2:
+                backend.die(rng.choice(list(backend.processes.values())), "killed")
+            name = rng.choice("bc")
+            if name not in router.info.services:
+                await add(router, name)
+            elif rng.random() < 0.4:
+                await router.administration.remove_service(name)
+            elif rng.random() < 0.5:
+                # Requests that come meanwhile keep it.
+                router.administration.unload_service(name).close()
+                await router.administration.load_service(name)
+            for process in backend.processes.values():
+                if process.alive:
+                    process.core.fake_pool.check_integrity()
+        stopped.set()
+        await asyncio.gather(*clients)
+        assert min(answered.values()) > 10
+        while any(engine.state is not EngineState.READY for engine in router.engines):
+            await asyncio.sleep(0.5)
+        assert router.unfinished == router.waiting == 0
+
+    # A step of the fake model takes no time, by which the default order would tell services apart.
+    play(scenario, blocks=640, scheduler={"starvation_s": 0.3})
