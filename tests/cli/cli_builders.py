@@ -36,7 +36,9 @@ class FakeApi:
     bodies: list[dict] = field(default_factory=list)
     """The bodies of all requests."""
     admin: dict[str, object] = field(default_factory=dict)
-    """What the operators' routes say; (status, answer) or an answer."""
+    """What the operators' routes say; (status, answer), or an answer, or a list of those to take in turn."""
+    changes: list[tuple[str, str, object]] = field(default_factory=list)
+    """Method, path and body of the requests that change something."""
     headers: list[dict] = field(default_factory=list)
     """Of the requests for operators' routes."""
     wait: threading.Event | None = None
@@ -67,16 +69,33 @@ def fake_server(api):
                 cards = [{"id": name, "max_model_len": 2048} for name in ("chat", "complete")]
                 self._send(200, json.dumps({"object": "list", "data": cards}))
             elif self.path.startswith("/admin/"):
-                api.headers.append(dict(self.headers))
-                answer = api.admin.get(self.path.removeprefix("/admin/"), (404, {}))
-                status, body = answer if isinstance(answer, tuple) else (200, answer)
-                self._send(status, json.dumps(body))
+                self._admin()
             elif self.path == "/metrics":
                 self._send(200, api.pages.pop(0) if api.pages else METRICS)
             else:
                 self._send(200 if self.path == "/health" else 404, "{}")
 
+        def _admin(self):
+            api.headers.append(dict(self.headers))
+            answer = api.admin.get(self.path.removeprefix("/admin/"), (404, {}))
+            if isinstance(answer, list) and answer and isinstance(answer[0], dict):
+                answer = answer.pop(0)
+            status, body = answer if isinstance(answer, tuple) else (200, answer)
+            self._send(status, json.dumps(body))
+
+        def _change(self):
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            api.changes.append((self.command, self.path.removeprefix("/admin/"), body))
+            self._admin()
+
+        def do_DELETE(self):
+            self._change()
+
         def do_POST(self):
+            if self.path.startswith("/admin/"):
+                self._change()
+                return
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             api.bodies.append(body)
             if body["model"] in api.reject:

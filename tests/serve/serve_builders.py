@@ -124,6 +124,8 @@ class FakeEngine:
     )
     failure: Exception | None = None
     """Ends requests after ``fail_after`` tokens; None: the engine dies."""
+    administration: Any = None
+    """Changes it, in tests of that."""
     log_names: list[str | None] = field(default_factory=list)
     hold: asyncio.Event | None = None
     """Requests wait for it before the token at position ``pause_at``."""

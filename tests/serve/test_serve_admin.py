@@ -62,11 +62,14 @@ def test_services_and_their_engines():
     assert chat == {
         "name": "chat",
         "model": "fake-chat",
+        "state": "ready",
+        "error": None,
         "engines": ["0", "b"],
         "ready": 1,
         "wanted": 2,
         "waiting": 3,
         "resumed": 9,
+        "idle_after_s": None,
     }
     assert base["engines"] == ["0"]
     placement = ask("/admin/placement", engine=two_engines()).json()

@@ -24,7 +24,7 @@ import asyncio, pathlib, sys
 sys.path[:0] = sys.argv[1:3]
 import engine_builders, serve_builders
 from shoal.cluster.options import EnginePlan
-from shoal.serve import ServerOptions, launch
+from shoal.serve import ServerOptions, launch, model_source
 
 class Tokenizer(engine_builders.ByteTokenizer):
     has_chat_template = True
@@ -47,8 +47,8 @@ class Router(launch.Router):
             plans, folders, tokenizers, backend, cluster, progress=progress, builder=engine_builders.BUILDER
         )
 
-launch.Tokenizer, launch.Router = Tokenizer, Router
-launch.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
+model_source.Tokenizer, launch.Router = Tokenizer, Router
+model_source.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
 launch.check_model = lambda name: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[3]))]
 server = ServerOptions(port=int(sys.argv[5]))
@@ -174,12 +174,12 @@ def test_ctrl_c_does_not_reach_a_worker_that_starts():
 
 @pytest.fixture
 def nothing_is_fetched(monkeypatch):
-    import shoal.serve.launch as launch_module
+    from shoal.serve import model_source
 
     def never(name, progress=None):
         pytest.fail("a model was resolved")
 
-    monkeypatch.setattr(launch_module, "resolve_model", never)
+    monkeypatch.setattr(model_source, "resolve_model", never)
 
 
 def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):

@@ -12,12 +12,13 @@ from rich.text import Text
 from shoal.cli.chat import chat
 from shoal.cli.command import Command
 from shoal.cli.demo import demo
-from shoal.cli.engines import engines, services
+from shoal.cli.engines import engines
 from shoal.cli.generate import generate
 from shoal.cli.models import models
 from shoal.cli.profile import profile
 from shoal.cli.reproduce import reproduce
 from shoal.cli.serve import serve
+from shoal.cli.services import services
 from shoal.cli.simulate import simulate
 from shoal.cli.static import static
 from shoal.cli.version import print_version, version

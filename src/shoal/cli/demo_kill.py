@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.cli.admin_client import ask_admin
+from shoal.cli.admin_client import AdminClient
 from shoal.core import EngineDied
 
 _POLL_S = 0.05
@@ -31,7 +31,8 @@ async def kill_amid(url: str, is_amid: Callable[[], bool]) -> Kill:
     """
     while not is_amid():
         await asyncio.sleep(_POLL_S)
-    answer = await asyncio.to_thread(ask_admin, url, os.environ.get("SHOAL_ADMIN_KEY"), "engines")
+    client = AdminClient(url, os.environ.get("SHOAL_ADMIN_KEY"))
+    answer = await asyncio.to_thread(client.list, "engines")
     engine = max(answer["data"], key=lambda engine: engine["requests"])
     if engine["pid"] is None or not engine["requests"]:
         raise EngineDied("no engine has a request that it could lose")

@@ -66,8 +66,9 @@ class Administration:
         self._fleet.know_service(service, folder)
         self._decoders[name] = tokenizer
         self._tell(ServicePlaced(name, tuple(chosen), service.idle_after_s))
-        if await self._settled(name, ServiceState.LOADING) is ServiceState.FAILED:
-            error = self._manager.service(name).error
+        await self._settled(name, ServiceState.LOADING)
+        if name not in self._fleet.info.services:
+            error = self._manager.service(name).error or "its engine ended"
             await self.remove_service(name)
             raise ConfigError(f"service {name!r} cannot be loaded: {error}")
 

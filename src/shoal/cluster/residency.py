@@ -104,7 +104,8 @@ class Residency:
         engines, actions = list(engines), list[ResidencyAction]()
         for name, known in self._services.items():
             idle = known.idle_after_ns is not None and now_ns - known.used_ns >= known.idle_after_ns
-            if known.wanted and idle and not known.unfinished:
+            # Loading may take longer than that.
+            if known.wanted and idle and not known.unfinished and not self.loads(name, engines):
                 actions += self.want(name, False, engines)
         return actions
 

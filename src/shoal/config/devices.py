@@ -74,6 +74,15 @@ def device_section() -> DeviceSection:
     return DeviceSection(EngineDevice, shown)
 
 
+def read_added_engine(settings: Table) -> tuple[EngineDevice, tuple[str, ...] | None]:
+    """A device for a further engine, and its services, which are beside its keys; None: all."""
+    entries = dict(settings.entries)
+    services = entries.pop("services", None)
+    node = Table(entries, settings.where, settings.key_places)
+    device = device_section().read(node, "")
+    return device, None if services is None else Several(Text()).read(services, "services")
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementKind:
     """Lists of engines, by service."""

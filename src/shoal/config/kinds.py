@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.config.nodes import Listing, Node, Scalar, Table, describe, problem
+from shoal.config.nodes import Listing, Node, Scalar, SettingError, Table, describe, problem
 from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
 from shoal.core import ConfigError
 
@@ -213,8 +213,8 @@ class OrNever:
 
     inner: Kind
     """The other kind."""
-    never: float
-    """What the word stands for: a value that nothing reaches."""
+    never: float | None
+    """What the word stands for: a value that nothing reaches, or None."""
 
     @property
     def label(self) -> str:
@@ -228,11 +228,12 @@ class OrNever:
         try:
             return self.inner.read(node, path)
         except ConfigError as error:
-            raise ConfigError(f"{error}, or never") from None
+            raise SettingError(f"{error}, or never", path) from None
 
     def show(self, value: Any) -> str:
         """The word, or the inner kind's spelling."""
-        return "never" if value >= self.never else self.inner.show(value)
+        never = value is None if self.never is None else value >= self.never
+        return "never" if never else self.inner.show(value)
 
 
 @dataclass(frozen=True, slots=True)

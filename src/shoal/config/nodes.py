@@ -48,9 +48,35 @@ class Table:
 Node = Scalar | Listing | Table
 
 
-def problem(where: str, path: str, what: str) -> ConfigError:
+class SettingError(ConfigError):
+    """Something that was written is wrong."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+        """The key, as dots lead to it; "": the whole."""
+
+
+def below(path: str, key: str) -> str:
+    """The path of ``key`` in the section at ``path``."""
+    return f"{path}.{key}" if path else key
+
+
+def problem(where: str, path: str, what: str) -> SettingError:
     """The error that ``what`` is wrong with key ``path``, written at ``where``."""
-    return ConfigError(": ".join(part for part in (where, path, what) if part))
+    return SettingError(": ".join(part for part in (where, path, what) if part), path)
+
+
+def node_of(value: object, where: str) -> Node:
+    """Parsed JSON as settings; where: the place that errors name."""
+    if isinstance(value, dict):
+        entries = {str(key): node_of(inner, where) for key, inner in value.items()}
+        return Table(entries, where, dict.fromkeys(entries, where))
+    if isinstance(value, list):
+        return Listing(tuple(node_of(inner, where) for inner in value), where)
+    if isinstance(value, bool):
+        return Scalar(str(value).lower(), where)
+    return Scalar(None if value is None else str(value), where)
 
 
 def place_of(node: Node, *keys: str | int) -> str:

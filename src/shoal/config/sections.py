@@ -30,8 +30,8 @@ from shoal.config.kinds import (
     seconds,
     size,
 )
-from shoal.config.nodes import Node, problem
-from shoal.core import ConfigError, ShoalError
+from shoal.config.nodes import Node, SettingError, problem
+from shoal.core import ShoalError
 
 Rules = Mapping[tuple[type, str], Kind]
 """Kinds for fields whose type alone says too little, by (dataclass, field)."""
@@ -40,11 +40,11 @@ _UNITS = {"_bytes": size, "_s": seconds, "_ns": nanoseconds}
 _RATE = "_per_s"
 
 
-class UnknownKey(ConfigError):
+class UnknownKey(SettingError):
     """A key that its section does not have."""
 
-    def __init__(self, message: str, key: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, path: str, key: str) -> None:
+        super().__init__(message, path)
         self.key = key
         """As it was written."""
 
@@ -134,7 +134,7 @@ class Section:
 def unknown_key(where: str, path: str, name: str, possible: tuple[str, ...]) -> UnknownKey:
     """The error for a key that is not in ``possible``; names the nearest that is."""
     near = hint(name, possible) or f"; possible here: {', '.join(possible)}"
-    return UnknownKey(f"{where}: {path}: unknown key{near}", name)
+    return UnknownKey(f"{where}: {path}: unknown key{near}", path, name)
 
 
 def section_of(cls: type, rules: Rules, renamed: Mapping[str, str] | None = None) -> Section:

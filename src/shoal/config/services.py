@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Choice, Maybe, Template, integer, number, seconds
-from shoal.config.nodes import Node, Scalar, Table, place_of, problem
+from shoal.config.kinds import Choice, Maybe, OrNever, Several, Template, Text, integer, number, seconds
+from shoal.config.nodes import Node, Scalar, Table, below, place_of, problem
 from shoal.config.sections import Rules, Section, section_of
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service, slo_problem
 from shoal.core.slo import LARGEST_SCALE
@@ -29,7 +29,7 @@ class ServiceSection(Section):
         service = Service(**fields)
         if found := slo_problem(service.slo, service.execution_s):
             goal, wrong = found
-            raise problem(place_of(node, "slo", goal), f"{path}.slo.{goal}", wrong)
+            raise problem(place_of(node, "slo", goal), below(path, f"slo.{goal}"), wrong)
         return service
 
 
@@ -41,6 +41,7 @@ def service_section(template_folder: Path) -> Section:
         (Service, "chat_template"): Maybe(Template(template_folder)),
         (Service, "execution_s"): Maybe(seconds(above=0)),
         (Service, "quota"): integer(1),
+        (Service, "idle_after_s"): OrNever(seconds(above=0), None),
         (SamplingDefaults, "temperature"): Maybe(number(0, 100)),
         (SamplingDefaults, "top_p"): Maybe(number(above=0, maximum=1)),
         (SamplingDefaults, "top_k"): Maybe(integer(-1, 2**31 - 1)),
@@ -53,6 +54,15 @@ def service_section(template_folder: Path) -> Section:
         replace(key, default="the model's name") if key.name == "name" else key for key in plain.keys
     )
     return ServiceSection(Service, keys)
+
+
+def read_added_service(settings: Table) -> tuple[Service, tuple[str, ...] | None]:
+    """A service for running engines, and the names of these, which are beside its keys; None: all."""
+    entries = dict(settings.entries)
+    engines = entries.pop("engines", None)
+    node = Table(entries, settings.where, settings.key_places)
+    service: Service = service_section(Path()).read(node, "")
+    return service, None if engines is None else Several(Text()).read(engines, "engines")
 
 
 def goal_kinds() -> Rules:
@@ -68,7 +78,7 @@ def goal_kinds() -> Rules:
 def check_name(name: str, where: str, path: str) -> None:
     """Refuse a service's name that flags cannot carry; raises ConfigError."""
     if not name.isprintable() or any(c.isspace() or c in "=," for c in name):
-        raise problem(where, f"{path}.name", f"use no spaces, '=' or ',' in a name, got {name!r}")
+        raise problem(where, below(path, "name"), f"use no spaces, '=' or ',' in a name, got {name!r}")
 
 
 def default_name(model: str) -> str:

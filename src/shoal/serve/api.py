@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -11,10 +12,12 @@ from starlette.responses import Response
 
 import shoal
 from shoal.core import InvalidRequest, Service
+from shoal.engine.info import ServiceInfo
 from shoal.engine.validation import Limits
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import MODEL_NOT_FOUND
 from shoal.serve.exchange import exchange_of
+from shoal.serve.keys import KeyHolder
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.options import ServerOptions
@@ -33,8 +36,21 @@ _MIN_BODY_BYTES = 2**20
 _TEMPLATE_GROWTH = 2
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A service that clients may ask for."""
+
+    service: Service
+    tokenizer: TextCodec
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Since when, in seconds since 1970."""
+
+
 class Api:
-    """What the endpoints share. ``tokenizers`` are by service name."""
+    """What the endpoints share, and the services that clients may ask for.
+
+    services, tokenizers: those that there are at the start; the latter by service name.
+    """
 
     def __init__(
         self,
@@ -47,8 +63,6 @@ class Api:
     ) -> None:
         self.backend = backend
         """The engines."""
-        self.tokenizers = tokenizers
-        """By service name."""
         self.lifecycle = lifecycle
         """Whether the server drains."""
         self.workers = workers
@@ -58,28 +72,47 @@ class Api:
             "kernels": backend.info.kernels,
             "device": backend.info.device,
         }
-        self.metrics = ServerMetrics(services, build, options.vllm_metrics)
+        self.metrics = ServerMetrics((), build, options.vllm_metrics)
         """What the server measures itself."""
-        self.max_body_bytes = options.max_body_bytes or _body_bytes(backend.info)
-        """The largest body that is read."""
+        self._max_body_bytes = options.max_body_bytes
         self._parse_lock = asyncio.Lock()
         self._tokeniser_threads = CapacityLimiter(_MAX_TOKENISER_THREADS)
-        created = int(time.time())
-        self.cards = {
-            service.name: ModelCard(
-                service.name,
-                created,
-                backend.info.services[service.name].max_total_tokens,
-                service.sampling.over({}),
-            )
-            for service in services
-        }
-        """The services by name, in the order of the configuration."""
+        self._served: dict[str, _Served] = {}
+        for service in services:
+            self.add_service(service, tokenizers[service.name])
+
+    def add_service(self, service: Service, tokenizer: TextCodec) -> None:
+        """Let clients ask for a service that the engines know."""
+        self._served[service.name] = _Served(service, tokenizer)
+        self.metrics.add_service(service)
+
+    def remove_service(self, name: str) -> None:
+        """Let clients ask for a service no more; its metrics stay."""
+        self._served.pop(name, None)
+
+    @property
+    def services(self) -> Mapping[str, Service]:
+        """The services by name, in the order of the configuration; those that came later follow."""
+        return {name: served.service for name, served in self._served.items()}
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that is read."""
+        return self._max_body_bytes or _body_bytes(self.backend.info)
+
+    def tokenizer(self, service: str) -> TextCodec:
+        """A service's tokenizer; raises an InvalidRequest (404) if the service was removed."""
+        return self._find(service).tokenizer
+
+    def limits(self, service: str) -> ServiceInfo:
+        """A service's limits; raises an InvalidRequest (404) if the service was removed."""
+        self._find(service)
+        return self.backend.info.services[service]
 
     def visible_cards(self, request: Request) -> dict[str, ModelCard]:
         """The services that the API key of ``request`` may use, by name."""
-        key = exchange_of(request.scope).key
-        return self.cards if key is None else {n: card for n, card in self.cards.items() if key.may_use(n)}
+        visible = self._visible(exchange_of(request.scope).key)
+        return {name: self._card(self._served[name]) for name in visible}
 
     def card(self, request: Request, model: str, param: str | None) -> ModelCard:
         """The service called ``model``.
@@ -87,18 +120,30 @@ class Api:
         Raises an InvalidRequest (404) about ``param`` if there is none, and ServiceNotAllowed if the API key
         of ``request`` may not use it.
         """
-        card = self.cards.get(model)
-        if card is None:
-            raise InvalidRequest(
-                f"model {model!r} is not served here; available: {', '.join(self.visible_cards(request))}",
-                param=param,
-                code=MODEL_NOT_FOUND,
-            )
         exchange = exchange_of(request.scope)
+        served = self._find(model, param, exchange.key)
         exchange.service = model
         if exchange.key:
             exchange.key.check_service(model)
-        return card
+        return self._card(served)
+
+    def _find(self, name: str, param: str | None = "model", key: KeyHolder | None = None) -> _Served:
+        served = self._served.get(name)
+        if served is None:
+            raise InvalidRequest(
+                f"model {name!r} is not served here; available: {', '.join(self._visible(key))}",
+                param=param,
+                code=MODEL_NOT_FOUND,
+            )
+        return served
+
+    def _visible(self, key: KeyHolder | None) -> list[str]:
+        return [name for name in self._served if key is None or key.may_use(name)]
+
+    def _card(self, served: _Served) -> ModelCard:
+        service = served.service
+        most = self.backend.info.services[service.name].max_total_tokens
+        return ModelCard(service.name, served.created, most, service.sampling.over({}))
 
     async def body(self, request: Request, body_type: type[Body]) -> Body:
         """The body of ``request``, which counts for the rate of its API key.
@@ -131,7 +176,7 @@ class Api:
         if most is None:
             return tokens
         if most == -1:
-            most = self.cards[service].max_model_len - output_tokens
+            most = self.limits(service).max_total_tokens - output_tokens
         return [own[max(0, len(own) - most) :] for own in tokens]
 
     async def encode(
@@ -146,8 +191,7 @@ class Api:
 
         Raises InvalidRequest for texts that leave no room for output, unless they may have any length.
         """
-        tokenizer = self.tokenizers[service]
-        limits = self.backend.info.services[service]
+        tokenizer, limits = self.tokenizer(service), self.limits(service)
 
         def encode_all() -> list[list[int]]:
             return [encode_one(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -169,5 +213,5 @@ def json_response(value: Struct) -> Response:
 
 def _body_bytes(info: Limits) -> int:
     """The largest body to read; it follows from the longest context of all services."""
-    longest = max(limits.max_total_tokens for limits in info.services.values())
+    longest = max((limits.max_total_tokens for limits in info.services.values()), default=0)
     return max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * longest)

@@ -9,11 +9,13 @@ from starlette.types import Scope
 
 import shoal
 from shoal.core import Service
+from shoal.engine.options import EngineOptions
 from shoal.serve.access_log import log_exchange
 from shoal.serve.admin_endpoints import AdminEndpoints
 from shoal.serve.admin_guard import AdminGuard
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.cluster_admin import ClusterAdmin
 from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import install_error_handlers
 from shoal.serve.exchange import REQUEST_ID, Exchange, ExchangeMiddleware
@@ -23,6 +25,7 @@ from shoal.serve.hosts import AllowedHosts
 from shoal.serve.keys import KeyMiddleware, Keyring
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.metrics import ServerMetrics
+from shoal.serve.model_source import PullService, pull_service
 from shoal.serve.ollama import OllamaEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
@@ -31,7 +34,7 @@ from shoal.serve.stateless.endpoints import ResponsesEndpoints
 from shoal.serve.token_endpoints import TokenEndpoints
 from shoal.serve.workers import WorkerProcesses, Workers
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _OTHER = "other"
 
 
@@ -43,16 +46,19 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     workers: Workers | None = None,
     hosts: frozenset[str] | None = None,
+    engine_options: EngineOptions | None = None,
+    pull: PullService = pull_service,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: tells when the server drains; by default it never does.
     workers: run long work outside the event loop; by default in other processes. hosts: names that the Host
-    header may have; None: any. Raises ConfigError if an API key names a service that there is not.
+    header may have; None: any. engine_options: what engines are built from that operators add, where they say
+    nothing else. pull: fetches the models of services that operators add. Raises ConfigError if an API key
+    names a service that there is not.
     """
     lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
     api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses())
-    names = [service.name for service in services]
     keys = options.named_api_keys()
     app = FastAPI(
         title="Shoal",
@@ -64,7 +70,7 @@ def create_app(
     install_error_handlers(app)
     # The last one added is the first that a request meets.
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
-    keyring = Keyring(keys, names)
+    keyring = Keyring(keys, [service.name for service in services])
     app.add_middleware(AdminGuard, key=options.admin_secret, keyring=keyring)
     if keys:
         app.add_middleware(KeyMiddleware, keyring=keyring)
@@ -88,13 +94,16 @@ def create_app(
         OllamaEndpoints(api, generation),
         ServerEndpoints(api),
         HealthEndpoints(api),
-        AdminEndpoints(api),
+        AdminEndpoints(ClusterAdmin(api, engine_options, pull)),
     ):
         endpoints.add_to(app)
-    chat_names = [name for name in names if tokenizers[name].has_chat_template]
+    documented: list[list[str]] = []
 
     def openapi() -> dict[str, object]:
-        app.openapi_schema = app.openapi_schema or document(app, names, chat_names, bool(keys))
+        names = list(api.services)
+        chats = [name for name in names if api.tokenizer(name).has_chat_template]
+        if app.openapi_schema is None or documented != [names, chats]:
+            app.openapi_schema, documented[:] = document(app, names, chats, bool(keys)), [names, chats]
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -5,10 +5,12 @@ server can run in front of anything that serves requests.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
-from shoal.core import SLO, SamplingParams
+from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.models.chat_template import ChatTemplate
@@ -29,44 +31,6 @@ class DeltaStream(Protocol):
 
     async def aclose(self) -> None:
         """Cancel what is unfinished."""
-
-
-class Backend(Protocol):
-    """Engines, as their client sees them."""
-
-    @property
-    def info(self) -> ClusterInfo:
-        """The services and their limits."""
-
-    @property
-    def engines(self) -> Sequence[EngineStatus]:
-        """The engines, as they are now."""
-
-    @property
-    def services(self) -> Mapping[str, ServiceStatus]:
-        """The services by name, as they are now."""
-
-    @property
-    def unfinished(self) -> int:
-        """Choices that have not ended."""
-
-    async def submit(
-        self,
-        service: str,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        slo: SLO = NO_GOALS,
-        arrival_ns: int | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        log_name: str | None = None,
-    ) -> DeltaStream:
-        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
-
-        slo: latency goals that override those of the service. arrival_ns: arrival of the request on the
-        monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``. log_name: what the log
-        calls the request.
-        """
 
 
 class TextCodec(Protocol):
@@ -94,3 +58,80 @@ class TextCodec(Protocol):
     @property
     def chat_template(self) -> ChatTemplate:
         """Renders chats as text; raises InvalidRequest where there is none."""
+
+
+class Administration(Protocol):
+    """Changes of engines and services; each method returns when the change is made."""
+
+    async def add_service(
+        self,
+        service: Service,
+        folder: Path,
+        tokenizer: TextCodec,
+        engines: Sequence[str] | None = None,
+    ) -> None:
+        """Load a new service; returns when an engine serves it.
+
+        folder: where its model is. engines: names of those that are to serve it; None: all.
+        Raises ConfigError if no engine can load it.
+        """
+
+    async def remove_service(self, name: str) -> None:
+        """Take no more requests for a service; returns when those before have ended and no engine has it."""
+
+    async def load_service(self, name: str) -> None:
+        """Load a service that was unloaded; raises ConfigError if it cannot be."""
+
+    async def unload_service(self, name: str) -> None:
+        """Unload a service once it has no requests; it stays known, and the next request loads it."""
+
+    async def add_engine(self, plan: EnginePlan) -> None:
+        """Start a further engine; returns when it is ready; raises EngineDied if it does not start."""
+
+    def drain_engine(self, name: str) -> None:
+        """Give an engine no more requests."""
+
+    async def remove_engine(self, name: str) -> None:
+        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""
+
+
+class Backend(Protocol):
+    """Engines, as their client sees them."""
+
+    @property
+    def info(self) -> ClusterInfo:
+        """The services and their limits."""
+
+    @property
+    def engines(self) -> Sequence[EngineStatus]:
+        """The engines, as they are now."""
+
+    @property
+    def services(self) -> Mapping[str, ServiceStatus]:
+        """The services by name, as they are now."""
+
+    @property
+    def administration(self) -> Administration:
+        """Changes the engines and services."""
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that have not ended."""
+
+    async def submit(
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        log_name: str | None = None,
+    ) -> DeltaStream:
+        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
+
+        slo: latency goals that override those of the service. arrival_ns: arrival of the request on the
+        monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``. log_name: what the log
+        calls the request.
+        """

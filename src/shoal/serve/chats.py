@@ -50,7 +50,7 @@ async def prepare_chat(
     Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where none of that is
     possible.
     """
-    tokenizer = api.tokenizers[service]
+    tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template
     format = format_of(template.source, tokenizer.special_token)
     own_grammar = sampling.grammar
@@ -83,7 +83,7 @@ async def chat_text(
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The conversation as the text of a prompt; raises the errors of ``ChatTemplate.render``."""
-    tokenizer = api.tokenizers[service]
+    tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template
     return await api.workers.run(
         f"chats of {service}",

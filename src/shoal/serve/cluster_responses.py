@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState, ServiceStatus
 
 HealthName = Literal["ok", "degraded", "draining", "down"]
 
@@ -70,8 +70,16 @@ class Health(Struct):
         return self.status in ("ok", "degraded")
 
 
+def takes_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) -> bool:
+    """Whether a request for a service is answered, even if it must be loaded first."""
+    can_load = service.state is ServiceState.UNLOADED and any(
+        engine.state is EngineState.READY for engine in engines
+    )
+    return bool(service.ready) or can_load
+
+
 def _status(engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> HealthName:
-    if not any(service.ready for service in services.values()):
+    if not any(takes_requests(service, engines) for service in services.values()):
         return "down"
     return "ok" if all(engine.state is EngineState.READY for engine in engines) else "degraded"
 
@@ -132,6 +140,10 @@ class ServiceCard(Struct):
 
     name: str
     model: str
+    state: str
+    """pulling, loading, ready, draining, unloaded or failed."""
+    error: str | None
+    """Why it could not be loaded."""
     engines: list[str]
     """Names of those that are to serve it."""
     ready: int
@@ -139,6 +151,8 @@ class ServiceCard(Struct):
     waiting: int
     resumed: int
     """How often a request went on after the end of its engine."""
+    idle_after_s: float | None
+    """It is unloaded after this time without a request; null: never."""
 
 
 class ServiceCards(Struct):
@@ -155,10 +169,32 @@ class PlacementTable(Struct):
     """Names of the engines of each service."""
 
 
-class Operations(Struct):
+class Operation(Struct, kw_only=True):
+    """Work that an operator has started, as the routes below /admin/operations tell it."""
+
+    id: str
+    kind: str
+    """add, remove, load or unload _service; add, drain or remove _engine."""
+    target: str
+    """Name of the service or engine."""
+    state: Literal["running", "done", "failed"] = "running"
+    progress: str = ""
+    """What is being done."""
+    done: int = 0
+    """How much of that, in bytes of a download, else in steps."""
+    total: int | None = None
+    """Of how much, where that is known."""
+    error: str | None = None
+    """Why it failed."""
+    started: float
+    """When, in seconds since 1970; as ``ended``."""
+    ended: float | None = None
+
+
+class OperationList(Struct):
     """Response of /admin/operations."""
 
-    data: list[dict[str, str]]
+    data: list[Operation]
     object: Literal["list"] = "list"
 
 

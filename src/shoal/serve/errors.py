@@ -27,6 +27,9 @@ OLLAMA_PREFIX = "/api/"
 """Paths of Ollama's API, whose errors have a shape of their own."""
 MODEL_NOT_FOUND = "model_not_found"
 RESPONSE_NOT_FOUND = "response_not_found"
+ENGINE_NOT_FOUND = "engine_not_found"
+OPERATION_NOT_FOUND = "operation_not_found"
+_NOT_FOUND = (MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ENGINE_NOT_FOUND, OPERATION_NOT_FOUND)
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
 )
@@ -52,6 +55,10 @@ class AdminKeyNeeded(ShoalError):
 
 class NotForThisClient(ShoalError):
     """A client may not use an operator's route (HTTP 403)."""
+
+
+class Conflict(ShoalError):
+    """An operator asks for a name that is taken, or for something that is being changed (HTTP 409)."""
 
 
 class HostNotAllowed(ShoalError):
@@ -97,7 +104,7 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
     """HTTP status, body and headers of an error; an unexpected one is logged and becomes a 500."""
     match error:
         case InvalidRequest():
-            status = 404 if error.code in (MODEL_NOT_FOUND, RESPONSE_NOT_FOUND) else 400
+            status = 404 if error.code in _NOT_FOUND else 400
             # It may quote what a client sent, which may be megabytes.
             message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
@@ -116,6 +123,8 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 401, body, {"WWW-Authenticate": "Bearer"}
         case NotForThisClient():
             return 403, ErrorBody(str(error), "invalid_request_error", None, "admin_only"), {}
+        case Conflict():
+            return 409, ErrorBody(str(error), "invalid_request_error", None, "conflict"), {}
         case ServiceNotAllowed():
             return 403, ErrorBody(str(error), "invalid_request_error", "model", "model_not_allowed"), {}
         case ServiceUnavailable():

@@ -97,7 +97,7 @@ class GenerationEndpoints:
         prompt = body.prompts()[number]
         if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
             return prompt
-        return self._api.tokenizers[body.model].decode(
+        return self._api.tokenizer(body.model).decode(
             tokens[number], skip_special_tokens=body.skip_special_tokens is not False
         )
 
@@ -126,7 +126,7 @@ class GenerationEndpoints:
         echoed: Callable[[int], str] | None = None,
         silent: bool = False,
     ) -> GenerationResponse:
-        tokenizer = self._api.tokenizers[body.model]
+        tokenizer = self._api.tokenizer(body.model)
         if body.bad_words:
             sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words))
         request = GenerationRequest(

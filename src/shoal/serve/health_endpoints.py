@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from shoal.core import InvalidRequest, ServiceUnavailable
 from shoal.serve.api import Api, json_response
-from shoal.serve.cluster_responses import Fine, Health
+from shoal.serve.cluster_responses import Fine, Health, takes_requests
 from shoal.serve.errors import MODEL_NOT_FOUND, ShuttingDown
 from shoal.serve.openapi import fails, returns
 from shoal.serve.responses import encode
@@ -66,7 +66,7 @@ class HealthEndpoints:
                 code=MODEL_NOT_FOUND,
             )
         asked = services.values() if name is None else [services[name]]
-        if not any(service.ready for service in asked):
+        if not any(takes_requests(service, self._api.backend.engines) for service in asked):
             whose = "no service has an" if name is None else f"service {name!r} has no"
             raise ServiceUnavailable(f"{whose} engine that is ready", _RETRY_S)
         return json_response(Fine())

@@ -1,19 +1,18 @@
 """Starts a server from its options: models, tokenizers, engines, HTTP."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.core import Service
 from shoal.engine.child import check_open_files
-from shoal.engine.sampling import with_sampling_defaults
-from shoal.models import Progress, Tokenizer, check_model, resolve_model
+from shoal.models import Progress, check_model
 from shoal.serve.keys import Keyring
 from shoal.serve.lifecycle import StopSignal
+from shoal.serve.model_source import PulledService, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.server import check_address, serve_until_stopped
 from shoal.serve.workers import WorkerProcesses
@@ -43,15 +42,9 @@ def run_server(
     Keyring(options.named_api_keys(), list(services))  # finds mistakes early
     for service in services.values():
         check_model(service.model)
-    folders = {name: resolve_model(service.model, on_download) for name, service in services.items()}
-    known = with_sampling_defaults(tuple(services.values()), folders)
-    tokenizers = {
-        service.name: Tokenizer.from_folder(folders[service.name], service.chat_template) for service in known
-    }
-    for tokenizer in tokenizers.values():
-        tokenizer.least_tokens("")  # reads the vocabulary once, so that no request waits for it
-    plans = [with_services(plan, known) for plan in plans]
-    server = _Server(plans, known, folders, tokenizers, options, _named(cluster or ClusterOptions(), options))
+    pulled = [pull_service(service, on_download) for service in services.values()]
+    plans = [with_services(plan, [own.service for own in pulled]) for plan in plans]
+    server = _Server(plans, pulled, options, _named(cluster or ClusterOptions(), options))
     # Not uvloop: Ctrl-C in a terminal would reach the child processes that it starts.
     asyncio.run(server.run(on_load, on_ready))
 
@@ -76,16 +69,14 @@ class _Server:
     def __init__(
         self,
         plans: Sequence[EnginePlan],
-        services: Sequence[Service],
-        folders: Mapping[str, Path],
-        tokenizers: Mapping[str, Tokenizer],
+        pulled: Sequence[PulledService],
         options: ServerOptions,
         cluster: ClusterOptions,
     ) -> None:
         self._plans = plans
-        self._services = services
-        self._folders = folders
-        self._tokenizers = tokenizers
+        self._services = [own.service for own in pulled]
+        self._folders = {own.service.name: own.folder for own in pulled}
+        self._tokenizers = {own.service.name: own.tokenizer for own in pulled}
         self._options = options
         self._cluster = cluster
 
@@ -118,6 +109,7 @@ class _Server:
                     stop,
                     None if on_ready is None else lambda url: on_ready(url, router),
                     workers,
+                    self._plans[0].options,
                 )
             finally:
                 await router.close()

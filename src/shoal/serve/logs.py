@@ -47,6 +47,7 @@ def log_config() -> dict[str, Any]:
     config["handlers"]["default"]["filters"] = ["once"]
     config["formatters"]["access"] = {"format": "%(message)s"}
     config["loggers"][ACCESS_LOGGER] = {"handlers": ["access"], "level": "INFO", "propagate": False}
-    # What becomes of engines and of the requests that they had.
-    config["loggers"]["shoal.cluster"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    # What becomes of engines and of the requests that they had, and what operators change.
+    for name in ("shoal.cluster", "shoal.serve.operations"):
+        config["loggers"][name] = {"handlers": ["default"], "level": "INFO", "propagate": False}
     return config

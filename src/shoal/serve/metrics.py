@@ -47,7 +47,7 @@ class ServerMetrics:
     def __init__(
         self, services: Sequence[Service], build: Mapping[str, str] | None = None, vllm: bool = False
     ) -> None:
-        self._services = {service.name: service for service in services}
+        self._services: dict[str, Service] = {}
         self._vllm = vllm
         self.registry = CollectorRegistry()
         if build:
@@ -105,7 +105,12 @@ class ServerMetrics:
             "outcome",
         )
         for service in services:
-            self._create_samples(service)
+            self.add_service(service)
+
+    def add_service(self, service: Service) -> None:
+        """Count for a service too; one that is added again goes on where its metrics were."""
+        self._services[service.name] = service
+        self._create_samples(service)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)

@@ -53,8 +53,8 @@ class OllamaEndpoints:
         """Answer a prompt, or continue it where there is no chat template or it is raw."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, OllamaGenerateBody)
-        tokenizer = self._api.tokenizers.get(body.model)
-        if body.raw or (tokenizer is not None and not tokenizer.has_chat_template):
+        self._api.card(request, body.model, "model")
+        if body.raw or not self._api.tokenizer(body.model).has_chat_template:
             return await self._answer(
                 request, body, body.as_completion, CompletionBody, arrival_ns, _in_response
             )
@@ -91,7 +91,7 @@ class OllamaEndpoints:
         """What is known of a service."""
         body = await self._api.body(request, ShowBody)
         card = self._api.card(request, body.model, "model")
-        tokenizer = self._api.tokenizers[card.id]
+        tokenizer = self._api.tokenizer(card.id)
         shown = self._model(card) | {
             "model_info": {"general.architecture": "shoal", "shoal.context_length": card.max_model_len},
             "capabilities": ["completion", "tools"] if tokenizer.has_chat_template else ["completion"],

@@ -44,8 +44,7 @@ async def parse_body(
 
     parse_lock: shared by all requests; held while a body is parsed in this process.
     """
-    _check_content_type(request.headers.get("content-type"))
-    return await parse_bytes(await _read(request, max_bytes), body_type, info, workers, parse_lock)
+    return await parse_bytes(await read_raw(request, max_bytes), body_type, info, workers, parse_lock)
 
 
 async def parse_bytes(
@@ -96,7 +95,9 @@ def _check_content_type(header: str | None) -> None:
         )
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def read_raw(request: Request, max_bytes: int) -> bytes:
+    """The body of ``request``, not parsed; raises BodyTooLarge or WrongContentType."""
+    _check_content_type(request.headers.get("content-type"))
     body = bytearray()
     size = 0
     async for piece in request.stream():

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from shoal.core import ConfigError, Service
+from shoal.engine.options import EngineOptions
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.connection import Connection
@@ -45,6 +46,7 @@ async def serve_until_stopped(
     stop: StopSignal,
     on_ready: Callable[[str], None] | None = None,
     workers: Workers | None = None,
+    engine_options: EngineOptions | None = None,
 ) -> None:
     """Serve HTTP until ``stop`` is asked, then drain.
 
@@ -58,7 +60,7 @@ async def serve_until_stopped(
     host, port = listen_socket.getsockname()[:2]
     lifecycle = Lifecycle()
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
-    app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts)
+    app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options)
     server = _Server(_uvicorn_config(app, options))
     # Without sockets: the listener accepts the connections.
     serving = asyncio.create_task(server.serve(sockets=[]))

@@ -45,20 +45,20 @@ class TokenEndpoints:
         return json_response(Tokenized(len(tokens), card.max_model_len, tokens, strings))
 
     def _strings(self, service: str, tokens: Sequence[int]) -> list[str]:
-        token_bytes = self._api.tokenizers[service].token_bytes
+        token_bytes = self._api.tokenizer(service).token_bytes
         return [token_bytes(token).decode(errors="replace") for token in tokens]
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens included."""
         body = await self._api.body(request, DetokenizeBody)
         self._api.card(request, body.model, "model")
-        limit = self._api.backend.info.services[body.model].vocab_size
+        limit = self._api.limits(body.model).vocab_size
         if body.tokens and max(body.tokens) >= limit:
             raise InvalidRequest(
                 f"tokens: {max(body.tokens)} is outside the vocabulary of {body.model}; "
                 f"token ids go from 0 to {limit - 1}",
                 param="tokens",
             )
-        decode = self._api.tokenizers[body.model].decode
+        decode = self._api.tokenizer(body.model).decode
         # A long list takes its time, and other clients shall not wait for it.
         return json_response(Detokenized(await to_thread.run_sync(decode, body.tokens, False)))

@@ -76,7 +76,7 @@ class ResponsesEndpoints:
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
             grammar_field=chat.grammar_field,
         )
-        tokenizer = self._api.tokenizers[body.model]
+        tokenizer = self._api.tokenizer(body.model)
         reported = chat.sampling.logprobs
         format = ResponsesFormat(
             generation.id,

@@ -30,7 +30,30 @@ WAITING = READY | {
     "last_error": "killed by [signal] 9",
     "kv_bytes": None,
 }
-CHAT = {"name": "chat", "model": "smollm2", "engines": ["0", "b"], "ready": 1, "wanted": 2, "waiting": 4}
+CHAT = {
+    "name": "chat",
+    "model": "smollm2",
+    "state": "ready",
+    "error": None,
+    "engines": ["0", "b"],
+    "ready": 1,
+    "wanted": 2,
+    "waiting": 4,
+    "resumed": 12,
+}
+ASLEEP = CHAT | {"name": "base", "state": "failed", "error": "no [room]", "ready": 0}
+OPERATION = {
+    "id": "7",
+    "kind": "add_service",
+    "target": "new",
+    "state": "running",
+    "progress": "downloading",
+    "done": 1,
+    "total": 4,
+    "error": None,
+}
+DONE = OPERATION | {"state": "done"}
+FAILED = OPERATION | {"state": "failed", "error": "no room"}
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +81,69 @@ def test_engines_are_a_table(capsys):
 
 
 def test_services_are_a_table(capsys):
-    text, _ = ask(capsys, "services", "list", services={"data": [CHAT | {"resumed": 12}]})
-    [line] = [line for line in text.splitlines() if "smollm2" in line]
-    for part in ("chat", "0, b", "1 of 2", "4", "12"):
-        assert part in line
+    text, _ = ask(capsys, "services", "list", services={"data": [CHAT, ASLEEP]})
+    chat, asleep = (line for line in text.splitlines() if "smollm2" in line)
+    for part in ("chat", "ready", "0, b", "1 of 2", "4", "12"):
+        assert part in chat
+    assert "failed" in asleep
+    assert "service base could not be loaded: no [room]" in text
+
+
+CHANGES = [
+    (("services", "remove", "a/b"), "DELETE", "services/a/b", None),
+    (("services", "load", "a b"), "POST", "services/a%20b/load", None),
+    (("services", "unload", "chat"), "POST", "services/chat/unload", None),
+    (("services", "add", "smollm2"), "POST", "services", {"model": "smollm2"}),
+    (
+        ("services", "add", "m", "--name", "n", "--engine", "0", "--set", "slo.ttft=2s", "--set", "quota=3"),
+        "POST",
+        "services",
+        {"model": "m", "name": "n", "engines": ["0"], "slo": {"ttft": "2s"}, "quota": "3"},
+    ),
+    (("engines", "drain", "b"), "POST", "engines/b/drain", None),
+    (("engines", "remove", "b"), "DELETE", "engines/b", None),
+    (
+        ("engines", "add", "cpu", "--name", "b", "--service", "chat", "--set", "threads=1"),
+        "POST",
+        "engines",
+        {"device": "cpu", "name": "b", "services": ["chat"], "threads": "1"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "method", "path", "body"), CHANGES)
+def test_changes_wait_for_their_operation(capsys, command, method, path, body):
+    answers = {path: (202, OPERATION), "operations/7": [OPERATION, DONE]}
+    _, api = ask(capsys, *command, **answers)
+    assert api.changes == [(method, path, body)]
+    assert api.admin["operations/7"] == []
+
+
+def test_what_fails_is_told(capsys):
+    answers = {"services": (202, OPERATION), "operations/7": [FAILED]}
+    text, _ = ask(capsys, "services", "add", "smollm2", status=1, **answers)
+    assert "downloading" in text
+    assert "error: no room" in text
+
+
+def test_without_waiting_the_operation_is_printed(capsys):
+    text, _ = ask(capsys, "services", "add", "smollm2", "--no-wait", services=(202, OPERATION))
+    assert json.loads(text) == OPERATION
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(400, 2), (404, 2), (409, 1), (503, 1)])
+def test_what_the_server_refuses_is_told(capsys, refusal, status):
+    answer = (refusal, {"error": {"message": "it is not to be"}})
+    text, _ = ask(capsys, "services", "add", "smollm2", status=status, services=answer)
+    assert "it is not to be" in text
+
+
+@pytest.mark.parametrize("pairs", [("quota",), ("=3",), ("quota=3", "quota=4"), ("slo=1", "slo.ttft=2s")])
+def test_wrong_settings_are_noticed_before_anything_is_asked(capsys, pairs):
+    arguments = [part for pair in pairs for part in ("--set", pair)]
+    text, api = ask(capsys, "services", "add", "smollm2", *arguments, status=2)
+    assert "--set" in text
+    assert not api.changes
 
 
 @pytest.mark.parametrize("what", ["engines", "services"])

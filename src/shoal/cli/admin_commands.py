@@ -1,0 +1,99 @@
+"""What the commands for operators share: their options, their tables, and waiting for an operation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Url = Annotated[str, typer.Option(help="The server.")]
+AdminKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        envvar="SHOAL_ADMIN_KEY",
+        help="The server's admin key; without one it answers only on its own machine.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what the server says, as JSON.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Start it and print its operation, as JSON.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key as in the configuration file; may be repeated."),
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+STYLES = {
+    "ready": "green",
+    "waiting": "red",
+    "failed": "red",
+    "pulling": "yellow",
+    "loading": "yellow",
+    "draining": "yellow",
+}
+"""Of the states of engines and services."""
+
+
+def operate(
+    url: str,
+    admin_key: str | None,
+    method: str,
+    what: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    no_wait: bool,
+    done: str,
+) -> None:
+    """Start an operation at the server, and wait for it with its progress; done: what to print then.
+
+    no_wait: print the operation instead. Raises as ``AdminClient`` does.
+    """
+    import json
+
+    from shoal.cli.admin_client import AdminClient
+    from shoal.cli.progress import ProgressDisplay
+
+    client = AdminClient(url, admin_key)
+    operation = client.start(method, what, body)
+    if no_wait:
+        typer.echo(json.dumps(operation, indent=2))
+        return
+    with ProgressDisplay() as progress:
+        client.wait(operation, progress.update)
+    typer.echo(done)
+
+
+def settings_of(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """``KEY=VALUE`` pairs as they stand in a body; dots in a key go down one section each.
+
+    Raises ConfigError for a pair that is none, and for keys that are written twice.
+    """
+    from shoal.config.nodes import Node, Scalar, Table, problem
+    from shoal.config.policies import put
+
+    entries: dict[str, Node] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise problem("--set", "", f"expected KEY=VALUE, got {pair!r}")
+        put(entries, key.strip().split("."), Scalar(value, "--set"), "")
+
+    def plain(node: Node) -> Any:
+        if isinstance(node, Table):
+            return {key: plain(inner) for key, inner in node.entries.items()}
+        return node.text if isinstance(node, Scalar) else None
+
+    return {key: plain(node) for key, node in entries.items()}
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    """Print a table that fits into narrow terminals."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        # Lists may take several lines; everything else fits into 80 columns.
+        table.add_column(heading, no_wrap=heading not in ("services", "engines"), overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

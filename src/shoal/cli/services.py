@@ -1,0 +1,123 @@
+"""``shoal services``: the services of a running server."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from shoal.cli.admin_commands import (
+    DEFAULT_URL,
+    STYLES,
+    AdminKey,
+    AsJson,
+    NoWait,
+    Set,
+    Url,
+    operate,
+    print_table,
+    settings_of,
+)
+
+services = typer.Typer(
+    help="Look at the services of a running server, and change them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The service, as in `shoal services list`.")]
+
+
+@services.command("list")
+def list_services(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: AsJson = False) -> None:
+    """Show every service: its model, state and engines, and the requests that wait for one.
+
+    **Example:** `shoal services list --json`
+    """
+    from shoal.cli.admin_client import AdminClient
+
+    answer = AdminClient(url, admin_key).list("services")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    headings = ("name", "model", "state", "engines", "ready", "waiting", "resumed")
+    print_table(headings, [_row(service) for service in answer["data"]])
+    for service in answer["data"]:
+        if service["error"]:
+            text = f"service {service['name']} could not be loaded: {service['error']}"
+            Console().print(Text(text), soft_wrap=True)
+
+
+@services.command()
+def add(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `shoal serve`, at the server.")],
+    name: Annotated[str | None, typer.Option(help="What clients put into `model`; else the model.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An engine that is to have it, else all; may be repeated."),
+    ] = None,
+    settings: Set = None,
+    no_wait: NoWait = False,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+) -> None:
+    """Fetch a model and serve it beside the others, and wait until it takes requests.
+
+    **Example:** `shoal services add gemma3-270m --name complete --set slo.ttft=2s --set idle_after=10min`
+    """
+    body = settings_of(settings) | {"model": model}
+    body |= {} if name is None else {"name": name}
+    body |= {"engines": engine} if engine else {}
+    done = f"service {model if name is None else name} is ready"
+    operate(url, admin_key, "POST", "services", body, no_wait=no_wait, done=done)
+
+
+@services.command()
+def remove(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Refuse new requests for a service, and forget it when those before have ended.
+
+    **Example:** `shoal services remove complete`
+    """
+    from shoal.cli.admin_client import in_path
+
+    what, done = f"services/{in_path(name)}", f"service {name} is removed"
+    operate(url, admin_key, "DELETE", what, no_wait=no_wait, done=done)
+
+
+@services.command()
+def load(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Load a service that was unloaded, before a request does.
+
+    **Example:** `shoal services load complete`
+    """
+    from shoal.cli.admin_client import in_path
+
+    what, done = f"services/{in_path(name)}/load", f"service {name} is loaded"
+    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+
+
+@services.command()
+def unload(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Unload a service when its requests have ended; the next request loads it again.
+
+    **Example:** `shoal services unload complete`
+    """
+    from shoal.cli.admin_client import in_path
+
+    what, done = f"services/{in_path(name)}/unload", f"service {name} is unloaded"
+    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+
+
+def _row(service: Mapping[str, Any]) -> list[Text]:
+    ready, wanted = service["ready"], service["wanted"]
+    return [
+        Text(service["name"]),
+        Text(service["model"]),
+        Text(service["state"], style=STYLES.get(service["state"], "")),
+        Text(", ".join(service["engines"])),
+        Text(f"{ready} of {wanted}", style="green" if ready == wanted else "yellow" if ready else "red"),
+        Text(str(service["waiting"])),
+        Text(str(service["resumed"])),
+    ]

@@ -1,0 +1,161 @@
+"""A fake cluster whose services and engines come and go, and a client of operators."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+from serve_builders import (
+    SERVICES,
+    ByteTokenizer,
+    FakeEngine,
+    InlineWorkers,
+    completion,
+    make_client,
+    make_tokenizers,
+)
+
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState, ServiceStatus
+from shoal.core import ConfigError
+from shoal.engine.info import ServiceInfo
+from shoal.serve import ServerOptions, create_app
+from shoal.serve.model_source import PulledService
+
+READY = ServiceStatus(ready=1, wanted=1, waiting=0)
+UNLOADED = ServiceStatus(ready=0, wanted=0, waiting=0, state=ServiceState.UNLOADED)
+
+
+class FakeAdministration:
+    """Changes a fake cluster, where ``hold`` lets it; a model that is no known one cannot be loaded."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.held = 0
+        self.added = []
+        self.plans = []
+
+    async def _wait(self):
+        self.held += 1
+        await self.hold.wait()
+        self.held -= 1
+
+    async def add_service(self, service, folder, tokenizer, engines=None):
+        await self._wait()
+        if service.model != "smollm2":
+            raise ConfigError(f"service {service.name!r} cannot be loaded: out of luck")
+        self.added.append((service, folder, tokenizer, engines))
+        chat = FakeEngine.info.fget(self.cluster).services["chat"]
+        self.cluster.limits[service.name] = replace(chat, model=service.model)
+        self.set(service.name, READY)
+
+    async def remove_service(self, name):
+        await self._wait()
+        self.cluster.limits.pop(name)
+        self.cluster.services = {n: s for n, s in self.cluster.services.items() if n != name}
+
+    async def load_service(self, name):
+        await self._wait()
+        self.set(name, READY)
+
+    async def unload_service(self, name):
+        await self._wait()
+        self.set(name, UNLOADED)
+
+    async def add_engine(self, plan):
+        await self._wait()
+        self.plans.append(plan)
+        services = tuple(service.name for service in plan.options.services)
+        own = EngineStatus(
+            name=plan.name, state=EngineState.READY, services=services, device=plan.options.device
+        )
+        self.cluster.others = [*self.cluster.others, own]
+
+    def drain_engine(self, name):
+        self.change(name, state=EngineState.DRAINING)
+
+    async def remove_engine(self, name):
+        await self._wait()
+        self.cluster.others = [engine for engine in self.cluster.others if engine.name != name]
+
+    def set(self, name, status):
+        self.cluster.services = {**self.cluster.services, name: status}
+
+    def change(self, name, **fields):
+        self.cluster.others = [
+            replace(engine, **fields) if engine.name == name else engine for engine in self.cluster.others
+        ]
+
+
+class ChangingCluster(FakeEngine):
+    """A fake cluster with administration."""
+
+    def __init__(self, **fields):
+        super().__init__(**fields)
+        self.limits: dict[str, ServiceInfo] = dict(FakeEngine.info.fget(self).services)
+        self.administration = FakeAdministration(self)
+
+    @property
+    def info(self):
+        return replace(FakeEngine.info.fget(self), services=self.limits)
+
+
+class Operator:
+    """Talks to a server in front of a fake cluster; pulls wait for ``pulling``."""
+
+    def __init__(self, cluster, folder, **options):
+        self.cluster = cluster
+        self.pulled = []
+        self.progress = ("downloading", 1, 4)
+        self.release = threading.Event()
+        self.release.set()
+
+        def pull(service, progress=None):
+            progress(*self.progress)
+            assert self.release.wait(60)
+            progress("checking", 4, 4)
+            self.pulled.append(service.name)
+            return PulledService(service, folder, ByteTokenizer(has_chat_template="base" not in service.name))
+
+        app = create_app(
+            cluster,
+            make_tokenizers(),
+            SERVICES,
+            ServerOptions(**options),
+            workers=InlineWorkers(),
+            pull=pull,
+        )
+        self.client = make_client(app)
+        self.client.headers["Host"] = "localhost"
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        self.release.set()
+        await self.client.aclose()
+
+    async def get(self, what):
+        response = await self.client.get(f"/admin/{what}")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def done(self, response, state="done"):
+        """Wait for the operation of a 202; returns it."""
+        assert response.status_code == 202, response.text
+        path = response.headers["location"]
+        async with asyncio.timeout(60):
+            while (operation := (await self.client.get(path)).json())["state"] == "running":
+                await asyncio.sleep(0.005)
+        assert operation["state"] == state, operation
+        return operation
+
+    async def add(self, **body):
+        return await self.client.post("/admin/services", json=body)
+
+    async def complete(self, service):
+        return await self.client.post("/v1/completions", json=completion(model=service))
+
+    async def service(self, name):
+        cards = (await self.get("services"))["data"]
+        return next((card for card in cards if card["name"] == name), None)
