@@ -68,6 +68,7 @@ class Fleet:
         self._folders = dict(folders)
         self._limits: dict[str, ServiceInfo] = {}
         """Of every service, as they were when an engine had it last."""
+        self._speeds: dict[tuple[str, int, str], ServiceSpeed] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
         """Limits that every engine of a service keeps."""
@@ -165,7 +166,9 @@ class Fleet:
         _log.info("engine %s: service %s is loaded", name, service.name)
         engine.serve(service.name, answer.info)
         self._describe()
-        self._tell(ServiceLoaded(name, action.incarnation, service.name, _speed(answer.info)))
+        assert engine.info is not None
+        speed = self._speed((engine.info.device, engine.info.threads), service.name, answer.info)
+        self._tell(ServiceLoaded(name, action.incarnation, service.name, speed))
 
     async def _unload(self, action: LoadService | UnloadService) -> None:
         engine = self._engines[action.engine]
@@ -265,11 +268,28 @@ class Fleet:
             event, self._session, self._open_channel, lambda message: self._on_message(name, message)
         )
         engine.ask_stats()
-        speeds = {service: _speed(info) for service, info in event.info.services.items()}
+        equals = (event.info.device, event.info.threads)
+        speeds = {
+            service: self._speed(equals, service, info) for service, info in event.info.services.items()
+        }
         self._tell(EngineReady(name, event.incarnation, speeds))
         self._describe()
         if not self._started.done() and all(other.connected for other in self._engines.values()):
             self._started.set_result(None)
+
+    def _speed(self, equals: tuple[str, int], service: str, info: ServiceInfo) -> ServiceSpeed:
+        """The best that was measured of a service on engines that are alike in ``equals``.
+
+        One that starts while others compute measures itself as too slow. Where nobody has measured, it is as
+        fast as a small model on a CPU.
+        """
+        best = self._speeds.get((*equals, service), ServiceSpeed(1e-3, 1e-2))
+        if info.prefill_s and info.decode_s:
+            known = (*equals, service) in self._speeds
+            prefill_s = min(best.prefill_s, info.prefill_s) if known else info.prefill_s
+            decode_s = min(best.decode_s, info.decode_s) if known else info.decode_s
+            best = self._speeds[(*equals, service)] = ServiceSpeed(prefill_s, decode_s)
+        return best
 
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
         if not self._started.done():
@@ -287,11 +307,6 @@ class Fleet:
 
 def _names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
-
-
-def _speed(info: ServiceInfo) -> ServiceSpeed:
-    """How fast a service is computed; where nobody has measured it, as a small model on a CPU."""
-    return ServiceSpeed(info.prefill_s or 1e-3, info.decode_s or 1e-2)
 
 
 def _error(event: Exited) -> Exception:
