@@ -183,7 +183,6 @@ class RayBackend:
             namespace=self._namespace,
             lifetime="detached",
             max_restarts=0,
-            max_task_retries=-1,
             max_concurrency=_MOST_CALLS,
             num_cpus=needs.cpus,
             num_gpus=needs.gpus,

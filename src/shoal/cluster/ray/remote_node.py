@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from shoal.cluster.node import wire
 from shoal.core import ConfigError, EngineDied
 
+_RETRY_S = 0.2
 _BECAUSE = "The actor is dead because "
 
 
@@ -42,7 +43,7 @@ class RemoteNode:
 
     def send(self, message: wire.ToNode) -> None:
         """Send a message without waiting, and again where Ray loses it; it is lost if the actor is gone."""
-        self._handle.do.remote(self._session, wire.encode(message))
+        self._handle.do.options(max_task_retries=-1).remote(self._session, wire.encode(message))
 
     async def hear(self, heartbeat_s: float, silence_s: float) -> str:
         """Hand on what it tells until it is gone, and say why it is.
@@ -60,6 +61,10 @@ class RemoteNode:
                     return f"its actor was silent for {silent_s:g} s"
             try:
                 messages = asking.result()
+            except ActorUnavailableError:  # perhaps for a while only
+                await asyncio.sleep(_RETRY_S)
+                silent_s += _RETRY_S
+                continue
             except RayError as error:
                 return describe_death(error)
             if messages is None:
