@@ -123,7 +123,8 @@ def test_an_engine_that_loads_for_too_long_is_killed() -> None:
     bench.die("e0", 1)
     assert bench.wait(1) == [StartEngine("e0", 2, ("a",))]
     bench.tell(EngineBeat("e0", 2))
-    assert len(bench.wait(10.25)) == 1
+    assert bench.wait(29) == []  # imports may hold up its heartbeats
+    assert len(bench.wait(1.25)) == 1
 
 
 def test_requests_are_refused_when_no_engine_comes() -> None:

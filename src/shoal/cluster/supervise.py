@@ -71,12 +71,12 @@ class Supervisor:
     def _judge(self, engine: Engine) -> list[KillEngine]:
         """Kill an engine that is silent, or not ready, for too long.
 
-        Silence counts from the first sign of life: what is imported before it may take long.
+        While an engine loads, its imports may hold up its heartbeats: then only the time of loading counts.
         """
         if engine.killed:
             return []
         silent_s = 0.0 if engine.heard_ns is None else (self._watched_ns - engine.heard_ns) / 1e9
-        if silent_s > self._options.hung_after_s:
+        if engine.state is not EngineState.LOADING and silent_s > self._options.hung_after_s:
             return [_kill(engine, f"it was silent for {silent_s:.1f} s")]
         loads_s = (self._watched_ns - engine.began_ns) / 1e9
         if engine.state is EngineState.LOADING and loads_s > self._options.load_timeout_s:
