@@ -153,9 +153,10 @@ def test_services_come_and_go_at_random_while_engines_die():
             elif rng.random() < 0.4:
                 await router.administration.remove_service(name)
             elif rng.random() < 0.5:
-                # Requests that come meanwhile keep it.
-                router.administration.unload_service(name).close()
+                unloading = asyncio.create_task(router.administration.unload_service(name))
+                await asyncio.sleep(rng.uniform(0, 0.5))
                 await router.administration.load_service(name)
+                await unloading
             for process in backend.processes.values():
                 if process.alive:
                     process.core.fake_pool.check_integrity()
