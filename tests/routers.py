@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router import OnDecision, Router
 from shoal.engine import EngineOptions
 
 QUICK = ClusterOptions(restart=RestartOptions(first_s=0.05, max_s=0.05))
@@ -20,6 +20,7 @@ def make_router(
     *,
     engines: int = 1,
     cluster: ClusterOptions = QUICK,
+    on_decision: OnDecision | None = None,
 ) -> Router:
     """A router of equal engines, called 0, 1, ..., not started; needs a running loop."""
     return Router(
@@ -30,6 +31,7 @@ def make_router(
         cluster,
         max_queue=options.max_queue,
         builder=builder,
+        on_decision=on_decision,
     )
 
 

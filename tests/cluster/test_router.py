@@ -1,6 +1,7 @@
 """The router with engines that die: in virtual time, with real schedulers around a fake model."""
 
 import asyncio
+import io
 import random
 from collections.abc import Awaitable, Callable
 
@@ -9,6 +10,7 @@ from engine_builders import expected_tokens, make_request
 from fake_cluster import LOAD_S, FakeBackend, make_router
 from virtual_loop import run_virtually
 
+from shoal.cluster.event_log import EventLogWriter, replay
 from shoal.cluster.options import ClusterOptions, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
@@ -35,11 +37,14 @@ Scenario = Callable[[Router, FakeBackend], Awaitable[None]]
 
 
 def play(scenario: Scenario, *, poison: int | None = None, step_s: float = 0.02, **options) -> None:
-    """Run ``scenario`` with a router that has started."""
+    """Run ``scenario`` with a router that has started; then replay what its manager decided."""
+    log = io.BytesIO()
+    options = {"cluster": QUICK} | options
 
     async def run() -> None:
         backend = FakeBackend(0, poison, step_s)
-        router = make_router(backend, **({"cluster": QUICK} | options))
+        writer = EventLogWriter(log, options["cluster"])
+        router = make_router(backend, on_decision=writer.write, **options)
         await router.run()
         try:
             await asyncio.wait_for(scenario(router, backend), 3600)
@@ -47,6 +52,7 @@ def play(scenario: Scenario, *, poison: int | None = None, step_s: float = 0.02,
             await router.close()
 
     run_virtually(run())
+    replay(log.getvalue().splitlines(keepends=True))
 
 
 def test_calls_spread_over_engines_and_are_answered():

@@ -1,6 +1,7 @@
 """A router with engines in processes of their own: everything a client can see of them."""
 
 import asyncio
+import io
 import os
 import random
 import signal
@@ -17,7 +18,8 @@ from engine_builders import BUILDER, ByteTokenizer, expected_tokens, make_option
 
 import routers
 from routers import QUICK
-from shoal.cluster.router import Router
+from shoal.cluster.event_log import EventLogWriter, replay
+from shoal.cluster.router import OnDecision, Router
 from shoal.cluster.status import EngineState
 from shoal.core import (
     SLO,
@@ -35,22 +37,33 @@ PROMPT = [97, 98, 99, 100, 101]
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=240)
 
 
-def make_router(*models: str, engines: int = 1, name: str | None = None, **options) -> Router:
+def make_router(
+    *models: str,
+    engines: int = 1,
+    name: str | None = None,
+    on_decision: OnDecision | None = None,
+    **options,
+) -> Router:
     """A router of engines with fake models, not started; needs a running loop."""
     built = make_options(*models, **options)
     tokenizers = {service.name: ByteTokenizer() for service in built.services}
     cluster = replace(QUICK, name=name)
-    return routers.make_router(built, {}, tokenizers, BUILDER, engines=engines, cluster=cluster)
+    return routers.make_router(
+        built, {}, tokenizers, BUILDER, engines=engines, cluster=cluster, on_decision=on_decision
+    )
 
 
 @asynccontextmanager
 async def started(*models: str, progress=None, **options):
-    router = make_router(*models, **options)
+    """A router that is closed in the end; then its manager's decisions are made once more from the log."""
+    log = io.BytesIO()
+    router = make_router(*models, on_decision=EventLogWriter(log, QUICK).write, **options)
     await router.run(progress)
     try:
         yield router
     finally:
         await router.close()
+    replay(log.getvalue().splitlines(keepends=True))
 
 
 def pid_of(router: Router, engine: int = 0) -> int:

@@ -6,6 +6,7 @@ decides. It holds the prompt and the output of every unfinished request, so that
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
 from collections import deque
@@ -62,6 +63,7 @@ BUILDER = "shoal.engine.build:build_engine"
 OnDecision = Callable[[int, ClusterEvent, Sequence[ClusterAction]], None]
 """Told of every event, its time, and what was decided."""
 
+_log = logging.getLogger(__name__)
 _STATS_INTERVAL_S = 1.0
 # When to ask again for a service that no engine runs: loading takes longer.
 _NO_ENGINE_RETRY_S = 5.0
@@ -334,7 +336,12 @@ class Router:
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the router is broken: restart the server", exc_info=error)
 
     def _tell(self, event: ClusterEvent) -> None:
         """Tell the manager what happened, and carry out what it decides, one event after the other."""
