@@ -23,6 +23,7 @@ from shoal.core import (
     Grammar,
     GrammarKind,
     InvalidRequest,
+    ModelUnavailable,
     ModelUnsupported,
     Service,
 )
@@ -228,7 +229,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(
         while not future.done():
             engine.step()
             time.sleep(0.001)
-        with pytest.raises((ConfigError, ModelUnsupported)) as caught:
+        with pytest.raises((ConfigError, ModelUnavailable, ModelUnsupported)) as caught:
             future.result()
         return str(caught.value)
 
@@ -236,7 +237,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(
     assert "12288 bytes does not hold one block of service 'm', which takes" in (
         refused("m", make_model(tmp_path / "m", _wide()), dtype="float32")
     )
-    assert str(tmp_path / "nothing") in refused("none", tmp_path / "nothing")
+    assert "there is no model 'none'" in refused("none", tmp_path / "nothing")
     assert "beyond the model's context" in refused("far", folders["opt"], max_model_len=10**6)
     with monkeypatch.context() as patch:
         patch.setattr(loading, "free_memory_bytes", lambda: 1000)

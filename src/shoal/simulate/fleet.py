@@ -70,8 +70,11 @@ class Fleet:
         self._timers: list[Timer] = []
         self._timers_set = 0
         self._ticks = False
+        # Between engines is chosen by them; one that is alone gets everything.
+        several = len(specs) > 1
         self._speeds = [
-            {name: _speed(service.times) for name, service in spec.services.items()} for spec in specs
+            {name: _speed(service.times) if several else _ALONE for name, service in spec.services.items()}
+            for spec in specs
         ]
         for number, spec in enumerate(specs):
             self._manager.handle(EngineAdded(str(number), tuple(spec.services)), 0)
@@ -188,6 +191,9 @@ def _aged(request: Request, now_ns: int) -> Request:
         last_token_age_ns=carried.last_token_age_ns + since_ns,
     )
     return replace(request, carried=aged)
+
+
+_ALONE = ServiceSpeed(prefill_s=1e-3, decode_s=1e-2)
 
 
 def _speed(times: StepTimes) -> ServiceSpeed:
