@@ -234,6 +234,7 @@ def test_an_engine_that_is_killed_at_once_and_one_that_runs_already_end():
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.slow
 def test_without_their_node_all_engines_end_and_the_next_start_has_a_new_one(how):
     async def scenario():
         async with attached(silence_s=0.5) as watched:
@@ -371,6 +372,7 @@ def test_another_server_finds_the_engines_and_none_of_the_old_requests(left_behi
     run(scenario)
 
 
+@pytest.mark.slow
 def test_engines_that_no_server_wants_end(left_behind):
     pids = left_behind(orphan_after_s=0.2)
     until = time.monotonic() + TIMEOUT_S
@@ -387,6 +389,7 @@ def wait_until_gone(path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_server_with_other_settings_is_told_what_differs(left_behind):
     pids = left_behind()
 

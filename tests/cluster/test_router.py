@@ -244,4 +244,4 @@ def test_nothing_is_lost_under_many_kills(engines, kills):
         assert router.services["a"].resumed > kills
         assert router.unfinished == router.waiting == 0
 
-    play(scenario, engines=engines, blocks=256, step_s=0.06 if kills > 100 else 0.02)
+    play(scenario, engines=engines, blocks=256, step_s=0.12 if kills > 100 else 0.02)

@@ -286,6 +286,7 @@ def test_streams_of_a_killed_engine_go_on():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_hung_engine_is_killed_and_its_streams_go_on():
     async def scenario():
         async with started("fake?step_ms=10", engines=2, blocks=1000) as router:
@@ -299,6 +300,7 @@ def test_a_hung_engine_is_killed_and_its_streams_go_on():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_request_that_engines_die_of_fails_alone(capfd):
     async def scenario():
         async with started("fake?step_ms=5", blocks=1000) as router:

@@ -217,6 +217,7 @@ def test_a_stream_goes_on_when_its_engine_is_killed(engine_builders):
     run_served(engine_builders, options, scenario, engines=2)
 
 
+@pytest.mark.slow
 def test_without_an_engine_requests_wait_until_they_are_refused(engine_builders):
     options = engine_builders.make_options("fake")
     slow = replace(QUICK, restart=RestartOptions(first_s=60), wait_for_engine_s=0.2)
@@ -236,6 +237,7 @@ def test_without_an_engine_requests_wait_until_they_are_refused(engine_builders)
     run_served(engine_builders, options, scenario, cluster=slow)
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_killed_and_its_request_answered(engine_builders):
     options = engine_builders.make_options("fake")
     watchful = replace(QUICK, heartbeat_s=0.2, hung_after_s=1)

@@ -101,6 +101,7 @@ def test_stop_while_loading_cleans_up():
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_logged_and_started_again():
     async def main():
         process, url = await launch("fake", stderr=asyncio.subprocess.PIPE)
