@@ -367,7 +367,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.small:
-        options.jobs, options.kills, options.hangs, options.raises, options.poisons = 8, 2, 1, 1, 0
+        options.jobs, options.kills, options.hangs, options.raises, options.poisons = 6, 1, 1, 1, 0
         options.hung_after, options.clients = 2.0, 12
     return options
 

@@ -23,6 +23,6 @@ def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]
     outcome = json.loads(found.read_text())
     assert outcome["passed"]
-    assert (outcome["kills"], outcome["hangs"], outcome["raises"]) == (2, 1, 1)
-    assert outcome["resumed"] >= 15
-    assert outcome["compared"] >= 15
+    assert (outcome["kills"], outcome["hangs"], outcome["raises"]) == (1, 1, 1)
+    assert outcome["resumed"] >= 10
+    assert outcome["compared"] >= 10
