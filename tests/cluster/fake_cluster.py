@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine_builders import ByteTokenizer, build_fake, make_options
@@ -18,6 +18,7 @@ from shoal.cluster.router import OnDecision, Router
 from shoal.core import InvalidRequest
 from shoal.engine import wire
 from shoal.engine.core import Engine
+from shoal.engine.info import EngineInfo
 
 LOAD_S = 2.0
 FOLDER = Path("somewhere")
@@ -31,13 +32,16 @@ class FakeProcess:
     engine: str
     incarnation: int
     core: Engine
+    info: EngineInfo
+    """What it tells whoever comes next, once it has loaded."""
+    loaded: bool = False
     on_message: Callable[[wire.FromEngine], None] | None = None
     alive: bool = True
     hung: bool = False
     arrived: list[wire.ToEngine] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
     """Requests that it has, and how many tokens each has got here."""
-    changing: dict[int, Future] = field(default_factory=dict)
+    changing: dict[int, tuple[str, Future]] = field(default_factory=dict)
     """Services that are to come or go, by the key of the question."""
 
     def suspects(self) -> tuple[str, ...]:
@@ -61,27 +65,29 @@ class FakeBackend:
     ) -> Sequence[FoundEngine]:
         self.on_event = on_event
         self.loop = asyncio.get_running_loop()
-        return ()
+        return [
+            FoundEngine(
+                engine=process.engine,
+                incarnation=process.incarnation,
+                pid=1000,
+                loaded=_loaded(process) if process.loaded else None,
+            )
+            for process in self.processes.values()
+            if process.alive
+        ]
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
         core._clock = self.loop.now_ns  # else nobody would ever have waited for long
-        process = FakeProcess(engine, incarnation, core)
+        process = FakeProcess(engine, incarnation, core, info)
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
         if self.fail_loading:
             self.fail_loading -= 1
             self.loop.call_later(LOAD_S / 2, self.die, process, "exit code 1")
             return
-        loaded = Loaded(
-            engine=engine,
-            incarnation=incarnation,
-            pid=1000 + self.starts,
-            endpoint=f"{engine}/{incarnation}",
-            info=info,
-        )
-        self.loop.call_later(LOAD_S, self._loaded, process, loaded)
+        self.loop.call_later(LOAD_S, self._load, process)
 
     def kill_engine(self, engine: str, incarnation: int) -> None:
         process = self.processes.get(engine)
@@ -111,11 +117,15 @@ class FakeBackend:
     ) -> "FakeChannel":
         process = self.processes[endpoint.partition("/")[0]]
         process.on_message = on_message
+        process.arrived.clear()
+        process.live.clear()
+        process.core.cancel_all()
         return FakeChannel(self, process)
 
-    def _loaded(self, process: FakeProcess, loaded: Loaded) -> None:
+    def _load(self, process: FakeProcess) -> None:
         if process.alive:
-            self.on_event(loaded)
+            process.loaded = True
+            self.on_event(_loaded(process))
             self._step(process)
 
     def _beat(self, process: FakeProcess, interval_s: float) -> None:
@@ -161,18 +171,23 @@ class FakeBackend:
                     process.live.pop(request_id, None)
                     process.core.cancel(request_id, complete=message.complete)
             case wire.AddService():
-                process.changing[message.key] = process.core.add_service(message.service, FOLDER)
+                added = process.core.add_service(message.service, FOLDER)
+                process.changing[message.key] = message.service.name, added
             case wire.RemoveService():
                 removed = process.core.remove_service(message.name, drain=message.drain)
-                process.changing[message.key] = removed
+                process.changing[message.key] = message.name, removed
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
 
     def _answer_changes(self, process: FakeProcess) -> None:
-        for key in [key for key, future in process.changing.items() if future.done()]:
-            future = process.changing.pop(key)
+        for key in [key for key, (_, future) in process.changing.items() if future.done()]:
+            name, future = process.changing.pop(key)
             error = future.exception()
             info = future.result() if error is None else None
+            if error is None:
+                others = {other: own for other, own in process.info.services.items() if other != name}
+                services = others if info is None else others | {name: info}
+                process.info = replace(process.info, services=services)
             self.deliver(process, wire.ServiceChanged(key, info, None if error is None else str(error)))
 
     def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
@@ -184,6 +199,16 @@ class FakeBackend:
                 process.on_message(wire.decode_from_engine(frame))
 
         self.loop.call_later(LATENCY_S, arrive)
+
+
+def _loaded(process: FakeProcess) -> Loaded:
+    return Loaded(
+        engine=process.engine,
+        incarnation=process.incarnation,
+        pid=1000,
+        endpoint=f"{process.engine}/{process.incarnation}",
+        info=process.info,
+    )
 
 
 class FakeChannel:
@@ -215,7 +240,7 @@ def make_router(
     loop = asyncio.get_running_loop()
     return Router(
         [EnginePlan(name=str(number), options=engine_options) for number in range(engines)],
-        {},
+        {service.name: FOLDER for service in engine_options.services},
         {service.name: ByteTokenizer() for service in engine_options.services},
         backend,
         cluster or ClusterOptions(),

@@ -24,12 +24,13 @@ from shoal.cluster.events import (
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
 from shoal.cluster.status import ClusterInfo
-from shoal.core import EngineDied, Service
+from shoal.core import ConfigError, EngineDied, Service
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.lifeline import Failed, failure_to_error
 
 _log = logging.getLogger(__name__)
+_UNMEASURED = ServiceSpeed(1e-3, 1e-2)
 
 
 class Fleet:
@@ -83,10 +84,11 @@ class Fleet:
         return self._engines
 
     async def start(self, progress: Callable[[str], None] | None) -> None:
-        """Start all engines, or find those that run, and wait until they are ready.
+        """Start all engines, or find those that run, and wait until they are ready with all services.
 
         progress: called with what is loaded now. Raises the error that one of them ended with, and
-        ConfigError if engines were found that were started with other settings.
+        ConfigError if engines were found that were started with other settings, or that cannot load a
+        service again which an earlier server unloaded.
         """
         self._progress = progress
         settings = {
@@ -99,8 +101,8 @@ class Fleet:
             if name not in found:
                 self._tell(EngineAdded(name, services))
                 continue
+            engine.started(found[name].incarnation)
             engine.beat(found[name].pid)
-            engine.runs = True
             self._tell(EngineFound(name, found[name].incarnation, services))
             if (loaded := found[name].loaded) is not None:
                 self._on_event(loaded)
@@ -136,7 +138,7 @@ class Fleet:
     def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
         """Start the process of an engine with some of its services."""
         config = self._config(self._engines[name].plan, services)
-        self._engines[name].runs = True
+        self._engines[name].started(incarnation)
         self._backend.start_engine(name, incarnation, config)
 
     def kill_engine(self, name: str, incarnation: int, why: str) -> None:
@@ -146,14 +148,23 @@ class Fleet:
 
     def change_services(self, action: LoadService | UnloadService) -> None:
         """Let a running engine load or unload a service, and tell what came of it."""
-        change = self._load if isinstance(action, LoadService) else self._unload
-        task = asyncio.get_running_loop().create_task(change(action))
+        engine = self._engines[action.engine]
+        if isinstance(action, LoadService):
+            service = self._services[action.service]
+            work = self._load(engine, action, service, str(self._folders[service.name]))
+        else:
+            work = self._unload(engine, action)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
 
-    async def _load(self, action: LoadService | UnloadService) -> None:
-        name, service = action.engine, self._services[action.service]
-        engine, folder = self._engines[name], str(self._folders[service.name])
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a change of services ended unexpectedly", exc_info=error)
+
+    async def _load(self, engine: RemoteEngine, action: LoadService, service: Service, folder: str) -> None:
+        name = action.engine
         try:
             answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
         except EngineDied:
@@ -161,6 +172,10 @@ class Fleet:
         if answer.info is None:
             error = answer.error or "it cannot be loaded"
             _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
+            if not self._started.done():
+                self._started.set_exception(
+                    ConfigError(f"service {service.name!r} cannot be loaded: {error}")
+                )
             self._tell(ServiceFailed(name, action.incarnation, service.name, error))
             return
         _log.info("engine %s: service %s is loaded", name, service.name)
@@ -170,8 +185,7 @@ class Fleet:
         speed = self._speed((engine.info.device, engine.info.threads), service.name, answer.info)
         self._tell(ServiceLoaded(name, action.incarnation, service.name, speed))
 
-    async def _unload(self, action: LoadService | UnloadService) -> None:
-        engine = self._engines[action.engine]
+    async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
         try:
             answer = await engine.ask(
                 lambda key: wire.RemoveService(key, action.service, True), wire.ServiceChanged
@@ -222,6 +236,12 @@ class Fleet:
         for name in self._services:
             if any(name in info.services for info in infos):
                 self._limits[name] = _tightest(name, infos)
+        if (
+            not self._started.done()
+            and all(engine.connected for engine in self._engines.values())
+            and self._limits.keys() >= self._services.keys()
+        ):
+            self._started.set_result(None)
         self.info = ClusterInfo(
             services={name: self._limits[name] for name in self._services if name in self._limits},
             takes_priorities=all(info.takes_priorities for info in infos),
@@ -274,8 +294,6 @@ class Fleet:
         }
         self._tell(EngineReady(name, event.incarnation, speeds))
         self._describe()
-        if not self._started.done() and all(other.connected for other in self._engines.values()):
-            self._started.set_result(None)
 
     def _speed(self, equals: tuple[str, int], service: str, info: ServiceInfo) -> ServiceSpeed:
         """The best that was measured of a service on engines that are alike in ``equals``.
@@ -283,30 +301,35 @@ class Fleet:
         One that starts while others compute measures itself as too slow. Where nobody has measured, it is as
         fast as a small model on a CPU.
         """
-        best = self._speeds.get((*equals, service), ServiceSpeed(1e-3, 1e-2))
+        key = (*equals, service)
+        best = self._speeds.get(key)
         if info.prefill_s and info.decode_s:
-            known = (*equals, service) in self._speeds
-            prefill_s = min(best.prefill_s, info.prefill_s) if known else info.prefill_s
-            decode_s = min(best.decode_s, info.decode_s) if known else info.decode_s
-            best = self._speeds[(*equals, service)] = ServiceSpeed(prefill_s, decode_s)
-        return best
+            now = ServiceSpeed(info.prefill_s, info.decode_s)
+            best = now if best is None else ServiceSpeed(*map(min, _pair(best), _pair(now)))
+            self._speeds[key] = best
+        return _UNMEASURED if best is None else best
 
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
         if not self._started.done():
             self._started.set_exception(_error(event))
-        if event.incarnation == engine.incarnation or not engine.connected:
+        if event.incarnation == engine.incarnation:
             engine.disconnect(event.reason)
             engine.runs = False
-            self._on_end(event.engine, event.reason)
+            if event.engine not in self._leaving:
+                self._on_end(event.engine, event.reason)
         suspects = tuple(dict.fromkeys(map(call_of, event.suspects)))
         self._tell(EngineEnded(event.engine, event.incarnation, event.reason, suspects))
-        if event.engine in self._leaving:
+        if event.engine in self._leaving and not engine.runs:
             self._leaving.discard(event.engine)
             del self._engines[event.engine]
 
 
 def _names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
+
+
+def _pair(speed: ServiceSpeed) -> tuple[float, float]:
+    return speed.prefill_s, speed.decode_s
 
 
 def _error(event: Exited) -> Exception:

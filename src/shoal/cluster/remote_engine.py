@@ -41,15 +41,13 @@ class RemoteEngine:
         self.runs = False
         """Whether its process was started, and is not known to have ended."""
         self.incarnation = 0
-        """Which start of it the channel belongs to."""
+        """How often its process was started."""
         self.pid: int | None = None
         """Of its process, if one runs."""
         self.info: EngineInfo | None = None
         """What it said of itself when it was ready last."""
         self.stats: EngineStats | None = None
         """Its latest stats."""
-        self.failure: str | None = None
-        """Class of the error that ended it last, if it told of one."""
         self._clock = clock
         self._stats_ns = 0
         self._heartbeat_ns: int | None = None
@@ -73,6 +71,10 @@ class RemoteEngine:
         """How long ago its last heartbeat came."""
         return None if self._heartbeat_ns is None else (self._clock() - self._heartbeat_ns) / 1e9
 
+    def started(self, incarnation: int) -> None:
+        """Its process was started; nothing that is told of earlier ones counts any more."""
+        self.incarnation, self.runs = incarnation, True
+
     def beat(self, pid: int) -> None:
         """Its process gave a sign of life."""
         self.pid = pid
@@ -87,7 +89,7 @@ class RemoteEngine:
     ) -> None:
         """It is ready: open the channel to it."""
         self.disconnect("another process took its place")
-        self.incarnation, self.info = loaded.incarnation, loaded.info
+        self.info = loaded.info
         self.beat(loaded.pid)
         self._stats_asked = False
         self._channel = open_channel(loaded.endpoint, session, on_message)

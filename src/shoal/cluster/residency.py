@@ -117,9 +117,12 @@ class Residency:
         return tuple(sound or wanted or placed)
 
     def ready(self, engine: Engine, loaded: Iterable[str], now_ns: int) -> list[ResidencyAction]:
-        """An engine has started, with these services."""
+        """An engine has started, or was found, with these services; it gives up those that nobody placed there."""
         loaded = set(loaded)
-        actions = list[ResidencyAction]()
+        actions: list[ResidencyAction] = [
+            UnloadService(engine.name, engine.incarnation, name)
+            for name in sorted(loaded - engine.residences.keys())
+        ]
         for name in list(engine.residences):
             if name in loaded:
                 engine.residences[name] = Residence.LOADED

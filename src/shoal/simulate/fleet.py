@@ -175,7 +175,7 @@ class Fleet:
         elif isinstance(action, Refuse):
             self._refuse(self._requests.pop(action.request), -1, action.message)
         elif isinstance(action, Withdraw | KillEngine):
-            raise NotImplementedError(f"no engine of a simulation is suspected or silent: {action}")
+            raise RuntimeError(f"no engine of a simulation is suspected or silent, but: {action}")
 
 
 def _aged(request: Request, now_ns: int) -> Request:

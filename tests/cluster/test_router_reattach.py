@@ -1,0 +1,98 @@
+"""A server that dies, and another that finds its engines: in virtual time, with real schedulers."""
+
+import asyncio
+
+import pytest
+from engine_builders import ByteTokenizer
+from fake_cluster import FOLDER, FakeBackend, make_router
+from test_router import PROMPT, QUICK, expected, greedy, tokens_of
+from virtual_loop import run_virtually
+
+from shoal.cluster.router import Router
+from shoal.cluster.status import EngineState, ServiceState
+from shoal.core import ConfigError, Service
+
+
+async def started(backend: FakeBackend, **options) -> Router:
+    router = make_router(backend, cluster=QUICK, blocks=640, **options)
+    await router.run()
+    return router
+
+
+async def die(router: Router) -> None:
+    """Its process is killed: it does nothing any more, and tells nobody."""
+    for task in list(router._tasks):
+        task.cancel()
+    await asyncio.gather(*router._tasks, return_exceptions=True)
+
+
+def test_the_next_server_has_the_same_engines_and_none_of_the_old_requests():
+    async def scenario() -> None:
+        backend = FakeBackend()
+        first = await started(backend)
+        for _ in range(6):
+            await first.submit("a", PROMPT, greedy(max_tokens=200))
+        await asyncio.sleep(0.2)
+        cores = [process.core for process in backend.processes.values()]
+        assert sum(core.unfinished for core in cores) == 6
+        await die(first)
+        second = await started(backend)
+        assert backend.starts == 2
+        assert [engine.state for engine in second.engines] == [EngineState.READY] * 2
+        streams = [await second.submit("a", PROMPT, greedy()) for _ in range(4)]
+        await asyncio.sleep(0.2)
+        assert sum(core.unfinished for core in cores) == 4
+        for stream in streams:
+            assert await tokens_of(stream) == expected(PROMPT)
+        backend.die(backend.processes["0"], "killed by signal 9 (SIGKILL)")
+        await asyncio.sleep(10)
+        assert backend.starts == 3
+        assert [engine.state for engine in second.engines] == [EngineState.READY] * 2
+        await second.close()
+
+    run_virtually(scenario())
+
+
+def test_what_an_earlier_server_added_goes_and_what_it_unloaded_comes_back():
+    async def scenario() -> None:
+        backend = FakeBackend()
+        first = await started(backend, models=("fake", "fake"))
+        await first.administration.add_service(Service(name="new", model="fake"), FOLDER, ByteTokenizer())
+        await first.administration.unload_service("b")
+        assert all(set(process.info.services) == {"a", "new"} for process in backend.processes.values())
+        await die(first)
+        second = await started(backend, models=("fake", "fake"))
+        assert set(second.info.services) == {"a", "b"}
+        await asyncio.sleep(5)
+        assert {name: status.state for name, status in second.services.items()} == {
+            "a": ServiceState.READY,
+            "b": ServiceState.READY,
+        }
+        assert all(set(process.info.services) == {"a", "b"} for process in backend.processes.values())
+        assert await tokens_of(await second.submit("b", PROMPT, greedy())) == expected(PROMPT)
+        assert backend.starts == 2
+        await second.close()
+
+    run_virtually(scenario())
+
+
+def test_a_service_that_cannot_be_loaded_again_ends_the_start():
+    async def scenario() -> None:
+        backend = FakeBackend()
+        first = await started(backend, models=("fake", "fake"))
+        await first.administration.unload_service("b")
+        await die(first)
+        for process in backend.processes.values():
+            process.core.add_service = lambda service, folder: _failed("its folder is gone")
+        second = make_router(backend, cluster=QUICK, blocks=640, models=("fake", "fake"))
+        with pytest.raises(ConfigError, match=r"'b' cannot be loaded: its folder is gone"):
+            await second.run()
+        await second.close()
+
+    run_virtually(scenario())
+
+
+def _failed(message: str):
+    future = asyncio.Future()
+    future.set_exception(ConfigError(message))
+    return future
