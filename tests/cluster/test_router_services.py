@@ -99,6 +99,21 @@ def test_unknown_names_and_last_ones_are_refused():
     play(scenario, engines=1)
 
 
+def test_the_only_engine_of_a_service_stays():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await router.administration.add_service(
+            Service(name="new", model="fake"), FOLDER, ByteTokenizer(), engines=["1"]
+        )
+        with pytest.raises(ConfigError, match="engine '1' is the only one of new"):
+            await router.administration.remove_engine("1")
+        assert await tokens_of(await router.submit("new", PROMPT, greedy())) == expected(PROMPT)
+        await router.administration.remove_service("new")
+        await router.administration.remove_engine("1")
+        assert [engine.name for engine in router.engines] == ["0"]
+
+    play(scenario, blocks=640)
+
+
 def test_engines_come_drain_and_go():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         change = router.administration

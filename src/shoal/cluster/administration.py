@@ -113,7 +113,7 @@ class Administration:
         while (engine := self._engine(plan.name)) is not None and engine.state is EngineState.LOADING:
             await asyncio.sleep(_POLL_S)
         if engine is not None and engine.state is EngineState.WAITING:
-            await self.remove_engine(plan.name)
+            await self._remove(plan.name)
             raise EngineDied(f"engine {plan.name!r} does not start: {engine.last_error}")
 
     def drain_engine(self, name: str) -> None:
@@ -122,10 +122,24 @@ class Administration:
         self._tell(EngineDraining(name))
 
     async def remove_engine(self, name: str) -> None:
-        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last or unknown."""
+        """End an engine, whose requests go on elsewhere.
+
+        Raises ConfigError if it is unknown, the last one, or the only one that is to serve some service.
+        """
         self._require_engine(name)
-        if len(self._manager.engines) == 1:
+        others = [engine for engine in self._manager.engines if engine.name != name]
+        if not others:
             raise ConfigError(f"engine {name!r} is the last one; add another before")
+        elsewhere = {service for engine in others for service in engine.services}
+        engine = next(engine for engine in self._manager.engines if engine.name == name)
+        if only := [service for service in engine.services if service not in elsewhere]:
+            raise ConfigError(
+                f"engine {name!r} is the only one of {', '.join(only)}; add an engine of the same services "
+                "before, or remove these"
+            )
+        await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
         self._fleet.forget(name)
         self._tell(EngineRemoved(name))
         while name in self._fleet.engines:

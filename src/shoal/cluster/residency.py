@@ -117,7 +117,7 @@ class Residency:
         return tuple(sound or wanted or placed)
 
     def ready(self, engine: Engine, loaded: Iterable[str], now_ns: int) -> list[ResidencyAction]:
-        """An engine has started, or was found, with these services; it gives up those that nobody placed there."""
+        """An engine has started, or was found, with these services; it gives up what nobody placed there."""
         loaded = set(loaded)
         actions: list[ResidencyAction] = [
             UnloadService(engine.name, engine.incarnation, name)
