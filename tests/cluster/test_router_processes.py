@@ -164,26 +164,26 @@ def test_closing_a_stream_cancels_within_a_step():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("service", "prompt", "sampling", "code", "words"),
-    [
-        ("nobody", PROMPT, {}, "model_not_found", "available: a, b"),
-        ("a", [], {}, None, "empty"),
-        ("a", [1, 300], {}, None, "0 to 299"),
-        ("a", [-1], {}, None, "0 to 299"),
-        ("a", PROMPT, {"stop_token_ids": (300,)}, None, "0 to 299"),
-        ("a", [1] * 256, {"max_tokens": None}, "context_length_exceeded", "at most 255"),
-        ("a", [1] * 250, {"max_tokens": 7}, "context_length_exceeded", "at most 6"),
-        ("a", [1] * 250, {"max_tokens": None, "min_tokens": 7}, "context_length_exceeded", "at most 6"),
-    ],
-)
-def test_bad_requests_are_refused_before_they_are_sent(service, prompt, sampling, code, words):
+BAD_REQUESTS = [
+    ("nobody", PROMPT, {}, "model_not_found", "available: a, b"),
+    ("a", [], {}, None, "empty"),
+    ("a", [1, 300], {}, None, "0 to 299"),
+    ("a", [-1], {}, None, "0 to 299"),
+    ("a", PROMPT, {"stop_token_ids": (300,)}, None, "0 to 299"),
+    ("a", [1] * 256, {"max_tokens": None}, "context_length_exceeded", "at most 255"),
+    ("a", [1] * 250, {"max_tokens": 7}, "context_length_exceeded", "at most 6"),
+    ("a", [1] * 250, {"max_tokens": None, "min_tokens": 7}, "context_length_exceeded", "at most 6"),
+]
+
+
+def test_bad_requests_are_refused_before_they_are_sent():
     async def scenario():
         async with started("fake?context=256", "fake", blocks=400) as router:
-            with pytest.raises(InvalidRequest, match=words) as refusal:
-                await router.submit(service, prompt, greedy(**sampling))
-            assert refusal.value.code == code
-            assert router.unfinished == 0
+            for service, prompt, sampling, code, words in BAD_REQUESTS:
+                with pytest.raises(InvalidRequest, match=words) as refusal:
+                    await router.submit(service, prompt, greedy(**sampling))
+                assert refusal.value.code == code
+                assert router.unfinished == 0
 
     asyncio.run(scenario())
 
