@@ -5,6 +5,7 @@ import json
 import pytest
 from cli_builders import FakeApi, fake_server
 
+from shoal.cli import admin_client
 from shoal.cli.app import run
 from shoal.cli.demo_server import free_port
 
@@ -58,6 +59,7 @@ FAILED = OPERATION | {"state": "failed", "error": "no room"}
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
+    monkeypatch.setattr(admin_client, "_POLL_S", 0.01)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.delenv("SHOAL_ADMIN_KEY", raising=False)
 

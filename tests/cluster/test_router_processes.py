@@ -19,6 +19,7 @@ from engine_builders import BUILDER, ByteTokenizer, expected_tokens, make_option
 import routers
 from routers import QUICK
 from shoal.cluster.event_log import EventLogWriter, replay
+from shoal.cluster.options import ClusterOptions
 from shoal.cluster.router import OnDecision, Router
 from shoal.cluster.status import EngineState
 from shoal.core import (
@@ -40,24 +41,23 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=240)
 def make_router(
     *models: str,
     engines: int = 1,
-    name: str | None = None,
+    cluster: ClusterOptions = QUICK,
     on_decision: OnDecision | None = None,
     **options,
 ) -> Router:
     """A router of engines with fake models, not started; needs a running loop."""
     built = make_options(*models, **options)
     tokenizers = {service.name: ByteTokenizer() for service in built.services}
-    cluster = replace(QUICK, name=name)
     return routers.make_router(
         built, {}, tokenizers, BUILDER, engines=engines, cluster=cluster, on_decision=on_decision
     )
 
 
 @asynccontextmanager
-async def started(*models: str, progress=None, **options):
+async def started(*models: str, progress=None, cluster: ClusterOptions = QUICK, **options):
     """A router that is closed in the end; then its manager's decisions are made once more from the log."""
     log = io.BytesIO()
-    router = make_router(*models, on_decision=EventLogWriter(log, QUICK).write, **options)
+    router = make_router(*models, cluster=cluster, on_decision=EventLogWriter(log, cluster).write, **options)
     await router.run(progress)
     try:
         yield router
@@ -164,26 +164,26 @@ def test_closing_a_stream_cancels_within_a_step():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("service", "prompt", "sampling", "code", "words"),
-    [
-        ("nobody", PROMPT, {}, "model_not_found", "available: a, b"),
-        ("a", [], {}, None, "empty"),
-        ("a", [1, 300], {}, None, "0 to 299"),
-        ("a", [-1], {}, None, "0 to 299"),
-        ("a", PROMPT, {"stop_token_ids": (300,)}, None, "0 to 299"),
-        ("a", [1] * 256, {"max_tokens": None}, "context_length_exceeded", "at most 255"),
-        ("a", [1] * 250, {"max_tokens": 7}, "context_length_exceeded", "at most 6"),
-        ("a", [1] * 250, {"max_tokens": None, "min_tokens": 7}, "context_length_exceeded", "at most 6"),
-    ],
-)
-def test_bad_requests_are_refused_before_they_are_sent(service, prompt, sampling, code, words):
+BAD_REQUESTS = [
+    ("nobody", PROMPT, {}, "model_not_found", "available: a, b"),
+    ("a", [], {}, None, "empty"),
+    ("a", [1, 300], {}, None, "0 to 299"),
+    ("a", [-1], {}, None, "0 to 299"),
+    ("a", PROMPT, {"stop_token_ids": (300,)}, None, "0 to 299"),
+    ("a", [1] * 256, {"max_tokens": None}, "context_length_exceeded", "at most 255"),
+    ("a", [1] * 250, {"max_tokens": 7}, "context_length_exceeded", "at most 6"),
+    ("a", [1] * 250, {"max_tokens": None, "min_tokens": 7}, "context_length_exceeded", "at most 6"),
+]
+
+
+def test_bad_requests_are_refused_before_they_are_sent():
     async def scenario():
         async with started("fake?context=256", "fake", blocks=400) as router:
-            with pytest.raises(InvalidRequest, match=words) as refusal:
-                await router.submit(service, prompt, greedy(**sampling))
-            assert refusal.value.code == code
-            assert router.unfinished == 0
+            for service, prompt, sampling, code, words in BAD_REQUESTS:
+                with pytest.raises(InvalidRequest, match=words) as refusal:
+                    await router.submit(service, prompt, greedy(**sampling))
+                assert refusal.value.code == code
+                assert router.unfinished == 0
 
     asyncio.run(scenario())
 
@@ -288,8 +288,10 @@ def test_streams_of_a_killed_engine_go_on():
 
 @pytest.mark.slow
 def test_a_hung_engine_is_killed_and_its_streams_go_on():
+    watchful = replace(QUICK, heartbeat_s=0.2, hung_after_s=1)
+
     async def scenario():
-        async with started("fake?step_ms=10", engines=2, blocks=1000) as router:
+        async with started("fake?step_ms=10", engines=2, blocks=1000, cluster=watchful) as router:
             streams = [await router.submit("a", PROMPT, ENDLESS) for _ in range(4)]
             first = [await anext(stream) for stream in streams]
             os.kill(pid_of(router, 1), signal.SIGSTOP)

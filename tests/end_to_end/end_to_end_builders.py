@@ -1,7 +1,7 @@
 """Real engines in this process, driven by token ids."""
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +22,8 @@ from shoal.core import (
     StepResult,
     TokenLogprobs,
 )
-from shoal.engine import Engine, EngineOptions, build_engine
+from shoal.engine import Engine, EngineOptions, assemble_engine
+from shoal.execute.loading import LoadedModel, ModelLoader, ModelSet
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.kvcache import BlockPool, KVCacheOptions
 from shoal.schedule import Conservative
@@ -135,7 +136,7 @@ def run_engine(
         paced.append(Paced(executor, round(step_s * 1e9)))
         return paced[0]
 
-    engine, _ = build_engine(options, folders, wrap=pace)
+    engine, _ = assemble_engine(options, _load(options, folders), threads=threads, wrap=pace)
     engine._clock = lambda: paced[0].now_ns
     outcome = Outcome()
     for requests in rounds:
@@ -154,6 +155,21 @@ def run_engine(
         outcome.cached_tokens += service.cached_tokens
     engine.close()
     return outcome
+
+
+_LOADER = ModelLoader(torch.device("cpu"))
+_RECENT: deque[LoadedModel] = deque(maxlen=4)
+"""Kept for runs to come: those of bundled models take seconds to load."""
+
+
+def _load(options: EngineOptions, folders: Mapping[str, Path]) -> ModelSet:
+    assert options.threads is not None
+    torch.set_num_threads(options.threads)
+    models = ModelSet(_LOADER, options.attention)
+    for service in options.services:
+        _RECENT.append(_LOADER.load(service, folders[service.name]))
+        models.add(service, _RECENT[-1])
+    return models
 
 
 def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome) -> None:
@@ -214,14 +230,14 @@ def _reference_model(folder: Path) -> torch.nn.Module:
 
 
 @cache
-def _reference_tokens(folder: Path, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _reference_tokens(folder: Path, prompts: tuple[tuple[int, ...], ...], count: int) -> list[list[int]]:
     model = _reference_model(folder)
-    ids = torch.tensor([prompt])
+    longest = max(map(len, prompts))
+    ids = torch.tensor([(0,) * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     model.generation_config.eos_token_id = None
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
-    return tuple(out[0, len(prompt) :].tolist())
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return out[:, longest:].tolist()
 
 
 @cache
@@ -237,4 +253,9 @@ def reference_pass(folder: Path, prompt: tuple[int, ...]) -> tuple[torch.Tensor,
 
 def greedy_reference(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
     """What `transformers` generates for ``prompt`` alone, in float32."""
-    return list(_reference_tokens(folder, tuple(prompt), count))
+    return greedy_references(folder, [prompt], count)[0]
+
+
+def greedy_references(folder: Path, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """What it generates for several prompts, read as one batch; they should be of similar length."""
+    return _reference_tokens(folder, tuple(map(tuple, prompts)), count)

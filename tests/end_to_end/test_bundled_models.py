@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from end_to_end_builders import OVERCOMMIT, greedy_reference, make_request, run_engine
+from end_to_end_builders import OVERCOMMIT, greedy_references, make_request, run_engine
 from served import Scenario, run_served
 from transformers import AutoModelForCausalLM
 
@@ -53,13 +53,21 @@ def folders() -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def prompts(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
-    made = {name: [Tokenizer.from_folder(folders[name]).encode(text) for text in TEXTS] for name in MODELS}
+    tokenizers = {name: Tokenizer.from_folder(folders[name]) for name in MODELS}
+    made = {name: [tokenizers[name].encode(text) for text in TEXTS] for name in MODELS}
     return {name: [*some, (some[-1] * 20)[:580]] for name, some in made.items()}
 
 
 @pytest.fixture(scope="module")
 def expected(folders: dict[str, Path], prompts: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    return {name: [greedy_reference(folders[name], p, OUTPUT) for p in prompts[name]] for name in MODELS}
+    found = {}
+    for name in MODELS:
+        *texts, long = prompts[name]
+        found[name] = [
+            *greedy_references(folders[name], texts, OUTPUT),
+            *greedy_references(folders[name], [long], OUTPUT),
+        ]
+    return found
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,7 +10,7 @@ def waiting(**settings: str) -> list[str]:
     """How long threads spin, as the OpenMP library says: turns of libgomp, or milliseconds of libomp."""
     ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    command = [sys.executable, "-c", "import shoal.execute.loading"]
+    command = [sys.executable, "-c", "import shoal.execute, torch"]
     told = subprocess.run(
         command,
         env=environment | {"OMP_DISPLAY_ENV": "VERBOSE"} | settings,

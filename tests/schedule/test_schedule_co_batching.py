@@ -183,7 +183,7 @@ def test_prompts_of_a_service_whose_decodes_take_part_all_the_time_do_not_wait_l
     waits = []
     for co_batch in (True, False):
         scheduler = make_shared(400, order=order, co_batch=co_batch, execution_s=100 * STEP_NS / 1e9)
-        requests = [make_request(4, 300) for _ in range(5)] + [make_request(4, 300, service="b")]
+        requests = [make_request(4, 150) for _ in range(5)] + [make_request(4, 150, service="b")]
         late = make_request(4, 5, service="b")
 
         def before_step(step, _, scheduler=scheduler, late=late):
@@ -252,7 +252,7 @@ def test_services_that_have_gone_without_a_step_for_longest_come_first():
 def test_a_device_too_small_for_all_together_is_asked_for_it_ever_more_rarely(depth):
     """Each service fits by itself, both do not."""
     scheduler = make_shared(400, depth=depth)
-    requests = [make_request(4, 200, service=NAMES[number % 2]) for number in range(16)]
+    requests = [make_request(4, 100, service=NAMES[number % 2]) for number in range(16)]
     done = run(scheduler, requests, fails=Device(rows=10).fails)
     assert set(done.ends.values()) == {FinishReason.STOP}
     assert len(done.failed) <= 2 + len(done.plans).bit_length()

@@ -123,13 +123,13 @@ def test_of_several_iterations_that_fail_none_counts(work, policy, preemption, i
 def test_a_device_too_small_for_a_batch_is_asked_for_it_ever_more_rarely(depth):
     scheduler = make_scheduler(make_pool(400), depth=depth)
     device = Device(rows=5)
-    done = run(scheduler, [make_request(4, 200) for _ in range(16)], fails=device.fails)
+    done = run(scheduler, [make_request(4, 100) for _ in range(16)], fails=device.fails)
     assert set(done.ends.values()) == {FinishReason.STOP}
     # 16 and 8 fail, 4 succeed; 8 are tried again after 1, 2, 4, ... steps.
     assert sizes(done.failed[:2]) == [16, 8]
-    assert len(done.plans) > 16 * 200 / 5
+    assert len(done.plans) > 16 * 100 / 5
     assert len(done.failed) <= 3 + len(done.plans).bit_length()
-    assert max(sizes(done.plans[-100:])) == 4
+    assert max(sizes(done.plans[-50:])) == 4
 
 
 @pytest.mark.parametrize("position", [0, 1, 7, 14, 15])

@@ -18,7 +18,8 @@ from shoal.schedule import (
 
 STEP_S = STEP_NS / 1e9
 SERVICES = {"a": 1, "b": 1, "c": 1}
-THRESHOLD_STEPS = 40
+THRESHOLD_STEPS = 20
+STEPS = 10 * THRESHOLD_STEPS
 
 
 def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS):
@@ -39,7 +40,7 @@ def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS):
         scheduler.submit(make_request(5, 3, service="c", max_tokens=4), now)
     for name in starved:
         scheduler.submit(make_request(40, 30, service=name, id=name, max_tokens=30), now)
-    for _ in range(400):
+    for _ in range(STEPS):
         for _ in range(2):
             scheduler.submit(make_request(5, 3, service="c", max_tokens=4), now)
         plan = scheduler.schedule(now)
@@ -81,7 +82,7 @@ def test_the_wait_of_a_long_request_is_bounded(order, admission, preemption):
 @pytest.mark.parametrize("order", [DoublingBudget(variant="batch"), ShortestRemaining()], ids=str)
 def test_without_the_guard_it_would_starve(order):
     """The test above tests something: with a threshold that is never reached, the request never runs."""
-    assert waits(order, Aggressive(), {}, threshold=10_000) == (400, 400)
+    assert waits(order, Aggressive(), {}, threshold=10_000) == (STEPS, STEPS)
 
 
 def test_who_starved_while_running_is_served_once_in_a_threshold():

@@ -1,10 +1,7 @@
 """Clients that leave, and servers that stop, over real sockets."""
 
 import asyncio
-import os
-import signal
 import socket
-import sys
 
 import httpx
 import pytest
@@ -147,34 +144,5 @@ def test_garbage_on_the_socket_does_not_stop_the_server():
                 await writer.drain()
                 writer.close()
             assert (await client.get("/health")).status_code == 200
-
-    asyncio.run(main())
-
-
-PROGRAM = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[1])
-from serve_builders import SERVICES, FakeEngine, make_tokenizers
-from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
-async def main():
-    stop = StopSignal()
-    with stop.on_signals():
-        options, say = ServerOptions(port=0), lambda url: print(url, flush=True)
-        await serve_until_stopped(FakeEngine(), make_tokenizers(), SERVICES, options, stop, say)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_stop_the_process_cleanly(number):
-    async def main():
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, os.path.dirname(__file__), stdout=asyncio.subprocess.PIPE
-        )
-        url = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
-        async with httpx.AsyncClient(base_url=url) as client:
-            assert (await client.get("/health")).json()["status"] == "ok"
-        process.send_signal(number)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
 
     asyncio.run(main())

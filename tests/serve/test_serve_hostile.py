@@ -197,30 +197,13 @@ def test_token_ids_that_cannot_fit_are_refused_where_the_body_is_parsed():
     assert "300 tokens" in error["message"]
 
 
-def run_forever():
-    while True:
-        pass
-
-
-def fill_memory():
-    return len("x" * 10**10)
-
-
-def go_deep(levels=10**6):
-    return go_deep(levels - 1) if levels else 0
-
-
-def refuse():
-    raise InvalidRequest("no", param="field", code="a_code")
-
-
 @pytest.fixture
 def worker_functions(monkeypatch):
-    """Lets other processes find the functions of this file."""
+    """Functions that other processes find."""
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
-    import test_serve_hostile
+    import worker_functions
 
-    return test_serve_hostile
+    return worker_functions
 
 
 def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions):
@@ -256,6 +239,13 @@ def test_queues_do_not_wait_for_each_other(worker_functions):
     asyncio.run(main())
 
 
+@pytest.fixture(scope="module")
+def limited_workers():
+    """Where they run, and workers of which a process goes on after a task that ended without harm."""
+    with asyncio.Runner() as runner:
+        yield runner, WorkerProcesses(WorkLimits(cpu_s=1.0, memory_bytes=2**26))
+
+
 @pytest.mark.parametrize(
     ("template", "answers_meanwhile"),
     [
@@ -269,12 +259,14 @@ def test_queues_do_not_wait_for_each_other(worker_functions):
         ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, 1),
     ],
 )
-def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(template, answers_meanwhile):
+def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(
+    template, answers_meanwhile, limited_workers
+):
     class Wild(ByteTokenizer):
         pass
 
     Wild.template = template
-    workers = WorkerProcesses(WorkLimits(cpu_s=1.0, memory_bytes=2**26))
+    runner, workers = limited_workers
     app = create_app(FakeEngine(), {**make_tokenizers(), "chat": Wild()}, SERVICES, workers=workers)
 
     async def main():
@@ -291,7 +283,7 @@ def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(tem
             assert response.json()["error"]["message"]
             assert answered >= answers_meanwhile
 
-    asyncio.run(main())
+    runner.run(main())
 
 
 def test_templates_have_no_filler_text():
