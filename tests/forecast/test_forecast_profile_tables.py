@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forecast_builders import DECODES, DENSE, HEAD, MODEL, attention, write_profile
+from forecast_builders import DENSE, HEAD, MODEL, attention, write_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core import ConfigError
-from shoal.forecast.profile_attention import AttentionGrid, Line
 from shoal.forecast.profile_files import Curve
+from shoal.forecast.profile_lines import Line
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.step_times import StepRows
 
@@ -42,13 +42,6 @@ def test_decode_step_is_the_sum_of_its_parts(times: ProfileTimes, decodes: int, 
 def test_mixed_step_is_the_sum_of_its_parts(times: ProfileTimes, chunk: int, before: int) -> None:
     found = times.step_time(StepRows(2, 2 * 128, ((chunk, before),), 3))
     assert found == pytest.approx(expected(chunk + 2, 3, attention(chunk, before, 2, 128)), rel=1e-12)
-
-
-def test_chunks_add_what_each_takes_beyond_a_kernel_start(times: ProfileTimes) -> None:
-    found = times.step_time(StepRows(2, 2 * 128, ((64, 16), (32, 64), (20, 0)), 5))
-    start = attention(16, 0, 0, 0)
-    others = attention(32, 64, 0, 0) + attention(20, 0, 0, 0) - 2 * start
-    assert found == pytest.approx(expected(118, 5, attention(64, 16, 2, 128) + others), rel=1e-12)
 
 
 def test_no_logits_cost_nothing(times: ProfileTimes) -> None:
@@ -167,10 +160,3 @@ def test_missing_files_and_points_are_named(tmp_path: Path) -> None:
         ConfigError, match=r"attention\.csv is missing; it must have the columns prefill_chunk"
     ):
         ProfileTimes.load(tmp_path, model=MODEL)
-    points = {(0, 0, n, 16): 1.0 for n in DECODES} | {
-        (16, 0, 0, 0): 1.0,
-        (16, 0, 1, 16): 1.0,
-        (32, 0, 0, 0): 2.0,
-    }
-    with pytest.raises(ConfigError, match="1 points of the grid are missing, such as prefill_chunk 32"):
-        AttentionGrid(points, Path("attention.csv"))

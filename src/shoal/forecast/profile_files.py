@@ -4,7 +4,8 @@
 - ``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
 - ``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
   chunk of a prompt and some decoding rows of equal context. Newer files have ``prefill_key`` in place of
-  ``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``.
+  ``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``. Older ones are
+  read as if they were newer: see ``by_prefill_key``.
 - ``moe.csv`` (ep, tokens, activated_experts, time_us), only for mixtures of experts: one layer's router and
   experts on one of ``ep`` devices that share the experts, by tokens computed and experts of that device that
   they activate; without the column ``ep``, on one device.
@@ -25,6 +26,7 @@ import yaml
 
 from shoal.core import ConfigError
 from shoal.forecast.latency import FloatArray
+from shoal.forecast.profile_chunk_grid import by_prefill_key
 from shoal.forecast.profile_prefill_keys import PrefillPoint
 
 _BY_CONTEXT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -73,9 +75,7 @@ class ProfileFiles:
     """Times of a layer's parts, and of the step's, by tokens."""
     per_sequence: Mapping[str, Curve]
     """Times of what runs once per step, by rows that sample."""
-    attention: Mapping[tuple[int, ...], float]
-    """Times by (prefill chunk, prefill context, decodes, decode context). This or the next is empty."""
-    attention_by_key: Mapping[PrefillPoint, float]
+    attention: Mapping[PrefillPoint, float]
     """Times by (prompt tokens, their key, decodes, decode context)."""
     experts: Mapping[int, Curve]
     """Times of one device's experts by tokens, for each measured number of activated experts; empty in dense
@@ -103,8 +103,7 @@ def read_profile(folder: Path, tp: int) -> ProfileFiles:
         tp=tp,
         dense=_read_curves(tables / "dense.csv", "tokens"),
         per_sequence=_read_curves(tables / "per_sequence.csv", "sequences"),
-        attention={} if by_key else _read_attention(attention),
-        attention_by_key=_read_attention_by_key(attention) if by_key else {},
+        attention=_read_attention_by_key(attention) if by_key else _read_attention(attention),
         experts=_read_experts(experts, tp) if experts.is_file() else {},
         experts_file=experts,
         meta=meta,
@@ -147,8 +146,13 @@ def _read_meta(path: Path) -> Mapping[str, Any]:
     return meta
 
 
-def _read_attention(path: Path) -> dict[tuple[int, ...], float]:
-    return {tuple(map(int, key)): micros for key, micros in _attention_rows(path, _BY_CONTEXT)}
+def _read_attention(path: Path) -> dict[PrefillPoint, float]:
+    return by_prefill_key(
+        {
+            (int(chunk), int(before), int(decodes), int(context)): micros
+            for (chunk, before, decodes, context), micros in _attention_rows(path, _BY_CONTEXT)
+        }
+    )
 
 
 def _read_attention_by_key(path: Path) -> dict[PrefillPoint, float]:

@@ -15,7 +15,6 @@ from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec, find_device_spec
 from shoal.forecast.latency import FloatArray
 from shoal.forecast.model_spec import ModelSpec, find_model_spec
-from shoal.forecast.profile_attention import AttentionGrid
 from shoal.forecast.profile_experts import expert_block
 from shoal.forecast.profile_files import Curve, ProfileFiles, read_profile
 from shoal.forecast.profile_prefill_keys import PrefillKeyTable
@@ -48,12 +47,7 @@ class ProfileTimes:
         self._layers = model.layers
         self._tokens = per_token.tolist()
         self._sampled = _sum(files.per_sequence, tokens, 1).tolist()
-        source = files.folder / "attention.csv"
-        self._attention: AttentionGrid | PrefillKeyTable
-        if files.attention_by_key:
-            self._attention = PrefillKeyTable(files.attention_by_key, source)
-        else:
-            self._attention = AttentionGrid(files.attention, source)
+        self._attention = PrefillKeyTable(files.attention, files.folder / "attention.csv")
 
     @classmethod
     def load(
