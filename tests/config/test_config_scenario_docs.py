@@ -9,7 +9,8 @@ from config_builders import scenario
 from shoal.config import load_scenario, prepare, scenario_section
 from shoal.config.flags import flag_settings
 from shoal.config.scenario_flags import SCENARIO_FLAGS
-from shoal.config.scenario_kinds import latency_kind, lengths_kind
+from shoal.config.scenario_kinds import lengths_kind
+from shoal.config.scenario_latency import latency_kind
 from shoal.measure import FORMATS, summarise
 
 ROOT = Path(__file__).parents[2]

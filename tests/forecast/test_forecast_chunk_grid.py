@@ -4,10 +4,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from forecast_builders import CHUNKS, CONTEXTS, DECODES, LENGTHS, MODEL, attention, write_profile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from layer_tables import CHUNKS, CONTEXTS, DECODES, LENGTHS, MODEL, attention, write_profile
 from shoal.forecast.profile_chunk_grid import ChunkPoint, by_prefill_key
 from shoal.forecast.profile_prefill_keys import PrefillKeyTable
 from shoal.forecast.profile_tables import ProfileTimes

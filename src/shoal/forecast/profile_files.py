@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from shoal.core import ConfigError
 from shoal.forecast.latency import FloatArray
 from shoal.forecast.profile_chunk_grid import by_prefill_key
+from shoal.forecast.profile_meta import read_meta
 from shoal.forecast.profile_prefill_keys import PrefillPoint
 
 _BY_CONTEXT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -91,7 +91,7 @@ def read_profile(folder: Path, tp: int) -> ProfileFiles:
 
     Raises a ConfigError that names the file and line, or the degrees that there are.
     """
-    meta = _read_meta(folder / "meta.yaml")
+    meta = read_meta(folder)
     tables = _tables_of(folder, tp, meta)
     experts = folder / "tp1" / "moe.csv"
     if not experts.is_file():
@@ -132,18 +132,6 @@ def _tables_of(folder: Path, tp: int, meta: Mapping[str, Any]) -> Path:
     if (found / "linear_attention.csv").is_file():
         raise ConfigError(f"{found / 'linear_attention.csv'}: layers of linear attention are not supported")
     return found
-
-
-def _read_meta(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
-    if not isinstance(meta, dict):
-        raise ConfigError(f"{path}: expected a mapping, got {type(meta).__name__}")
-    return meta
 
 
 def _read_attention(path: Path) -> dict[PrefillPoint, float]:
