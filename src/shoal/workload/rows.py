@@ -28,6 +28,8 @@ class TraceRow:
     tokens, and the end of the prompt may have none. Prompts with equal leading hashes begin alike."""
     hash_tokens: int = MOONCAKE_BLOCK
     """Tokens that one hash covers."""
+    request_id: str | None = None
+    """What the trace calls it."""
 
 
 def in_order(rows: Iterable[TraceRow], *, from_zero: bool = True) -> list[TraceRow]:
