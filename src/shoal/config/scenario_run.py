@@ -60,6 +60,16 @@ class PreparedRun:
     """All that arrive."""
     facts: Mapping[str, str]
     """What is run, by name, for a report's head."""
+    models: Mapping[str, ModelSpec | None]
+    """Each service's model; None: it is not known."""
+
+    def with_times(self, change: Callable[[StepTimes], StepTimes]) -> "PreparedRun":
+        """The same run with other step times, made from those that it has."""
+        services = {
+            name: replace(service, times=change(service.times))
+            for name, service in self.engine.services.items()
+        }
+        return replace(self, engine=replace(self.engine, services=services))
 
     def run(
         self,
@@ -127,7 +137,8 @@ def prepare(scenario: Scenario) -> PreparedRun:
         prefix_caching=scenario.kv_cache.prefix_caching,
     )
     facts = state_facts(scenario, latencies, deployments, engine, pools, means, workload)
-    return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts)
+    models = {name: deployment.model for name, deployment in deployments.items()}
+    return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts, models=models)
 
 
 def mean_request(requests: Sequence[Request], service: str, room: int) -> tuple[int, int] | None:

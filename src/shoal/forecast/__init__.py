@@ -25,7 +25,7 @@ from shoal.forecast.profile_meta import measured_device, measured_model, read_me
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.forecast.running_blocks import blocks_in
-from shoal.forecast.step_times import FittedTimes, StepRows, StepTimes
+from shoal.forecast.step_times import FittedTimes, ScaledTimes, StepRows, StepTimes
 
 __all__ = [
     "COLD_STARTS",
@@ -53,6 +53,7 @@ __all__ = [
     "PaddedSample",
     "ProfileTimes",
     "RooflineTimes",
+    "ScaledTimes",
     "ServiceMonitor",
     "SharedBlocks",
     "Spread",

@@ -16,7 +16,7 @@ _LIKE = '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_i
 
 
 def read_mooncake(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Requests with times in milliseconds; ``hash_ids`` and our ``client`` and ``request_id`` may be missing."""
+    """Requests with times in milliseconds; ``hash_ids``, our ``client`` and ``request_id`` may be missing."""
     for line, record in json_lines(path, _LIKE):
         prompt = parse_int(get_member(record, "input_length", path, line, _LIKE), "input_length", path, line)
         output = parse_int(

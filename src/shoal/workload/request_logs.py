@@ -7,12 +7,13 @@ a request (``queued_ts``) and gave its first and last token (``first_token_ts``,
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from shoal.core import ConfigError, RequestRecord
 from shoal.workload.lines import ReadOptions, get_member, json_lines, line_error, parse_int, parse_ns
-from shoal.workload.rows import TraceRow
+from shoal.workload.rows import TraceRow, own_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ _VLLM = _Names(
     "first_token_ts",
     "last_token_ts",
     1,
-    '{"input_toks": 2358, "output_toks": 531, "queued_ts": 36.6, "first_token_ts": 37.3, "last_token_ts": 54}',
+    '{"input_toks": 2358, "output_toks": 531, "queued_ts": 36, "first_token_ts": 37, "last_token_ts": 54}',
 )
 _OURS = _Names(
     "prompt_tokens",
@@ -66,17 +67,21 @@ def read_request_log(path: Path, options: ReadOptions) -> Iterator[TraceRow | No
         yield row if row.output_tokens else None
 
 
-def read_measured(path: Path) -> list[RequestRecord]:
+def read_measured(path: Path, limit: int | None = None) -> list[RequestRecord]:
     """The answered requests of a log with their times, by arrival; the first arrives at 0.
 
-    Raises ConfigError for a log without times, and for one without requests.
+    They have the ids of ``to_requests``. limit: only the first so many of the file. Raises ConfigError for a
+    log without times, and for one without requests.
     """
-    lines = [line for line in _lines(path) if line[3].output_tokens]
+    answered = (line for line in _lines(path) if line[3].output_tokens)
+    lines = sorted(islice(answered, limit), key=lambda line: line[3].arrival_ns)
     if not lines:
         raise ConfigError(f"{path}: no request was answered; expected lines like {_VLLM.like}")
-    begin_ns = min(row.arrival_ns for _, _, _, row in lines)
+    begin_ns = lines[0][3].arrival_ns
     records = []
-    for number, (line, record, names, row) in enumerate(lines):
+    for request_id, (line, record, names, row) in zip(
+        own_ids([row for _, _, _, row in lines]), lines, strict=True
+    ):
         first_ns, last_ns = (
             parse_ns(get_member(record, name, path, line, names.like), name, path, line)
             for name in (names.first_token, names.last_token)
@@ -87,7 +92,7 @@ def read_measured(path: Path) -> list[RequestRecord]:
             raise line_error(path, line, wrong, expected)
         records.append(
             RequestRecord(
-                request_id=row.request_id or f"r{number}",
+                request_id=request_id,
                 service="measured",
                 arrival_ns=row.arrival_ns - begin_ns,
                 first_token_ns=first_ns - begin_ns,
@@ -96,7 +101,7 @@ def read_measured(path: Path) -> list[RequestRecord]:
                 output_tokens=row.output_tokens,
             )
         )
-    return sorted(records, key=lambda record: record.arrival_ns)
+    return records
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], _Names, TraceRow]]:

@@ -7,7 +7,7 @@ from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt, de
 from shoal.workload.arrivals import ArrivalProcess, check_span, check_time_scale
 from shoal.workload.distributions import LengthDistribution
 from shoal.workload.prefixes import block_hashes
-from shoal.workload.rows import TraceRow, in_order
+from shoal.workload.rows import TraceRow, in_order, own_ids
 
 ServiceOf = Callable[[int, TraceRow], str]
 """Gives the service of a request, by its number and its row."""
@@ -41,18 +41,15 @@ def to_requests(
     sampling = SamplingParams(max_tokens=max_tokens)
     ordered = in_order(rows, from_zero=from_zero)[:limit]
     check_span(ordered[-1].arrival_ns * time_scale / 1e9 if ordered else 0.0, len(ordered))
-    ids = [row.request_id for row in ordered]
-    if None in ids or len(set(ids)) < len(ids):
-        ids = [f"{prefix}{number}" for number in range(len(ordered))]
     requests = []
-    for number, (row, name) in enumerate(zip(ordered, ids, strict=True)):
+    for number, (row, name) in enumerate(zip(ordered, own_ids(ordered, prefix), strict=True)):
         if row.prompt_tokens < 1 or row.output_tokens < 1:
             raise ConfigError(
                 f"request {number} of the trace has no lengths; draw them, for example with lengths: sharegpt"
             )
         requests.append(
             Request(
-                id=str(name),
+                id=name,
                 service=service_of(number, row),
                 prompt=SyntheticPrompt(row.prompt_tokens, block_hashes(row, block_size)),
                 sampling=sampling,
