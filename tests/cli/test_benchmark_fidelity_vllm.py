@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from layer_tables import write_profile
 
+from layer_tables import write_profile
 from shoal.config import load_scenario, prepare
 from shoal.measure import write_run
 
