@@ -1,107 +1,122 @@
-"""How near the simulator comes to somebody else's engine: vLLM 0.19 on an RTX 4090.
+"""How near the simulator comes to somebody else's engine: runs of vLLM that were measured elsewhere.
 
-    python benchmarks/fidelity_vllm.py [--calibration ../shared/calibration/vllm_rtx4090_llama31_8b]
+    python benchmarks/fidelity_vllm.py [--calibration FOLDER] [--roofline] [--fit N]
 
-Simulates the 300 requests that were measured there with Shoal's scheduler (first come first served, 2,588
-blocks of 16 tokens, 2,048 tokens a step) and step times from the profile of that GPU, and prints mean and
-99th percentile of TTFT, TPOT and E2E beside those measured.
+A folder holds ``measured/requests.jsonl``, ``measured/meta.json`` (what the run says of itself: blocks, batch
+limits, devices, whether it scheduled asynchronously) and ``profile/``, the tables of that GPU's kernels. Its
+requests are simulated with Shoal's scheduler, and TTFT, TPOT and E2E printed beside those measured, with what
+1% of step time changes. Nothing is fitted to the timings, but with ``--fit N`` what the host adds is, to the
+first N requests. ``--roofline`` takes step times from data sheets instead of the tables.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from shoal.core import Request, RequestRecord, SamplingParams, SyntheticPrompt, percentile
-from shoal.forecast import ProfileTimes
-from shoal.schedule import Aggressive, Fcfs, SchedulerOptions
-from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, token_layout
+from shoal.config import PRESETS, prepare
+from shoal.config.scenario import (
+    Latency,
+    ProfileLatency,
+    RooflineLatency,
+    RooflineOptions,
+    Scenario,
+    ScenarioPool,
+    ScenarioService,
+)
+from shoal.config.scenario_measured import compare_run, fit_scenario, with_overhead
+from shoal.config.units import LONGEST_S
+from shoal.core import ConfigError
+from shoal.forecast import measured_device, measured_model, read_meta
+from shoal.schedule import Aggressive
+from shoal.workload import WorkloadOptions
 
 HERE = Path(__file__).resolve().parent
 DEFAULT = HERE.parent.parent / "shared" / "calibration" / "vllm_rtx4090_llama31_8b"
-BLOCKS, BLOCK_SIZE, BATCHED_TOKENS, SEQUENCES, CONTEXT = 2_588, 16, 2_048, 256, 32_768
-METRICS = ("ttft_s", "tpot_s", "e2e_s")
 
 
-def read_measured(path: Path) -> list[RequestRecord]:
-    """Timings of the engine; a request arrives when it is queued there."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    begin = min(row["queued_ts"] for row in rows)
-    return [
-        RequestRecord(
-            request_id=row["request_id"],
-            service="default",
-            arrival_ns=round((row["queued_ts"] - begin) * 1e9),
-            first_token_ns=round((row["first_token_ts"] - begin) * 1e9),
-            finish_ns=round((row["last_token_ts"] - begin) * 1e9),
-            prompt_tokens=row["input_toks"],
-            output_tokens=row["output_toks"],
-        )
-        for row in rows
-    ]
-
-
-def simulate(measured: Sequence[RequestRecord], profile: Path) -> Sequence[RequestRecord]:
-    """The same requests in simulation."""
-    spec = EngineSpec(
-        services={"default": ServiceSpec(times=ProfileTimes.load(profile), context_tokens=CONTEXT)},
-        layout=token_layout(BLOCKS, BLOCK_SIZE),
-        scheduler=SchedulerOptions(
-            order=Fcfs(),
-            admission=Aggressive(watermark=1.0),
-            victim="newest",
-            preemption_mode="recompute",
-            preempt_for_waiting="never",
-            starvation_s=1e6,
-            max_running=SEQUENCES,
-            max_batched_tokens=BATCHED_TOKENS,
-        ),
+def scenario_of(folder: Path, run: dict[str, Any], roofline: bool) -> Scenario:
+    """The run as it describes itself; raises ConfigError for what cannot be simulated."""
+    engine, cache, scheduler = run["engine_kwargs"], run["kv_cache"], run["scheduler"]
+    if engine.get("data_parallel_size", 1) > 1:
+        raise ConfigError(f"{folder}: data-parallel ranks that share experts are not simulated")
+    tp = engine["tensor_parallel_size"]
+    meta = read_meta(folder / "profile")
+    model, device = measured_model(meta), measured_device(meta)
+    latency: Latency = ProfileLatency(profile=folder / "profile", tp=tp)
+    if roofline:
+        if device is None:
+            raise ConfigError(
+                f"{folder / 'profile'}: a device without data sheet on record: {meta.get('gpu')}"
+            )
+        latency = RooflineLatency(roofline=RooflineOptions(device=device, tp=tp))
+    options = replace(
+        PRESETS["vllm"].scheduler,
+        admission=Aggressive(watermark=1.0),
+        starvation_s=LONGEST_S,
+        max_running=scheduler["max_num_seqs"],
+        max_batched_tokens=scheduler["max_num_batched_tokens"],
+        depth=2 if scheduler.get("async_scheduling") else 1,
     )
-    requests = [
-        Request(
-            id=one.request_id,
-            service="default",
-            prompt=SyntheticPrompt(one.prompt_tokens),
-            sampling=SamplingParams(max_tokens=one.output_tokens),
-            arrival_ns=one.arrival_ns,
-            true_output_tokens=one.output_tokens,
+    return Scenario(
+        workload=WorkloadOptions(trace=folder / "measured" / "requests.jsonl", format="requests"),
+        services=(ScenarioService(name="default", model=model, context_tokens=engine["max_model_len"]),),
+        latency=latency,
+        kv_cache=ScenarioPool(
+            blocks=cache["num_gpu_blocks"],
+            block_size=cache["block_size"],
+            prefix_caching=cache["enable_prefix_caching"],
+        ),
+        scheduler=options,
+        preset="vllm",
+        title=folder.name,
+    )
+
+
+def compare(console: Console, scenario: Scenario, log: Path, fit_requests: int | None) -> None:
+    """Simulate, and print both runs side by side."""
+    if fit_requests is not None:
+        overhead, _ = fit_scenario(scenario, log, fit_requests)
+        scenario = with_overhead(scenario, overhead)
+        console.print(
+            f"overhead fitted to {fit_requests} requests: {overhead.step_s * 1e6:.1f} us a step, "
+            f"{overhead.layer_s * 1e6:.1f} us a layer with prompt tokens"
         )
-        for one in measured
-    ]
-    record = Simulation([spec], OpenLoop(requests)).run()
-    print(f"{record.engines[0].evictions} preemptions in simulation")
-    return record.requests
-
-
-def figures(records: Sequence[RequestRecord]) -> Mapping[tuple[str, str], float]:
-    """Mean and 99th percentile of every metric, in seconds."""
-    found = {}
-    for metric in METRICS:
-        values = [getattr(record, metric) for record in records]
-        found[metric, "mean"] = fmean(values)
-        found[metric, "p99"] = percentile(values, 99)
-    return found
+    prepared = prepare(scenario)
+    run = prepared.run()
+    depth = scenario.scheduler.depth
+    console.print(f"{scenario.title}, depth {depth}: {run.engines[0].evictions} preemptions in simulation")
+    console.print(compare_run(prepared, run, log).grid().to_rich())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibration", type=Path, default=DEFAULT)
-    folder = parser.parse_args().calibration
-    if not folder.exists():
+    parser.add_argument("--roofline", action="store_true", help="step times from data sheets")
+    parser.add_argument(
+        "--fit", type=int, metavar="N", help="fit the host's overhead to the first N requests"
+    )
+    arguments = parser.parse_args()
+    folder = arguments.calibration
+    log, about = folder / "measured" / "requests.jsonl", folder / "measured" / "meta.json"
+    missing = [str(path) for path in (log, about, folder / "profile") if not path.exists()]
+    if missing:
         raise SystemExit(
-            f"there is no {folder}; point --calibration at the folder with measured/ and profile/"
+            f"there is no {missing[0]}; point --calibration at a folder with measured/ and profile/"
         )
-    measured = read_measured(folder / "measured" / "requests.jsonl")
-    simulated = figures(simulate(measured, folder / "profile"))
-    table = Table("metric", "", "measured s", "simulated s", "difference")
-    for (metric, kind), value in figures(measured).items():
-        other = simulated[metric, kind]
-        table.add_row(metric, kind, f"{value:.4f}", f"{other:.4f}", f"{other / value - 1:+.2%}")
-    Console().print(table)
+    console = Console()
+    try:
+        scenario = scenario_of(folder, json.loads(about.read_text(encoding="utf-8")), arguments.roofline)
+        for depth in sorted({1, scenario.scheduler.depth}):
+            of_depth = replace(scenario, scheduler=replace(scenario.scheduler, depth=depth))
+            compare(console, of_depth, log, arguments.fit)
+    except KeyError as error:
+        raise SystemExit(f"{about} does not say {error}") from None
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from config_builders import from_yaml, scenario
 
 from shoal.config import flag_settings, load_scenario, prepare
-from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency
+from shoal.config.scenario import FitLatency, RooflineLatency
 from shoal.config.scenario_file import scenario_section
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_pool import capacity
@@ -33,8 +33,8 @@ dispatch: least-loaded
 sample: 250ms
 latency: {fit: latency.json, service: chat, tp: 1}
 kv_cache:
-  {memory: 40GiB, utilisation: 80%, block_size: 32, layout: split, swap: 64GiB, swap_bytes_per_s: 2e9,
-   prefix_caching: false}
+  {memory: 40GiB, utilisation: 80%, reserved: 1GiB, block_size: 32, layout: split, swap: 64GiB,
+   swap_bytes_per_s: 2e9, prefix_caching: false}
 scheduler: {preset: vllm, admission: oracle, lengths: oracle, starvation: never, max_running: 8}
 services:
   - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4}
@@ -68,12 +68,8 @@ def test_every_key_is_read(tmp_path):
     assert (read.engines, read.dispatch, read.sample_s, read.title) == (3, "least-loaded", 0.25, "scenario")
     assert read.latency == FitLatency(fit=tmp_path / "latency.json", service="chat", tp=1)
     pool = read.kv_cache
-    assert (pool.memory_bytes, pool.utilisation, pool.block_size, pool.layout) == (
-        40 * 2**30,
-        0.8,
-        32,
-        "split",
-    )
+    assert (pool.memory_bytes, pool.utilisation, pool.reserved_bytes) == (40 * 2**30, 0.8, 2**30)
+    assert (pool.block_size, pool.layout) == (32, "split")
     assert (pool.swap_bytes, pool.swap_bytes_per_s, pool.prefix_caching) == (64 * 2**30, 2e9, False)
     assert (read.preset, read.scheduler.order, read.scheduler.admission) == ("vllm", Fcfs(), Oracle())
     assert (read.scheduler.lengths, read.scheduler.starvation_s) == ("oracle", LONGEST_S)
@@ -105,19 +101,6 @@ def test_nothing_is_missing_above():
     goals = {"services[].slo.tpot", "services[].slo.e2e"}
     words = {path: path.split(".")[-1] for path in keys - excluded - goals}
     assert [path for path, word in words.items() if f"{word}:" not in EVERYTHING] == []
-
-
-def test_layer_tables_are_configured_with_their_model_and_device(tmp_path):
-    read = scenario(
-        tmp_path, f"latency: {{profile: ., tp: 2, model: qwen3-8b, device: h100, overhead: 2ms}}\n{WORK}"
-    )
-    assert read.latency == ProfileLatency(
-        profile=tmp_path / ".",
-        tp=2,
-        model=model_spec("qwen3-8b"),
-        device=device_spec("h100"),
-        overhead_s=0.002,
-    )
 
 
 @pytest.mark.parametrize(

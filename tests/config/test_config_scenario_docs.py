@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from config_builders import scenario
 
+from layer_tables import write_profile
 from shoal.config import load_scenario, prepare, scenario_section
 from shoal.config.flags import flag_settings
 from shoal.config.scenario_flags import SCENARIO_FLAGS
-from shoal.config.scenario_kinds import latency_kind, lengths_kind
+from shoal.config.scenario_kinds import lengths_kind
+from shoal.config.scenario_latency import latency_kind
+from shoal.config.scenario_pool import capacity
 from shoal.measure import FORMATS, summarise
 
 ROOT = Path(__file__).parents[2]
@@ -54,11 +57,22 @@ def test_the_page_names_every_file():
 
 
 def test_the_example_on_the_page_runs(tmp_path):
-    [example] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    example, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     run = prepare(scenario(tmp_path, example)).run()
     assert len(run.requests) == 200
     assert len(run.engines) == 2
     assert summarise(run).overall.ttft_s.p99 < 1
+
+
+def test_the_recipe_for_vllm_runs(tmp_path):
+    _, recipe = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    write_profile(tmp_path / "profiler" / "RTX4090" / "llama", "model: llama-3.1-8b\nhardware: RTX4090\n")
+    work = "workload: {lengths: {prompt: 100, output: 20}, rate: 5, requests: 20}\n"
+    prepared = prepare(scenario(tmp_path, recipe + work))
+    assert prepared.scenario.scheduler.depth == 2
+    # vLLM 0.19 found room for 2,588 blocks on this card.
+    assert capacity(prepared.engine.layout, "chat") // 16 == pytest.approx(2588, rel=0.01)
+    assert [row.finish for row in prepared.run().requests] == ["stop"] * 20
 
 
 def test_the_python_on_the_page_runs(tmp_path, monkeypatch, capsys):

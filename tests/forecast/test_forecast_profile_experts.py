@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forecast_builders import MODEL, write_profile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from layer_tables import MODEL, write_profile
 from shoal.core import ConfigError
 from shoal.forecast.profile_experts import times_at
 from shoal.forecast.profile_files import Curve

@@ -4,7 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from forecast_builders import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layer_tables import (
     DECODES,
     KEY_CHUNKS,
     LENGTHS,
@@ -14,9 +17,6 @@ from forecast_builders import (
     key_points,
     write_key_profile,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
 from shoal.core import ConfigError
 from shoal.forecast.model_spec import find_model_spec
 from shoal.forecast.profile_prefill_keys import PrefillKeyTable, PrefillPoint, prefill_key

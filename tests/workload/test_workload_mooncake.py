@@ -27,7 +27,8 @@ def trace_rows(draw: st.DrawFn) -> TraceRow:
     hashes = draw(st.lists(st.integers(0, 2**63), max_size=-(-prompt // 512)))
     client = draw(st.none() | st.text(max_size=5))
     arrival = draw(st.integers(0, 2**50) | st.integers(0, 10**6).map(lambda ms: ms * 10**6))
-    return TraceRow(arrival, prompt, draw(st.integers(1, 10**6)), client, tuple(hashes))
+    name = draw(st.none() | st.text(max_size=5))
+    return TraceRow(arrival, prompt, draw(st.integers(1, 10**6)), client, tuple(hashes), request_id=name)
 
 
 @given(st.lists(trace_rows(), max_size=6))
@@ -68,3 +69,32 @@ def test_finer_hashes_become_full_blocks_of_512(tmp_path: Path) -> None:
 def test_rows_without_lengths_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="row 1 has no lengths"):
         write_mooncake(tmp_path / "out", [build.row(), TraceRow(0, 0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            '{"timestamp": -1, "input_length": 600, "output_length": 5}',
+            "timestamp is '-1'; expected a number from 0",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, "1"]}',
+            "hash_ids has something else than numbers",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, null]}',
+            "hash_ids has something else than numbers",
+        ),
+    ],
+)
+def test_broken_lines_are_named(line: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f":1: {problem}"):
+        load_trace(build.write(tmp_path, line), "mooncake")
+
+
+def test_missing_hashes_are_told(tmp_path: Path) -> None:
+    line = '{"timestamp": 0, "input_length": %d, "output_length": 5, "hash_ids": [0]}\n'
+    assert load_trace(build.write(tmp_path, line % 1023)).note == ""
+    trace = load_trace(build.write(tmp_path, line % 1024 + line % 600))
+    assert trace.note == "the ends of 1 prompts have no hashes, so they are taken to share nothing"

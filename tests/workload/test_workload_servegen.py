@@ -106,3 +106,19 @@ def test_missing_dataset_is_named(folder: Path) -> None:
 def test_idle_clients_need_no_lengths(tmp_path: Path) -> None:
     make_client(tmp_path, 0, "0,0,0,,0,0\n600,0,0,,0,0\n", {})
     assert load_trace(tmp_path).rows == []
+
+
+def test_multimodal_prompts_are_text_and_images(tmp_path: Path) -> None:
+    (tmp_path / "chunk-0-trace.csv").write_text("0,1.0,1.0,Gamma,1,1\n")
+    window = {
+        "text_tokens": "{0: 0.5, 10: 0.5}",
+        "image_tokens": "{0: 0.5, 1000: 0.5}",
+        "output_tokens": "{7: 1}",
+    }
+    (tmp_path / "chunk-0-dataset.json").write_text(json.dumps({"0": window}))
+    counts = Counter(row.prompt_tokens for row in rows_of(tmp_path))
+    assert set(counts) == {1, 10, 1000, 1010}
+    assert all(count == pytest.approx(150, abs=50) for count in counts.values())
+    del window["image_tokens"]
+    (tmp_path / "chunk-0-dataset.json").write_text(json.dumps({"0": window}))
+    assert {row.prompt_tokens for row in rows_of(tmp_path)} == {1, 10}

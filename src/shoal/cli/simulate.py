@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.measure import RunRecord
 
 _RESULTS = "Results"
+_MEASURED = "Against a measured run"
 
 
 @with_flags(SCENARIO_FLAGS)
@@ -60,6 +61,43 @@ def simulate(
             rich_help_panel=_RESULTS,
         ),
     ] = True,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare",
+            metavar="LOG",
+            help="Simulate the requests of a measured run (JSON lines), and show both runs side by side.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = None,
+    compare_plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare-plot",
+            metavar="FILE",
+            help="Draw the distributions of both runs (png, svg, pdf); also in the folder of --out.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = None,
+    fit_overhead: Annotated[
+        Path | None,
+        typer.Option(
+            "--fit-overhead",
+            metavar="LOG",
+            help="Fit what the host adds to steps to a measured run, and simulate with it.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = None,
+    fit_requests: Annotated[
+        int | None,
+        typer.Option(
+            "--fit-requests",
+            metavar="N",
+            min=1,
+            help="Fit to the times of the first N requests of the log only.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = None,
     *,
     settings: Table,
 ) -> None:
@@ -76,26 +114,30 @@ def simulate(
     `shoal simulate --config scenario.yaml --trace azure.csv --rate 6.45 --engines 4 --out results`
 
     `shoal simulate --config scenario.yaml --preset past-future --html past-future.html`
+
+    `shoal simulate --config vllm.yaml --compare measured.jsonl --compare-plot both.png`
     """
     from rich.console import Console
 
+    from shoal.cli.simulate_measured import MeasuredRun
     from shoal.cli.simulate_view import SimulationProgress, print_run
-    from shoal.config.scenario_file import load_scenario
     from shoal.config.scenario_run import prepare
     from shoal.measure import require_plots
 
-    check_outputs(html, chrome_trace, json_path, named=(out,))
-    if out is not None or html is not None:
+    check_outputs(html, chrome_trace, json_path, compare_plot, named=(out, compare_plot))
+    if any(path is not None for path in (out, html, compare_plot)):
         require_plots()
-    prepared = prepare(load_scenario(file=config, flags=settings))
+    measured = MeasuredRun(compare, compare_plot, fit_overhead, fit_requests)
+    console = Console(stderr=STANDARD_OUTPUT in (html, chrome_trace, json_path))
+    prepared = prepare(measured.load(console, config, settings))
     spans = out is not None or chrome_trace is not None
     with SimulationProgress(len(prepared.requests)) as progress:
         start_s = time.perf_counter()
         run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=progress.update)
         elapsed_s = time.perf_counter() - start_s
-    console = Console(stderr=STANDARD_OUTPUT in (html, chrome_trace, json_path))
     print_run(console, run, elapsed_s)
-    for written in _write(run, out, html, chrome_trace, json_path):
+    files = _write(run, out, html, chrome_trace, json_path)
+    for written in files + measured.show(console, prepared, run, out):
         console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.model_spec import ModelSpec
+from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead
+from shoal.forecast.roofline_ops import Link
 from shoal.schedule import SchedulerOptions
 from shoal.simulate.spec import HOST_BYTES_PER_S
 from shoal.workload import WorkloadOptions
@@ -26,13 +28,20 @@ class FitLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLatency:
-    """Step times from tables of measured layers; the arguments are those of ``ProfileTimes.load``."""
+    """Step times from tables of measured layers."""
 
     profile: Path
+    """The folder of the tables."""
     tp: int = 1
+    """Devices that share the model."""
     model: ModelSpec | None = None
+    """Whose layers are counted; None: the service's model, or the one that the folder names."""
     device: DeviceSpec | None = None
-    overhead_s: float = 0.0
+    """One of the devices; None: the one that the folder names."""
+    link: Link | None = None
+    """Between the devices; None: as measured, or that of the device."""
+    overhead: HostOverhead = NO_OVERHEAD
+    """What the host adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,10 @@ class RooflineOptions:
     """Its shape; None: that of the service's model."""
     tp: int = 1
     """Devices that share the model."""
+    link: Link | None = None
+    """Between the devices; None: that of the data sheet."""
+    overhead: HostOverhead = NO_OVERHEAD
+    """What the host adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +105,10 @@ class ScenarioPool:
     blocks: int | None = None
     """Its size in blocks of KV."""
     utilisation: float = 0.9
-    """Share of a device for weights and KV, where no size is given."""
+    """Share of a device for weights, KV and what is reserved, where no size is given."""
+    reserved_bytes: int = 0
+    """Memory of each device for activations and whatever else is neither weights nor KV, where no size is
+    given."""
     block_size: int = 16
     """Tokens in a block."""
     dtype: Literal["auto", "int8"] = "auto"

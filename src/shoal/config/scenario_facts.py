@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 from shoal.config.presets import PRESETS
-from shoal.config.scenario import FitLatency, Latency, ProfileLatency, Scenario
+from shoal.config.scenario import FitLatency, Latency, ProfileLatency, RooflineOptions, Scenario
 from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
+from shoal.config.scenario_latency import link_section, overhead_section
 from shoal.config.scenario_pool import Deployment, Pools, capacity
 from shoal.config.settings import scheduler_section
+from shoal.forecast import NO_OVERHEAD
 from shoal.simulate import EngineSpec
 from shoal.workload import Workload, WorkloadOptions
 
@@ -63,8 +65,17 @@ def _service(latency: Latency, deployment: Deployment) -> str:
         return f"{model}step times fitted by shoal profile, {latency.fit.name}{sharing}"
     if isinstance(latency, ProfileLatency):
         folder = "/".join(latency.profile.parts[-2:])
-        return f"{model}step times from measured layers, {folder}{sharing}"
-    return f"{model}step times from the data sheet of {latency.roofline.device.name}{sharing}"
+        return f"{model}step times from measured layers, {folder}{sharing}{_beside(latency)}"
+    sheet = latency.roofline
+    return f"{model}step times from the data sheet of {sheet.device.name}{sharing}{_beside(sheet)}"
+
+
+def _beside(latency: ProfileLatency | RooflineOptions) -> str:
+    """The link and the host's overhead, where they were written."""
+    link = "" if latency.link is None else f", link {link_section().show(latency.link)}"
+    if latency.overhead == NO_OVERHEAD:
+        return link
+    return f"{link}, overhead {overhead_section().show(latency.overhead)}"
 
 
 def _alone(seconds: float, computed: bool, mean: tuple[int, int] | None) -> str:

@@ -15,9 +15,9 @@ from shoal.config.scenario_kinds import (
     ModelShape,
     Shares,
     arrivals_kind,
-    latency_kind,
     lengths_kind,
 )
+from shoal.config.scenario_latency import latency_kind
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.settings import elsewhere, scheduler_section

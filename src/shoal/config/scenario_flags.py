@@ -35,7 +35,7 @@ _REPLACED = {
     "workload.trace": ("format", "lengths", "arrivals", "rate", "time_scale"),
     "workload.rate": ("clients", "time_scale"),
     "workload.clients": ("rate",),
-    "latency.roofline": ("fit", "profile", "service", "tp", "model", "device", "overhead"),
+    "latency.roofline": ("fit", "profile", "service", "tp", "model", "device", "link", "overhead"),
     **dict.fromkeys(_SIZES, ("memory", "tokens", "blocks")),
 }
 """By key that a flag sets: keys beside it that a file may have, and that make no sense or harm with it."""

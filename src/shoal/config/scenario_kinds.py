@@ -1,4 +1,4 @@
-"""Kinds of values that only scenarios have: models, devices, step times, lengths, arrivals."""
+"""Kinds of values that only scenarios have: files, models, lengths, arrivals."""
 
 import json
 import os
@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Choice, Kind, Maybe, Text, as_table, integer, number, seconds
+from shoal.config.kinds import Choice, Kind, Maybe, Text, integer, number
 from shoal.config.nodes import Node, Scalar, Table, describe, problem
 from shoal.config.policies import Policy
-from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency, RooflineOptions
-from shoal.config.sections import Section, section_of, unknown_key
+from shoal.config.sections import Section, section_of
 from shoal.core import ConfigError
-from shoal.forecast.device_specs import DeviceSpec, device_spec
 from shoal.forecast.model_spec import ModelSpec, find_model_spec, model_spec
 from shoal.workload import ARRIVALS, LENGTHS, SIDE_DISTRIBUTIONS, FixedLength, Independent, Replay
 
@@ -89,82 +87,6 @@ def _read_json(file: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: expected an object with keys such as num_hidden_layers")
     return config
-
-
-class DeviceName:
-    """A device whose data sheet is on record."""
-
-    label = "device"
-
-    def read(self, node: Node, path: str) -> DeviceSpec:
-        """The data sheet."""
-        text: str = Text().read(node, path)
-        try:
-            return device_spec(text)
-        except ConfigError as error:
-            raise problem(node.where, path, str(error)) from None
-
-    def show(self, value: DeviceSpec) -> str:
-        """Its name."""
-        return value.name
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyKind:
-    """Where step times come from: the section whose own key was written."""
-
-    sections: Mapping[str, Section]
-    """By that key."""
-
-    @property
-    def label(self) -> str:
-        """The keys, one of which must be there."""
-        return "mapping with " + " or ".join(f"`{name}`" for name in self.sections)
-
-    def read(self, node: Node, path: str) -> Any:
-        """The step times' description."""
-        table = as_table(node, path)
-        named = [name for name in self.sections if name in table.entries]
-        if len(named) == 1:
-            return self.sections[named[0]].read(table, path)
-        known = {key.name for section in self.sections.values() for key in section.keys}
-        for name, place in table.key_places.items():
-            if name not in known:
-                raise unknown_key(place, f"{path}.{name}", name, tuple(self.sections))
-        got = " and ".join(named) or "none"
-        raise problem(node.where, path, f"write one of {', '.join(self.sections)}, got {got}")
-
-    def show(self, value: Any) -> str:
-        """The key that says which, with its value."""
-        return next(section.show(value) for section in self.sections.values() if type(value) is section.cls)
-
-
-def latency_kind(folder: Path) -> LatencyKind:
-    """The three kinds of step times; ``folder`` is where relative paths start."""
-    file, model, device, tp = FilePath(folder), ModelShape(folder), DeviceName(), integer(1)
-    roofline = section_of(
-        RooflineOptions,
-        {
-            (RooflineOptions, "model"): Maybe(model),
-            (RooflineOptions, "device"): device,
-            (RooflineOptions, "tp"): tp,
-        },
-    )
-    sections = {
-        "fit": section_of(FitLatency, {(FitLatency, "fit"): file, (FitLatency, "tp"): tp}),
-        "profile": section_of(
-            ProfileLatency,
-            {
-                (ProfileLatency, "profile"): file,
-                (ProfileLatency, "tp"): tp,
-                (ProfileLatency, "model"): Maybe(model),
-                (ProfileLatency, "device"): Maybe(device),
-                (ProfileLatency, "overhead_s"): seconds(),
-            },
-        ),
-        "roofline": section_of(RooflineLatency, {(RooflineLatency, "roofline"): roofline}),
-    }
-    return LatencyKind(sections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.config.presets import PRESETS
-from shoal.config.scenario import Scenario
+from shoal.config.scenario import Scenario, ScenarioPool
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.model_spec import ModelSpec
@@ -60,7 +60,7 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
                 "model (services: [{name: chat, model: llama-3.1-8b}]), or the size of the pool as "
                 "kv_cache.tokens or kv_cache.blocks"
             )
-        memory = pool.memory_bytes or _left_on_device(deployments, pool.utilisation)
+        memory = pool.memory_bytes or _left_on_device(deployments, pool)
         try:
             layout = plan_layout(shapes, memory_bytes=memory, block_size=pool.block_size, kind=kind)
         except ConfigError as error:
@@ -131,8 +131,8 @@ def _host(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> Poo
     return None
 
 
-def _left_on_device(deployments: Mapping[str, Deployment], utilisation: float) -> int:
-    """Bytes that ``utilisation`` of a device leaves beside the weights, of which each model has one copy."""
+def _left_on_device(deployments: Mapping[str, Deployment], pool: ScenarioPool) -> int:
+    """Bytes that are left of a device beside the weights, of which each model has one copy."""
     devices = {deployment.device for deployment in deployments.values()}
     device = next(iter(devices))
     if device is None or len(devices) > 1:
@@ -146,11 +146,11 @@ def _left_on_device(deployments: Mapping[str, Deployment], utilisation: float) -
         if deployment.model is not None
     }
     weights = sum(model.weight_bytes(tp) for model, tp in models)
-    room = int(device.memory_bytes * utilisation) - weights
-    if room <= 0:
+    usable = int(device.memory_bytes * pool.utilisation) - pool.reserved_bytes
+    if usable <= weights:
         raise ConfigError(
             f"the weights take {weights / 2**30:.1f} GiB on each {device.name}, of which "
-            f"{device.memory_bytes * utilisation / 2**30:.1f} GiB may be used (kv_cache.utilisation); "
-            "raise tp, or take a larger device"
+            f"{max(usable, 0) / 2**30:.1f} GiB may be used (kv_cache.utilisation and reserved); raise tp, or "
+            "take a larger device"
         )
-    return room
+    return usable - weights

@@ -17,7 +17,17 @@ from shoal.config.scenario import (
 from shoal.config.scenario_facts import state_facts
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
-from shoal.forecast import StepRows, StepTimes, load_profile
+from shoal.forecast import (
+    NO_OVERHEAD,
+    HostOverhead,
+    OverheadTimes,
+    StepRows,
+    StepTimes,
+    load_profile,
+    measured_device,
+    measured_model,
+    read_meta,
+)
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
@@ -50,6 +60,16 @@ class PreparedRun:
     """All that arrive."""
     facts: Mapping[str, str]
     """What is run, by name, for a report's head."""
+    models: Mapping[str, ModelSpec | None]
+    """Each service's model; None: it is not known."""
+
+    def with_times(self, change: Callable[[StepTimes], StepTimes]) -> "PreparedRun":
+        """The same run with other step times, made from those that it has."""
+        services = {
+            name: replace(service, times=change(service.times))
+            for name, service in self.engine.services.items()
+        }
+        return replace(self, engine=replace(self.engine, services=services))
 
     def run(
         self,
@@ -117,7 +137,8 @@ def prepare(scenario: Scenario) -> PreparedRun:
         prefix_caching=scenario.kv_cache.prefix_caching,
     )
     facts = state_facts(scenario, latencies, deployments, engine, pools, means, workload)
-    return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts)
+    models = {name: deployment.model for name, deployment in deployments.items()}
+    return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts, models=models)
 
 
 def mean_request(requests: Sequence[Request], service: str, room: int) -> tuple[int, int] | None:
@@ -190,6 +211,9 @@ def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> De
     place = latency.roofline if isinstance(latency, RooflineLatency) else latency
     timed, device = (None, None) if isinstance(place, FitLatency) else (place.model, place.device)
     model = service.model or timed
+    if isinstance(place, ProfileLatency):
+        meta = read_meta(place.profile)
+        model, device = model or measured_model(meta), device or measured_device(meta)
     if model is not None and timed is not None and model != timed:
         raise ConfigError(
             f"service {service.name} runs {model.name}, but its latency is that of {timed.name}; leave the "
@@ -207,18 +231,27 @@ def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTim
     if isinstance(latency, FitLatency):
         return _fitted(name, latency)
     if isinstance(latency, ProfileLatency):
-        return ProfileTimes.load(
-            latency.profile, latency.tp, model=model, device=latency.device, overhead_s=latency.overhead_s
-        )
+        device, link = latency.device, latency.link
+        tables = ProfileTimes.load(latency.profile, latency.tp, model=model, device=device, link=link)
+        return _with_overhead(tables, latency.overhead, model)
     if model is None:
         raise ConfigError(
             f"latency.roofline: nothing says which model service {name} runs; write the service's model, "
             "roofline: {model: llama-3.1-8b, ...}, or the flag --model"
         )
+    sheet = latency.roofline
     try:
-        return RooflineTimes(model, latency.roofline.device, latency.roofline.tp)
+        times = RooflineTimes(model, sheet.device, sheet.tp, link=sheet.link)
     except ConfigError as error:
         raise ConfigError(f"latency.roofline.tp (flag --tp): {error}") from None
+    return _with_overhead(times, sheet.overhead, model)
+
+
+def _with_overhead(times: StepTimes, overhead: HostOverhead, model: ModelSpec | None) -> StepTimes:
+    """The times with what the host adds, where it adds anything."""
+    if model is None or overhead == NO_OVERHEAD:
+        return times
+    return OverheadTimes(times, overhead, model.layers)
 
 
 def _fitted(name: str, latency: FitLatency) -> StepTimes:

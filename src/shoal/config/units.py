@@ -71,7 +71,8 @@ def format_size(size: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people write them: ``200ms``, ``2s``, ``1.5s``."""
-    if 0 < seconds < 1 and math.isclose(seconds * 1e3, round(seconds * 1e3)):
-        return f"{round(seconds * 1e3)}ms"
+    """Seconds as people write them: ``60us``, ``200ms``, ``2s``, ``1.5s``."""
+    for unit, count in (("ms", seconds * 1e3), ("us", seconds * 1e6)):
+        if 0 < seconds < 1 and math.isclose(count, round(count)):
+            return f"{round(count)}{unit}"
     return f"{seconds:g}s"

@@ -18,17 +18,20 @@ from shoal.forecast.learned import Accuracy, LearnedLengths
 from shoal.forecast.lengths import COLD_STARTS, LengthDistribution, LengthHistory
 from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
 from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
+from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead, OverheadTimes
 from shoal.forecast.peak import Demand, SharedBlocks, Timeline
 from shoal.forecast.predictors import PREDICTORS, make_predictor
+from shoal.forecast.profile_meta import measured_device, measured_model, read_meta
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.forecast.running_blocks import blocks_in
-from shoal.forecast.step_times import FittedTimes, StepRows, StepTimes
+from shoal.forecast.step_times import FittedTimes, ScaledTimes, StepRows, StepTimes
 
 __all__ = [
     "COLD_STARTS",
     "DEVICE_SPECS",
     "MODEL_SPECS",
+    "NO_OVERHEAD",
     "PREDICTORS",
     "Accuracy",
     "Bend",
@@ -38,16 +41,19 @@ __all__ = [
     "DeviceSpec",
     "FitReport",
     "FittedTimes",
+    "HostOverhead",
     "LatencyModel",
     "LatencyProfile",
     "LearnedLengths",
     "LengthDistribution",
     "LengthHistory",
     "ModelSpec",
+    "OverheadTimes",
     "PaddedLatency",
     "PaddedSample",
     "ProfileTimes",
     "RooflineTimes",
+    "ScaledTimes",
     "ServiceMonitor",
     "SharedBlocks",
     "Spread",
@@ -65,7 +71,10 @@ __all__ = [
     "kv_tokens",
     "load_profile",
     "make_predictor",
+    "measured_device",
+    "measured_model",
     "model_spec",
+    "read_meta",
     "save_profile",
     "uniforms",
 ]

@@ -4,7 +4,8 @@
 - ``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
 - ``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
   chunk of a prompt and some decoding rows of equal context. Newer files have ``prefill_key`` in place of
-  ``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``.
+  ``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``. Older ones are
+  read as if they were newer: see ``by_prefill_key``.
 - ``moe.csv`` (ep, tokens, activated_experts, time_us), only for mixtures of experts: one layer's router and
   experts on one of ``ep`` devices that share the experts, by tokens computed and experts of that device that
   they activate; without the column ``ep``, on one device.
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from shoal.core import ConfigError
 from shoal.forecast.latency import FloatArray
+from shoal.forecast.profile_chunk_grid import by_prefill_key
+from shoal.forecast.profile_meta import read_meta
 from shoal.forecast.profile_prefill_keys import PrefillPoint
 
 _BY_CONTEXT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -73,9 +75,7 @@ class ProfileFiles:
     """Times of a layer's parts, and of the step's, by tokens."""
     per_sequence: Mapping[str, Curve]
     """Times of what runs once per step, by rows that sample."""
-    attention: Mapping[tuple[int, ...], float]
-    """Times by (prefill chunk, prefill context, decodes, decode context). This or the next is empty."""
-    attention_by_key: Mapping[PrefillPoint, float]
+    attention: Mapping[PrefillPoint, float]
     """Times by (prompt tokens, their key, decodes, decode context)."""
     experts: Mapping[int, Curve]
     """Times of one device's experts by tokens, for each measured number of activated experts; empty in dense
@@ -91,7 +91,7 @@ def read_profile(folder: Path, tp: int) -> ProfileFiles:
 
     Raises a ConfigError that names the file and line, or the degrees that there are.
     """
-    meta = _read_meta(folder / "meta.yaml")
+    meta = read_meta(folder)
     tables = _tables_of(folder, tp, meta)
     experts = folder / "tp1" / "moe.csv"
     if not experts.is_file():
@@ -103,8 +103,7 @@ def read_profile(folder: Path, tp: int) -> ProfileFiles:
         tp=tp,
         dense=_read_curves(tables / "dense.csv", "tokens"),
         per_sequence=_read_curves(tables / "per_sequence.csv", "sequences"),
-        attention={} if by_key else _read_attention(attention),
-        attention_by_key=_read_attention_by_key(attention) if by_key else {},
+        attention=_read_attention_by_key(attention) if by_key else _read_attention(attention),
         experts=_read_experts(experts, tp) if experts.is_file() else {},
         experts_file=experts,
         meta=meta,
@@ -135,20 +134,13 @@ def _tables_of(folder: Path, tp: int, meta: Mapping[str, Any]) -> Path:
     return found
 
 
-def _read_meta(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
-    if not isinstance(meta, dict):
-        raise ConfigError(f"{path}: expected a mapping, got {type(meta).__name__}")
-    return meta
-
-
-def _read_attention(path: Path) -> dict[tuple[int, ...], float]:
-    return {tuple(map(int, key)): micros for key, micros in _attention_rows(path, _BY_CONTEXT)}
+def _read_attention(path: Path) -> dict[PrefillPoint, float]:
+    return by_prefill_key(
+        {
+            (int(chunk), int(before), int(decodes), int(context)): micros
+            for (chunk, before, decodes, context), micros in _attention_rows(path, _BY_CONTEXT)
+        }
+    )
 
 
 def _read_attention_by_key(path: Path) -> dict[PrefillPoint, float]:

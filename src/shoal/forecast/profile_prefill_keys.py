@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.core import ConfigError
-from shoal.forecast.profile_attention import Line, bracket
+from shoal.forecast.profile_lines import Line, bracket
 
 PrefillPoint = tuple[int, float, int, int]
 """Prompt tokens, their key, decoding rows, and the context of these."""

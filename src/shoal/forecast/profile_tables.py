@@ -6,25 +6,30 @@ times are linear.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from shoal.core import ConfigError
-from shoal.forecast.device_specs import DeviceSpec, find_device_spec
+from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.latency import FloatArray
-from shoal.forecast.model_spec import ModelSpec, find_model_spec
-from shoal.forecast.profile_attention import AttentionGrid
+from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_experts import expert_block
 from shoal.forecast.profile_files import Curve, ProfileFiles, read_profile
+from shoal.forecast.profile_meta import measured_device, measured_model
 from shoal.forecast.profile_prefill_keys import PrefillKeyTable
+from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
+from shoal.forecast.tensor_parallel import Exchange
 
 _T = TypeVar("_T")
 
 PER_STEP = frozenset({"embedding", "final_layernorm"})
 """Parts in ``dense.csv`` that run once in a step; all others run in each layer."""
+REDUCTION = "all_reduce"
+"""The row in ``dense.csv`` for one sum of a step's hidden states over all devices; see ``Exchange``."""
 TIMES_PER_LAYER = {"layernorm": 2}
 """Parts that run several times in a layer, such as before attention and before the MLP."""
 LEAST_TOKENS = 8192
@@ -34,26 +39,22 @@ LEAST_TOKENS = 8192
 class ProfileTimes:
     """Step times from tables of one model on one device."""
 
-    def __init__(self, files: ProfileFiles, model: ModelSpec, overhead: FloatArray | None = None) -> None:
-        """model: says how many layers there are; the tables have the times of one. overhead: seconds that a
-        step of 0, 1, 2, ... tokens takes beyond the tables; at least ``token_range(files)`` entries.
+    def __init__(self, files: ProfileFiles, model: ModelSpec, link: Link | None = None) -> None:
+        """model: says how many layers there are; the tables have the times of one. link: between the devices,
+        if there are several; None: as measured, in rows ``all_reduce`` of ``dense.csv``.
 
         Raises ConfigError if only one of model and tables has experts.
         """
         tokens = token_range(files)
+        exchange = _exchange(files, model, link)
         per_token = _sum(files.dense, tokens, model.layers)
         per_token += model.layers * expert_block(files, model, tokens)
-        if overhead is not None:
-            per_token += overhead[:tokens] * 1e6
+        per_token += [1e6 * exchange.hidden_s(count) for count in range(tokens)]
+        sampled = _sum(files.per_sequence, tokens, 1)
+        sampled += [1e6 * exchange.logits_s(count) for count in range(tokens)]
         self._layers = model.layers
-        self._tokens = per_token.tolist()
-        self._sampled = _sum(files.per_sequence, tokens, 1).tolist()
-        source = files.folder / "attention.csv"
-        self._attention: AttentionGrid | PrefillKeyTable
-        if files.attention_by_key:
-            self._attention = PrefillKeyTable(files.attention_by_key, source)
-        else:
-            self._attention = AttentionGrid(files.attention, source)
+        self._tokens, self._sampled = per_token.tolist(), sampled.tolist()
+        self._attention = PrefillKeyTable(files.attention, files.folder / "attention.csv")
 
     @classmethod
     def load(
@@ -63,29 +64,20 @@ class ProfileTimes:
         *,
         model: ModelSpec | None = None,
         device: DeviceSpec | None = None,
-        overhead_s: float = 0.0,
+        link: Link | None = None,
     ) -> "ProfileTimes":
         """Read the tables for ``tp`` devices from ``folder``.
 
-        model: says how many layers there are; by default the one that ``meta.yaml`` names. device: says how
-        long a reduction over ``tp`` devices takes if ``dense.csv`` has no rows ``all_reduce``; by default the
-        hardware that ``meta.yaml`` names. overhead_s: time of every step beyond the tables, such as the
-        host's work between two steps if nothing hides it. Raises a ConfigError that names file and line, the
-        degrees that there are, or what is missing.
+        model: says how many layers there are; by default the one that ``meta.yaml`` names. link: how fast
+        ``tp`` devices sum their results; by default as rows ``all_reduce`` of ``dense.csv`` say, and without
+        such rows as the data sheet of ``device`` does, or of the hardware that ``meta.yaml`` names. Raises a
+        ConfigError that names file and line, the degrees that there are, or what is missing.
         """
-        if overhead_s < 0:
-            raise ConfigError(f"the overhead of a step must not be negative, got {overhead_s}")
         files = read_profile(Path(folder), tp)
-        shape = model or _named(find_model_spec(str(files.meta.get("model", ""))), "model", files, folder)
-        overhead = np.full(token_range(files), overhead_s)
-        if tp > 1 and "all_reduce" not in files.dense:
-            sheet = device or _named(
-                find_device_spec(str(files.meta.get("hardware", ""))), "device", files, folder
-            )
-            for tokens in range(1, len(overhead)):
-                reduction = sheet.link.all_reduce(2.0 * tokens * shape.hidden, tp)
-                overhead[tokens] += 2 * shape.layers * reduction
-        return cls(files, shape, overhead)
+        shape = model or _named(measured_model(files.meta), "model", files, folder)
+        if tp > 1 and link is None and REDUCTION not in files.dense:
+            link = (device or _named(measured_device(files.meta), "device", files, folder)).link
+        return cls(files, shape, link)
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step."""
@@ -117,9 +109,21 @@ def _sum(curves: Mapping[str, Curve], count: int, layers: int) -> FloatArray:
     """Microseconds of all parts together at 0 .. count - 1 tokens or rows."""
     total = np.zeros(count)
     for name, curve in curves.items():
+        if name == REDUCTION:
+            continue
         times = 1 if name in PER_STEP else layers * TIMES_PER_LAYER.get(name, 1)
         total += times * curve.at_integers(count - 1)
     return total
+
+
+def _exchange(files: ProfileFiles, model: ModelSpec, link: Link | None) -> Exchange:
+    """What the devices exchange: over the link, or as it was measured."""
+    if files.tp == 1:
+        return Exchange(model, lambda _: 0.0)
+    if link is not None:
+        return Exchange(model, partial(link.all_reduce, devices=files.tp))
+    micros = files.dense[REDUCTION].at_integers(token_range(files)).tolist()
+    return Exchange(model, lambda message: _at(micros, round(message / (2 * model.hidden))) / 1e6)
 
 
 def _at(values: list[float], count: int) -> float:

@@ -1,8 +1,10 @@
 """Step times from a model's shape and a device's data sheet, corrected by measured efficiencies.
 
 For devices without measurements; where there is a profile, ``ProfileTimes`` is more accurate.
-Tensor parallelism splits every matrix and the heads evenly and adds two reductions per layer.
+Tensor parallelism splits every matrix and the heads evenly, and adds what devices exchange.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +12,9 @@ from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.latency import FloatArray
 from shoal.forecast.model_spec import ModelSpec
+from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
+from shoal.forecast.tensor_parallel import Exchange
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
@@ -19,11 +23,17 @@ _LOGIT_BYTES = 4
 class RooflineTimes:
     """Step times of ``model`` on ``tp`` devices of one kind."""
 
-    def __init__(self, model: ModelSpec, device: DeviceSpec, tp: int = 1) -> None:
-        """Raises ConfigError if the heads cannot be split over ``tp`` devices."""
+    def __init__(
+        self, model: ModelSpec, device: DeviceSpec, tp: int = 1, *, link: Link | None = None
+    ) -> None:
+        """link: between the devices; None: that of the data sheet.
+
+        Raises ConfigError if the heads cannot be split over ``tp`` devices.
+        """
         if tp < 1 or model.heads % tp:
             raise ConfigError(f"{model.name} has {model.heads} heads, which tp={tp} does not divide")
         self.model, self.device, self.tp = model, device, tp
+        self._exchange = Exchange(model, partial((link or device.link).all_reduce, devices=tp))
         self._heads = model.heads // tp
         self._kv_heads = model.kv_heads_on(tp)
         position = 2 * self._kv_heads * model.head_dim * model.kv_bytes_each
@@ -56,16 +66,15 @@ class RooflineTimes:
         return by_tokens + by_sampled + self._per_decode * decodes
 
     def _layers(self, tokens: int) -> float:
-        """Seconds of all layers, without what depends on contexts, and of the step's overhead."""
-        model, device, tp = self.model, self.device, self.tp
+        """Seconds of all layers, without what depends on contexts."""
+        model, device = self.model, self.device
         heads = (self._heads + 2 * self._kv_heads) * model.head_dim
         layer = self._matmul(tokens, model.hidden, heads)
         layer += self._matmul(tokens, self._heads * model.head_dim, model.hidden)
         layer += self._experts(tokens) if model.experts else self._mlp(tokens)
         layer += self._pointwise(tokens)
         layer += device.efficiencies.decode.start_s
-        layer += 2 * device.link.all_reduce(tokens * model.hidden * _ACTIVATION_BYTES, tp)
-        return model.layers * layer + device.step_overhead_s
+        return model.layers * layer + self._exchange.hidden_s(tokens)
 
     def _matmul(self, tokens: int, inputs: int, outputs: float) -> float:
         """Seconds of [tokens, inputs] x [inputs, outputs]."""
@@ -109,11 +118,10 @@ class RooflineTimes:
             return 0.0
         model, device = self.model, self.device
         logits = self._matmul(sampled, model.hidden, model.vocab / self.tp)
-        gathered = device.link.all_reduce(sampled * model.vocab * _ACTIVATION_BYTES / 2, self.tp)
         choice = device.efficiencies.pointwise.seconds(
             0.0, 2 * sampled * model.vocab * _LOGIT_BYTES, device.flops, device.bandwidth
         )
-        return logits + gathered + choice
+        return logits + self._exchange.logits_s(sampled) + choice
 
     def _prefill_attention(self, chunks: tuple[tuple[int, int], ...]) -> float:
         """Seconds of all layers' attention for the chunks of one step."""

@@ -50,6 +50,24 @@ class StepTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledTimes:
+    """Step times that are all longer or shorter by the same factor."""
+
+    times: StepTimes
+    """The times at a factor of 1."""
+    factor: float
+    """What they are multiplied by."""
+
+    def step_time(self, rows: StepRows) -> float:
+        """Seconds of one step."""
+        return self.factor * self.times.step_time(rows)
+
+    def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
+        """Seconds of each of a run of decode steps."""
+        return self.factor * self.times.decode_times(sequences, context, steps)
+
+
+@dataclass(frozen=True, slots=True)
 class FittedTimes:
     """Step times of a linear model, as ``shoal profile`` fits it."""
 

@@ -7,6 +7,7 @@ imports no plotting library: that is an extra, loaded when a picture is drawn.
 """
 
 from shoal.measure.chrome_trace import trace_events, write_trace
+from shoal.measure.fidelity import Compared, Comparison, compare_with_measured
 from shoal.measure.files import (
     FORMATS,
     REQUEST_COLUMNS,
@@ -28,6 +29,8 @@ __all__ = [
     "FORMATS",
     "REQUEST_COLUMNS",
     "SAMPLE_COLUMNS",
+    "Compared",
+    "Comparison",
     "EngineTotals",
     "GroupSummary",
     "Panel",
@@ -40,6 +43,7 @@ __all__ = [
     "Summary",
     "TokenGaps",
     "compare",
+    "compare_with_measured",
     "report_html",
     "require_plots",
     "save_plot",

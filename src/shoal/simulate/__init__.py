@@ -5,6 +5,7 @@ by the rooms below (``cluster``, ``engine``, ``schedule``, ``kvcache``), which a
 ``forecast`` says how long a step takes, and ``measure`` evaluates the records.
 """
 
+from shoal.simulate.overhead_fit import OverheadFit, fit_overhead
 from shoal.simulate.simulation import Simulation
 from shoal.simulate.sources import ClosedLoop, OpenLoop, Source
 from shoal.simulate.spec import Deaths, EngineSpec, ServiceSpec, Watch, token_layout
@@ -14,9 +15,11 @@ __all__ = [
     "Deaths",
     "EngineSpec",
     "OpenLoop",
+    "OverheadFit",
     "ServiceSpec",
     "Simulation",
     "Source",
     "Watch",
+    "fit_overhead",
     "token_layout",
 ]

@@ -37,6 +37,7 @@ from shoal.workload.options import Workload, WorkloadOptions, build_requests, bu
 from shoal.workload.prefixes import block_hashes
 from shoal.workload.presets import LENGTHS
 from shoal.workload.readers import FORMATS, Trace, TraceFormat, guess_format, load_trace, read_trace
+from shoal.workload.request_logs import read_measured
 from shoal.workload.requests import generate_rows, to_requests, with_arrivals, with_lengths
 from shoal.workload.rows import TraceRow, in_order
 
@@ -76,6 +77,7 @@ __all__ = [
     "guess_format",
     "in_order",
     "load_trace",
+    "read_measured",
     "read_trace",
     "to_requests",
     "weibull_shape",

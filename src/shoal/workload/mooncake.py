@@ -16,19 +16,20 @@ _LIKE = '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_i
 
 
 def read_mooncake(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Requests with times in milliseconds; ``hash_ids`` and ``client`` (ours) may be left out."""
+    """Requests with times in milliseconds; ``hash_ids``, our ``client`` and ``request_id`` may be missing."""
     for line, record in json_lines(path, _LIKE):
         prompt = parse_int(get_member(record, "input_length", path, line, _LIKE), "input_length", path, line)
         output = parse_int(
             get_member(record, "output_length", path, line, _LIKE), "output_length", path, line
         )
-        client = record.get("client")
+        client, request_id = record.get("client"), record.get("request_id")
         yield TraceRow(
             _arrival(get_member(record, "timestamp", path, line, _LIKE), path, line),
             prompt,
             output,
             None if client is None else str(client),
             _hashes(record.get("hash_ids", []), prompt, path, line),
+            request_id=None if request_id is None else str(request_id),
         )
 
 
@@ -53,11 +54,13 @@ def write_mooncake(path: Path, rows: Iterable[TraceRow]) -> None:
             }
             if row.client is not None:
                 record["client"] = row.client
+            if row.request_id is not None:
+                record["request_id"] = row.request_id
             file.write(json.dumps(record) + "\n")
 
 
 def _arrival(value: object, path: Path, line: int) -> int:
-    milliseconds = parse_float(value, "timestamp", path, line, -1e3 * LARGEST_S, 1e3 * LARGEST_S)
+    milliseconds = parse_float(value, "timestamp", path, line, 0.0, 1e3 * LARGEST_S)
     return value * 10**6 if isinstance(value, int) else round(milliseconds * 1e6)
 
 

@@ -11,7 +11,7 @@ from shoal.workload.conversations import CHARACTERS_PER_TOKEN, TURN_COLUMNS, rea
 from shoal.workload.length_tables import ARRIVAL, lengths_columns, read_lengths, read_timed_lengths
 from shoal.workload.lines import Reader, ReadOptions, header_of, open_text
 from shoal.workload.mooncake import read_mooncake
-from shoal.workload.request_logs import read_request_log
+from shoal.workload.request_logs import is_request_log, read_request_log
 from shoal.workload.rows import LARGEST_REQUESTS, TraceRow, in_order
 from shoal.workload.servegen import is_servegen, read_servegen
 
@@ -49,7 +49,9 @@ FORMATS: Mapping[str, TraceFormat] = {
     "turns": TraceFormat("CSV conv,turn,role,tokens", read_turns, timed=False),
     "timed-lengths": TraceFormat("CSV prompt_tokens,output_tokens,arrival_s", read_timed_lengths),
     "lengths": TraceFormat("CSV prompt_tokens,output_tokens", read_lengths, timed=False),
-    "requests": TraceFormat("JSON lines with input_toks, output_toks, arrival_time", read_request_log),
+    "requests": TraceFormat(
+        "JSON lines with input_toks, output_toks, arrival_time, or our own requests.jsonl", read_request_log
+    ),
 }
 
 
@@ -111,6 +113,9 @@ def load_trace(
         )
     words = "request skipped, which" if skipped == 1 else "requests skipped, which"
     notes = [f"{skipped:,} {words} failed or had nothing to ask or answer"] if skipped else []
+    unshared = sum(0 < len(row.hashes) < row.prompt_tokens // row.hash_tokens for row in rows)
+    if unshared:
+        notes.append(f"the ends of {unshared:,} prompts have no hashes, so they are taken to share nothing")
     if kind.read is read_sharegpt and count_tokens is None:
         notes.append(f"no tokenizer was given: lengths are characters / {CHARACTERS_PER_TOKEN}")
     return Trace(
@@ -157,7 +162,7 @@ def _by_members(head: str) -> str | None:
         members = json.loads(head)
     except (ValueError, RecursionError):
         return "mooncake" if "input_length" in head else "requests" if "input_toks" in head else None
-    return "mooncake" if "input_length" in members else "requests" if "input_toks" in members else None
+    return "mooncake" if "input_length" in members else "requests" if is_request_log(members) else None
 
 
 def _by_columns(header: list[str]) -> str | None:

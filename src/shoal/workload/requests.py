@@ -7,7 +7,7 @@ from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt, de
 from shoal.workload.arrivals import ArrivalProcess, check_span, check_time_scale
 from shoal.workload.distributions import LengthDistribution
 from shoal.workload.prefixes import block_hashes
-from shoal.workload.rows import TraceRow, in_order
+from shoal.workload.rows import TraceRow, in_order, own_ids
 
 ServiceOf = Callable[[int, TraceRow], str]
 """Gives the service of a request, by its number and its row."""
@@ -25,8 +25,9 @@ def to_requests(
     seed: int = 0,
     from_zero: bool = True,
 ) -> list[Request]:
-    """Requests by arrival, the first at 0 unless ``from_zero`` is False; ids are ``prefix`` and a number.
+    """Requests by arrival, the first at 0 unless ``from_zero`` is False.
 
+    Ids are those of the rows, if each has one of its own, else ``prefix`` and a number.
     service: its name, or a function that says which. block_size: tokens of the engine's KV blocks, for which
     shared prefixes are hashed. limit: only this many, the earliest. time_scale: times are multiplied by it
     (0.5 doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the
@@ -38,17 +39,17 @@ def to_requests(
     check_time_scale(time_scale)
     service_of = _always(service) if isinstance(service, str) else service
     sampling = SamplingParams(max_tokens=max_tokens)
-    requests = []
     ordered = in_order(rows, from_zero=from_zero)[:limit]
     check_span(ordered[-1].arrival_ns * time_scale / 1e9 if ordered else 0.0, len(ordered))
-    for number, row in enumerate(ordered):
+    requests = []
+    for number, (row, name) in enumerate(zip(ordered, own_ids(ordered, prefix), strict=True)):
         if row.prompt_tokens < 1 or row.output_tokens < 1:
             raise ConfigError(
                 f"request {number} of the trace has no lengths; draw them, for example with lengths: sharegpt"
             )
         requests.append(
             Request(
-                id=f"{prefix}{number}",
+                id=name,
                 service=service_of(number, row),
                 prompt=SyntheticPrompt(row.prompt_tokens, block_hashes(row, block_size)),
                 sampling=sampling,

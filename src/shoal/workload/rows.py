@@ -1,6 +1,6 @@
 """One request of a trace, before it belongs to a service."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 MOONCAKE_BLOCK = 512
@@ -28,6 +28,14 @@ class TraceRow:
     tokens, and the end of the prompt may have none. Prompts with equal leading hashes begin alike."""
     hash_tokens: int = MOONCAKE_BLOCK
     """Tokens that one hash covers."""
+    request_id: str | None = None
+    """What the trace calls it."""
+
+
+def own_ids(rows: Sequence[TraceRow], prefix: str = "r") -> list[str]:
+    """An id for each row: its own, if all have one that no other has, else ``prefix`` and its number."""
+    ids = [row.request_id for row in rows if row.request_id is not None]
+    return ids if len(set(ids)) == len(rows) else [f"{prefix}{number}" for number in range(len(rows))]
 
 
 def in_order(rows: Iterable[TraceRow], *, from_zero: bool = True) -> list[TraceRow]:

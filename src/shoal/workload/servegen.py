@@ -2,7 +2,8 @@
 
 A folder holds for every client N ``chunk-N-trace.csv``, with a line ``t,rate,cv,pattern,p1,p2`` for each
 window of 600 s (times between requests follow the pattern, Gamma or Weibull, with shape p1 and scale p2), and
-``chunk-N-dataset.json`` with distributions of input and output lengths for longer windows.
+``chunk-N-dataset.json`` with distributions of input and output lengths for longer windows. Multimodal clients
+have the tokens of text, and those of images, audio and video where there are any, in place of the input's.
 """
 
 import json
@@ -30,6 +31,7 @@ from shoal.workload.rows import TraceRow
 
 WINDOW_S = 600
 _COLUMNS = "t,rate,cv,pattern,p1,p2"
+_MODALITIES = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")
 _CLIENT = re.compile(r"chunk-(\d+)-trace\.csv")
 _KEY = re.compile(r"([0-9.]+)\s*:")
 
@@ -97,7 +99,9 @@ def _draw(client: _Client, start: int, seed: int) -> tuple[NDArray[np.int64], ..
     offsets = (ends[:-1] / max(ends[-1], 1e-300) * window_ns).astype(np.int64)
     times = start * 10**9 + np.minimum(offsets, window_ns - 1)
     prompts, outputs = client.lengths.at(start)
-    return times, prompts.draw(rng, window.requests), outputs.draw(rng, window.requests)
+    parts = [part.draw(rng, window.requests) for part in prompts]
+    # A prompt of an image alone may have no text, and one of text no image; one of neither is one token.
+    return times, np.maximum(np.sum(parts, axis=0), 1), outputs.draw(rng, window.requests)
 
 
 def _read_client(folder: Path, number: int) -> _Client:
@@ -138,16 +142,22 @@ class _Lengths:
         self._path = path
         self._raw: dict[str, Any] = {}
         self._starts: list[int] = []
-        self._read: dict[int, tuple[_Histogram, _Histogram]] = {}
+        self._read: dict[int, tuple[list[_Histogram], _Histogram]] = {}
 
-    def at(self, start: int) -> tuple[_Histogram, _Histogram]:
-        """Distributions of prompt and output lengths at a time, in seconds."""
+    def at(self, start: int) -> tuple[list[_Histogram], _Histogram]:
+        """Distributions at a time, in seconds: of each part of the prompts' lengths, and of the outputs'."""
         if not self._raw:
             self._load()
         index = bisect_right(self._starts, start) - 1
         key = self._starts[max(index, 0)]
         if key not in self._read:
-            self._read[key] = self._histogram(key, "input_tokens"), self._histogram(key, "output_tokens")
+            window = self._raw[str(key)]
+            sides = [name for name in _MODALITIES if isinstance(window, dict) and name in window]
+            if not sides or "input_tokens" in window:
+                prompts = [self._histogram(key, "input_tokens")]
+            else:
+                prompts = [self._histogram(key, name, least=0) for name in sides]
+            self._read[key] = prompts, self._histogram(key, "output_tokens")
         return self._read[key]
 
     def _load(self) -> None:
@@ -165,19 +175,19 @@ class _Lengths:
         if not self._starts:
             raise line_error(self._path, 1, "no windows", '{"0": {"input_tokens": ...}}')
 
-    def _histogram(self, key: int, side: str) -> _Histogram:
+    def _histogram(self, key: int, side: str, least: int = 1) -> _Histogram:
         """Read a distribution, which is a Python dictionary in a JSON string."""
         try:
             shares = json.loads(_KEY.sub(r'"\1":', self._raw[str(key)][side]))
             lengths = np.array([int(float(length)) for length in shares], dtype=np.int64)
             weights = np.array(list(shares.values()), dtype=np.float64)
-            if not len(lengths) or lengths.min() < 1 or lengths.max() > LARGEST_LENGTH:
+            if not len(lengths) or lengths.min() < least or lengths.max() > LARGEST_LENGTH:
                 raise ValueError
             if weights.min() < 0 or not 0 < weights.sum() < np.inf:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             wrong = f"window {key} has requests but no distribution {side!r}"
-            limits = f"lengths from 1 to {LARGEST_LENGTH}"
+            limits = f"lengths from {least} to {LARGEST_LENGTH}"
             raise line_error(self._path, 1, wrong, f'"{{45: 0.25, 46: 0.75}}", {limits}') from None
         cumulated = np.cumsum(weights)
         # The last step is open upwards, so that rounding leaves no draw without a length.

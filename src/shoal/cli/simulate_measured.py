@@ -1,0 +1,84 @@
+"""``shoal simulate`` beside a measured run: its overhead fitted, both runs compared."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.cli.output import output_file
+from shoal.config.nodes import Table
+from shoal.config.scenario import Scenario
+from shoal.config.scenario_file import load_scenario
+from shoal.config.scenario_measured import compare_run, fit_scenario, load_measured_scenario, with_overhead
+from shoal.config.scenario_run import PreparedRun
+from shoal.core import ConfigError
+from shoal.measure import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """What is asked for beside a simulation; all None: nothing.
+
+    Raises ConfigError for an option that needs another.
+    """
+
+    compare: Path | None
+    """Log whose requests are simulated and compared; None: that of ``fit``."""
+    plot: Path | None
+    """Where to draw both runs."""
+    fit: Path | None
+    """Log that the host's overhead is fitted to."""
+    fit_requests: int | None
+    """How many of its requests' times count; None: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that would do nothing."""
+        if self.fit_requests is not None and self.fit is None:
+            raise ConfigError("--fit-requests goes with --fit-overhead LOG")
+        if self.plot is not None and self._log is None:
+            raise ConfigError("--compare-plot goes with --compare LOG or --fit-overhead LOG")
+
+    @property
+    def _log(self) -> Path | None:
+        return self.compare or self.fit
+
+    def load(self, console: Console, file: Path | None, flags: Table) -> Scenario:
+        """The scenario: with the log's requests if there is one, and the fitted overhead, which is told."""
+        if self._log is None:
+            return load_scenario(file=file, flags=flags)
+        if self.fit is None:
+            return load_measured_scenario(self._log, "--compare", file=file, flags=flags)
+        scenario = load_measured_scenario(self.fit, "--fit-overhead", file=file, flags=flags)
+        overhead, fit = fit_scenario(scenario, self.fit, self.fit_requests)
+        step, layer = (f"{seconds * 1e6:.1f}us" for seconds in (overhead.step_s, overhead.layer_s))
+        console.print(
+            f"fitted to {fit.intervals:,} times between tokens: overhead: {{step: {step}, layer: {layer}}}\n"
+            f"their mean error is {fit.error:.1%}, and {fit.error_without:.1%} without overhead",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if self.compare is not None:
+            scenario = load_measured_scenario(self.compare, "--compare", file=file, flags=flags)
+        return with_overhead(scenario, overhead)
+
+    def show(
+        self, console: Console, prepared: PreparedRun, run: RunRecord, folder: Path | None
+    ) -> list[Path]:
+        """Print both runs side by side where that was asked for; returns the files that were written.
+
+        folder: gets the figures and a picture, too.
+        """
+        if self._log is None:
+            return []
+        comparison = compare_run(prepared, run, self._log)
+        console.print(comparison.grid().to_rich())
+        if comparison.left_out:
+            console.print(f"{comparison.left_out:,} requests of the log were not answered in simulation")
+        written = [] if folder is None else [folder / "comparison.json"]
+        for path in written:
+            with output_file(path):
+                comparison.write(path)
+        pictures = [path for path in (self.plot, folder and folder / "comparison.png") if path is not None]
+        for path in pictures:
+            comparison.draw(path, run.title)
+        return written + pictures

@@ -1,0 +1,92 @@
+"""Scenarios of runs that were measured: the same requests in simulation, compared and fitted."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from shoal.config.flags import overlay
+from shoal.config.nodes import Scalar, Table
+from shoal.config.scenario import FitLatency, Latency, RooflineLatency, Scenario
+from shoal.config.scenario_file import load_scenario
+from shoal.config.scenario_run import PreparedRun, prepare
+from shoal.core import ConfigError
+from shoal.forecast import NO_OVERHEAD, HostOverhead, OverheadTimes, ScaledTimes
+from shoal.measure import Comparison, RunRecord, compare_with_measured
+from shoal.simulate import OverheadFit, fit_overhead
+from shoal.workload import read_measured
+
+_OF_THE_LOG = ("trace", "format", "lengths", "rate", "clients")
+"""Keys of a workload that flags cannot set beside a log."""
+_DIGITS = 7
+"""Digits of a fitted time: it is written in tenths of a microsecond."""
+
+
+def load_measured_scenario(log: Path, flag: str, *, file: Path | None, flags: Table) -> Scenario:
+    """The scenario of ``file`` and ``flags`` with the requests of ``log`` as its workload.
+
+    flag: names the log in errors. Raises ConfigError as ``load_scenario``, and for flags that say otherwise.
+    """
+    workload = flags.entries.get("workload")
+    for name in _OF_THE_LOG if isinstance(workload, Table) else ():
+        if isinstance(workload, Table) and name in workload.entries:
+            where = workload.entries[name].where
+            raise ConfigError(f"{flag} takes its requests from {log}; leave out {where}")
+    of_log = {"trace": str(log.expanduser()), "format": "requests"}
+    keys = {name: Scalar(text, flag) for name, text in of_log.items()}
+    whole = Table({"workload": Table(keys, flag, dict.fromkeys(keys, flag))}, flag, {"workload": flag})
+    scenario = load_scenario(file=file, flags=overlay(flags, whole))
+    if scenario.workload.clients is not None:
+        raise ConfigError(f"{flag}: requests of a log come at their times; leave out workload.clients")
+    return scenario
+
+
+def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:
+    """The run beside what ``log`` measured of its requests, and with steps of 1% less and more time."""
+    measured = read_measured(log, prepared.scenario.workload.requests)
+    runs = [
+        run,
+        *(prepared.with_times(partial(ScaledTimes, factor=factor)).run() for factor in (0.99, 1.01)),
+    ]
+    return compare_with_measured(measured, *([row for row in each.requests if row.answered] for each in runs))
+
+
+def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[HostOverhead, OverheadFit]:
+    """The overhead with which the scenario comes nearest to the times in ``log``, rounded, and the fit.
+
+    count: only the first so many requests count, but all are simulated. Raises ConfigError for a scenario
+    whose step times hold the host's part already, and for several services.
+    """
+    if len(scenario.services) > 1:
+        raise ConfigError("--fit-overhead needs a scenario of one service, as the log is of one engine's")
+    prepared = prepare(with_overhead(scenario, NO_OVERHEAD))
+    [model] = prepared.models.values()
+    if model is None:
+        raise ConfigError("--fit-overhead needs to know the model; write it in latency or services")
+    measured = read_measured(log, scenario.workload.requests)[:count]
+
+    def simulate(overhead: HostOverhead) -> RunRecord:
+        times = partial(OverheadTimes, overhead=overhead, layers=model.layers)
+        return prepared.with_times(times).run(spans=True)
+
+    fit = fit_overhead(measured, simulate, model.layers)
+    found = fit.overhead
+    rounded = replace(found, step_s=round(found.step_s, _DIGITS), layer_s=round(found.layer_s, _DIGITS))
+    return rounded, fit
+
+
+def with_overhead(scenario: Scenario, overhead: HostOverhead) -> Scenario:
+    """The scenario with ``overhead`` wherever its step times come from tables or a data sheet."""
+    services = tuple(
+        service if service.latency is None else replace(service, latency=_with(service.latency, overhead))
+        for service in scenario.services
+    )
+    latency = None if scenario.latency is None else _with(scenario.latency, overhead)
+    return replace(scenario, services=services, latency=latency)
+
+
+def _with(latency: Latency, overhead: HostOverhead) -> Latency:
+    if isinstance(latency, FitLatency):
+        raise ConfigError("latency.fit holds what the host adds; only a profile or roofline has an overhead")
+    if isinstance(latency, RooflineLatency):
+        return replace(latency, roofline=replace(latency.roofline, overhead=overhead))
+    return replace(latency, overhead=overhead)

@@ -1,0 +1,63 @@
+"""The comparison with vLLM's runs reads what a run says of itself, and says what a folder lacks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from layer_tables import write_profile
+from shoal.config import load_scenario, prepare
+from shoal.measure import write_run
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fidelity_vllm.py"
+META = {
+    "engine_kwargs": {"tensor_parallel_size": 1, "data_parallel_size": 1, "max_model_len": 512},
+    "kv_cache": {"num_gpu_blocks": 40, "block_size": 16, "enable_prefix_caching": True},
+    "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "async_scheduling": True},
+}
+SCENARIO = """\
+latency: {profile: run/profile}
+kv_cache: {blocks: 40}
+scheduler:
+  {preset: vllm, starvation: never, admission: {policy: aggressive, watermark: 1}, depth: 2, max_running: 8,
+   max_batched_tokens: 64}
+services: [{name: chat, model: llama-3.1-8b, context: 512}]
+workload: {lengths: {prompt: 60, output: 40}, rate: 300, requests: 30}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run that was measured with few blocks and sequences: in simulation, so nothing may differ."""
+    folder = tmp_path / "run"
+    write_profile(folder / "profile", "model: meta-llama/Llama-3.1-8B\nhardware: RTX4090\n")
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    record = prepare(load_scenario(file=tmp_path / "scenario.yaml")).run()
+    assert record.engines[0].evictions > 0
+    write_run(record, folder / "measured", formats=["jsonl"])
+    (folder / "measured" / "meta.json").write_text(json.dumps(META))
+    return folder
+
+
+def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--calibration", str(folder), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_blocks_sequences_and_depth_are_the_run_s_own(folder: Path) -> None:
+    found = run(folder)
+    assert found.returncode == 0, found.stderr
+    assert "depth 1" in found.stdout
+    assert found.stdout.split("depth 2")[1].count("+0.0%") == 9
+
+
+def test_what_is_missing_is_named(folder: Path) -> None:
+    (folder / "measured" / "meta.json").write_text(json.dumps({**META, "kv_cache": {}}))
+    assert "meta.json does not say 'num_gpu_blocks'" in run(folder).stderr
+    (folder / "measured" / "meta.json").unlink()
+    found = run(folder)
+    assert found.returncode == 1
+    assert found.stderr.startswith("there is no ")
+    assert "measured/meta.json; point --calibration at a folder" in found.stderr

@@ -1,0 +1,112 @@
+"""Step times in scenarios: layer tables and data sheets, their links, the host, and what the folder says."""
+
+from pathlib import Path
+
+import pytest
+from config_builders import scenario
+
+from layer_tables import write_profile
+from shoal.config import prepare
+from shoal.config.scenario import ProfileLatency, RooflineLatency, RooflineOptions
+from shoal.config.scenario_pool import capacity
+from shoal.core import ConfigError
+from shoal.forecast import HostOverhead, StepRows
+from shoal.forecast.device_specs import device_spec
+from shoal.forecast.model_spec import model_spec
+from shoal.forecast.roofline import kv_tokens
+from shoal.forecast.roofline_ops import Link
+
+WORK = "workload: {lengths: {prompt: 100, output: 20}, rate: 2, requests: 3}\n"
+META = "model: meta-llama/Llama-3.1-8B\nhardware: RTX4090\n"
+
+
+def test_layer_tables_have_a_model_a_device_a_link_and_a_host(tmp_path: Path) -> None:
+    keys = "profile: ., tp: 2, model: qwen3-8b, device: h100, link: {bandwidth: 16e9, latency: 20us}"
+    overhead = "overhead: {step: 700us, prompt: 1ms, layer: 60us}"
+    read = scenario(tmp_path, f"latency: {{{keys}, {overhead}}}\n{WORK}")
+    assert read.latency == ProfileLatency(
+        profile=tmp_path / ".",
+        tp=2,
+        model=model_spec("qwen3-8b"),
+        device=device_spec("h100"),
+        link=Link(16e9, 20 * 1e-6),
+        overhead=HostOverhead(step_s=700 * 1e-6, prompt_s=1e-3, layer_s=60 * 1e-6),
+    )
+
+
+def test_a_roofline_has_them_too(tmp_path: Path) -> None:
+    keys = "device: h100, tp: 2, link: {bandwidth: 1e9, latency: 0s}, overhead: 2ms"
+    read = scenario(tmp_path, f"latency: {{roofline: {{{keys}}}}}\n{WORK}")
+    overhead = HostOverhead(step_s=0.002)
+    assert read.latency == RooflineLatency(
+        roofline=RooflineOptions(device=device_spec("h100"), tp=2, link=Link(1e9, 0.0), overhead=overhead)
+    )
+
+
+@pytest.mark.parametrize("kind", ["profile: ./tables", "roofline: {device: rtx-4090, model: llama-3.1-8b"])
+def test_the_host_and_the_link_are_in_the_steps_and_told(tmp_path: Path, kind: str) -> None:
+    for tp in ("tp1", "tp2"):
+        write_profile(tmp_path / "tables" / tp)
+    (tmp_path / "tables" / "meta.yaml").write_text(META)
+    end = "}}" if "roofline" in kind else "}"
+    pool = f"kv_cache: {{tokens: 4096}}\n{WORK}"
+
+    def prepared(keys: str):
+        return prepare(scenario(tmp_path, f"latency: {{{kind}, tp: 2{keys}{end}\n{pool}"))
+
+    plain = prepared("")
+    slow = prepared(", link: {bandwidth: 1e6, latency: 1ms}")
+    busy = prepared(", overhead: {step: 1ms, layer: 100us}")
+    for rows, added in ((StepRows(1, 50, (), 1), 0.001), (StepRows(0, 0, ((50, 0),), 1), 0.001 + 32e-4)):
+        fast, linked, hosted = (
+            run.engine.services["default"].times.step_time(rows) for run in (plain, slow, busy)
+        )
+        assert linked > fast + 65 * 1e-3
+        assert hosted - fast == pytest.approx(added)
+    assert "tp 2" in plain.facts["service default"]
+    assert "link {bandwidth: 1e+06, latency: 1ms}" in slow.facts["service default"]
+    assert "overhead {step: 1ms, layer: 100us}" in busy.facts["service default"]
+
+
+@pytest.mark.parametrize("services", ["", "services: [{name: chat}]\n"])
+def test_a_folder_that_names_model_and_device_sizes_the_pool(tmp_path: Path, services: str) -> None:
+    write_profile(tmp_path / "tables", META)
+    run = prepare(scenario(tmp_path, f"latency: {{profile: tables}}\n{services}{WORK}"))
+    [name] = run.engine.services
+    expected = kv_tokens(model_spec("llama-3.1-8b"), device_spec("rtx-4090"))
+    assert capacity(run.engine.layout, name) == expected // 16 * 16
+    assert run.facts[f"service {name}"].startswith("llama-3.1-8b: step times from measured layers")
+
+
+def test_what_is_written_goes_over_what_the_folder_names(tmp_path: Path) -> None:
+    write_profile(tmp_path / "tables", META)
+    keys = "latency: {profile: tables, model: qwen3-8b, device: h100}\nservices: [{name: chat}]\n"
+    run = prepare(scenario(tmp_path, keys + WORK))
+    expected = kv_tokens(model_spec("qwen3-8b"), device_spec("h100"))
+    assert capacity(run.engine.layout, "chat") == expected // 16 * 16
+
+
+def test_memory_is_reserved_beside_weights_and_kv(tmp_path: Path) -> None:
+    latency = "latency: {roofline: {device: rtx-4090, model: llama-3.1-8b}}\n"
+    plain, smaller = (
+        capacity(prepare(scenario(tmp_path, latency + pool + WORK)).engine.layout, "default")
+        for pool in ("", "kv_cache: {reserved: 1GiB}\n")
+    )
+    assert plain - smaller == pytest.approx(2**30 / 131_072, abs=16)
+    with pytest.raises(ConfigError, match=r"of which 5\.6 GiB may be used \(kv_cache\.utilisation and res"):
+        prepare(scenario(tmp_path, f"{latency}kv_cache: {{reserved: 16GiB}}\n{WORK}"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("link: {bandwidth: 16e9}", "latency.link.latency: missing"),
+        ("link: {bandwidth: 0, latency: 1us}", "latency.link.bandwidth: must be more than 0"),
+        ("link: {bandwidth: 1, latency: 1us, sharing: 1}", "latency.link.sharing: unknown key"),
+        ("overhead: {prompts: 1ms}", "latency.overhead.prompts: unknown key"),
+        ("overhead: fast", "latency.overhead: expected a time such as 200ms"),
+    ],
+)
+def test_mistakes_name_their_key(tmp_path: Path, keys: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        scenario(tmp_path, f"latency: {{profile: ., {keys}}}\n{WORK}")

@@ -1,0 +1,65 @@
+"""What a host adds is found again from the times of requests, and from nothing else."""
+
+from dataclasses import replace
+
+import pytest
+from simulate_builders import TIMES, make_request, make_spec, make_workload
+
+from shoal.core import ConfigError, Request, RequestRecord
+from shoal.forecast import HostOverhead, OverheadTimes
+from shoal.measure import RunRecord
+from shoal.simulate import OpenLoop, Simulation, Watch, fit_overhead
+
+LAYERS = 20
+
+
+def simulate(requests: list[Request], overhead: HostOverhead, depth: int = 1, blocks: int = 400) -> RunRecord:
+    times = OverheadTimes(TIMES, overhead, LAYERS)
+    spec = make_spec(blocks, times=times, depth=depth, max_batched_tokens=64)
+    return Simulation([spec], OpenLoop(requests), watch=Watch(spans=True)).run()
+
+
+def measured(requests: list[Request], overhead: HostOverhead, **more: int) -> list[RequestRecord]:
+    return sorted(simulate(requests, overhead, **more).requests, key=lambda row: row.arrival_ns)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "layer_us"), [(0.0, 0.0), (2.0, 0.0), (0.0, 150.0), (0.7, 180.0), (3.0, 300.0)]
+)
+@pytest.mark.parametrize("blocks", [400, 60])
+def test_an_overhead_is_found_again(step_ms: float, layer_us: float, blocks: int) -> None:
+    """Also with 60 blocks, where most are preempted and a little time more makes another schedule."""
+    overhead = HostOverhead(step_s=step_ms / 1e3, layer_s=layer_us / 1e6)
+    requests = make_workload(120, rate=25.0, seed=3)
+    log = measured(requests, overhead, blocks=blocks)
+    fit = fit_overhead(log, lambda tried: simulate(requests, tried, blocks=blocks), LAYERS)
+    assert fit.overhead.step_s == pytest.approx(overhead.step_s, abs=3e-4)
+    assert fit.overhead.layer_s == pytest.approx(overhead.layer_s, abs=3e-5)
+    assert fit.overhead.prompt_s == 0
+    assert fit.error <= max(fit.error_without / 2, 1e-12)
+
+
+def test_the_first_requests_are_enough() -> None:
+    overhead = HostOverhead(step_s=1e-3, layer_s=2e-4)
+    requests = make_workload(120, rate=25.0, seed=5)
+    log = measured(requests, overhead, depth=2)
+    fit = fit_overhead(log[:50], lambda tried: simulate(requests, tried, depth=2), LAYERS)
+    assert fit.overhead.step_s == pytest.approx(1e-3, abs=3e-4)
+    assert fit.overhead.layer_s == pytest.approx(2e-4, abs=3e-5)
+    assert fit.intervals <= 100
+
+
+def test_an_engine_that_is_faster_than_its_tables_has_no_overhead() -> None:
+    requests = make_workload(60, seed=1)
+    log = [
+        replace(row, first_token_ns=row.arrival_ns + (row.first_token_ns - row.arrival_ns) // 2)
+        for row in measured(requests, HostOverhead())
+    ]
+    fit = fit_overhead(log, lambda tried: simulate(requests, tried), LAYERS)
+    assert fit.overhead == HostOverhead()
+
+
+def test_a_log_of_other_requests_says_nothing() -> None:
+    log = measured([make_request(99)], HostOverhead())
+    with pytest.raises(ConfigError, match="no request of the log is answered in simulation"):
+        fit_overhead(log, lambda tried: simulate([make_request(1)], tried), LAYERS)
