@@ -14,7 +14,7 @@ _PIECE_BYTES = 4096
 def kv_format(layout: PoolLayout, service: str, folder: Path, weights: str) -> str:
     """Equal where a service's blocks mean the same in two engines.
 
-    folder: the model's, or its only file. weights: in what numbers they are computed with.
+    folder: the model's. weights: in what numbers they are computed with.
     """
     view = layout.services[service]
     # A split block's units are padded as those of all services are; a merged block travels without padding.
@@ -28,14 +28,13 @@ def _model_digest(folder: Path) -> str:
 
     Two models of one shape differ in most weights, so samples tell them apart.
     """
-    files = [folder] if folder.is_file() else sorted(folder.iterdir())
     digest = blake2b(digest_size=16)
-    for file in files:
+    for file in sorted(folder.iterdir()):
         if file.name == "config.json":
             digest.update(file.read_bytes())
         elif file.name.endswith(_WEIGHTS):
             size = file.stat().st_size
-            digest.update(f"{file.name if folder.is_dir() else ''} {size}\n".encode())
+            digest.update(f"{file.name} {size}\n".encode())
             with file.open("rb") as weights:
                 for piece in range(_PIECES):
                     weights.seek(piece * max(0, size - _PIECE_BYTES) // (_PIECES - 1))

@@ -1,4 +1,4 @@
-"""Blocks that no running request holds: KV of requests that go to other engines, and room for those to come."""
+"""Blocks that no running request holds: KV of requests that go elsewhere, and room for those to come."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -357,6 +357,10 @@ class Scheduler:
         self._roster.remove(service)
         self._follow_layout()
 
+    def has_request(self, request_id: str) -> bool:
+        """Whether there is an unfinished one of that id."""
+        return request_id in self._store.requests
+
     def requests_of(self, service: str) -> list[str]:
         """Ids of the unfinished requests of a service."""
         return [name for name, request in self._store.requests.items() if request.service == service]
