@@ -11,7 +11,7 @@ from shoal.core import FinishReason
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
 from shoal.engine.client_link import ClientLink
-from shoal.engine.process import EngineServer
+from shoal.engine.process import EngineServer, Services
 from shoal.engine.transfer import Transfer
 
 TIMEOUT_S = 30
@@ -73,9 +73,9 @@ def serve(server):
 async def engine(bind, *models, **options):
     """A server in a thread; yields its engine and its endpoint."""
     link = Link(bind)
-    made, _ = make_engine(*models, **{"blocks": 1000} | options)
+    made, info = make_engine(*models, **{"blocks": 1000} | options)
     transfer = Transfer("inproc://kv")
-    server = EngineServer(made, link, transfer)
+    server = EngineServer(made, link, transfer, Services(made, info, lambda info: None))
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()
     try:

@@ -6,7 +6,7 @@ Synchronous and single-threaded. It knows no sockets and no text.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +97,17 @@ class Engine:
         self._require_sound()
         speed = measure_speed(self._executor, self._pool, name, service.max_total_tokens, service.vocab_size)
         return service if speed is None else replace(service, **speed._asdict())
+
+    def with_present_room(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:
+        """Those of some services that are still there, with the room that the pool gives each now."""
+        room = {
+            name: self._pool.max_blocks(name) * self._pool.block_size for name in self._pool.layout.services
+        }
+        return {
+            name: replace(info, max_total_tokens=min(info.context_tokens, room[name]), kv_tokens=room[name])
+            for name, info in services.items()
+            if name in room
+        }
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.

@@ -63,12 +63,12 @@ class EngineServer:
         engine: Engine,
         link: ClientLink,
         transfer: Transfer,
-        on_change: Callable[[str, ServiceInfo | None], None] = lambda name, info: None,
+        services: "Services",
     ) -> None:
         """transfer: where KV comes and goes, which ``link`` watches.
-        on_change: told of every service that has come, or has gone (None)."""
+        services: those of the engine."""
         self._engine = engine
-        self._on_change = on_change
+        self._services = services
         self._link = link
         self._ahead_ns = 0
         """How much more this host's clock shows than the client's."""
@@ -201,13 +201,14 @@ class EngineServer:
         for key in [key for key, (_, future) in self._changing.items() if future.done()]:
             name, future = self._changing.pop(key)
             error = future.exception()
+            why: str | None = None
             if error is None:
-                self._on_change(name, future.result())
-                self._send(wire.ServiceChanged(key, future.result()))
-                continue
-            if not lifeline.is_actionable(error):
-                _log.error("a service could not be changed", exc_info=error)
-            self._send(wire.ServiceChanged(key, error=str(error) or type(error).__name__))
+                self._services.change(name, future.result())
+            else:
+                why = str(error) or type(error).__name__
+                if not lifeline.is_actionable(error):
+                    _log.error("a service could not be changed", exc_info=error)
+            self._send(wire.ServiceChanged(key, self._services.infos, why))
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
@@ -244,24 +245,27 @@ class _PlanRecord:
         self._watch.end()
 
 
-class _ToldServices:
-    """Keeps the owner informed of the services that there are, for clients to come."""
+class Services:
+    """What is told of the services that there are: to clients that change them, and to the owner."""
 
-    def __init__(self, info: EngineInfo, endpoint: str, transfer: str, owner: Lifeline) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, tell: Callable[[EngineInfo], None]) -> None:
+        """info: as the engine was built. tell: tells the owner, for clients to come."""
+        self._engine = engine
         self._info = info
-        self._endpoint = endpoint
-        self._transfer = transfer
-        self._owner = owner
-        self._tell()
+        self._tell = tell
+        tell(info)
+
+    @property
+    def infos(self) -> dict[str, ServiceInfo]:
+        """Limits of each."""
+        return dict(self._info.services)
 
     def change(self, name: str, service: ServiceInfo | None) -> None:
-        """A service has come, or has gone (None)."""
-        others = {other: info for other, info in self._info.services.items() if other != name}
-        self._info = replace(self._info, services=others if service is None else others | {name: service})
-        self._tell()
-
-    def _tell(self) -> None:
-        self._owner.send(lifeline.Ready(self._info, self._endpoint, self._transfer))
+        """A service has come, or has gone (None); others may have more room now, or less."""
+        come = {} if service is None else {name: service}
+        services = self._engine.with_present_room({**self._info.services, **come})
+        self._info = replace(self._info, services=services)
+        self._tell(self._info)
 
 
 def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
@@ -280,9 +284,13 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
         link, transfer = ClientLink(start.bind), Transfer(transfer_address(start.bind))
         link.watch(transfer.socket)
-        told = _ToldServices(info, link.endpoint, transfer.endpoint, owner)
+        services = Services(
+            engine,
+            info,
+            lambda info: owner.send(lifeline.Ready(info, link.endpoint, transfer.endpoint)),
+        )
         try:
-            EngineServer(engine, link, transfer, told.change).run()
+            EngineServer(engine, link, transfer, services).run()
         finally:
             engine.close()
             link.close()

@@ -186,8 +186,8 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     key: int
     """That of the question."""
-    info: ServiceInfo | None = None
-    """Limits of a service that has come."""
+    services: dict[str, ServiceInfo]
+    """Limits of all services that there are now: those of others change as well."""
     error: str | None = None
     """Why nothing has changed."""
 
