@@ -183,12 +183,12 @@ class FakeBackend:
         for key in [key for key, (_, future) in process.changing.items() if future.done()]:
             name, future = process.changing.pop(key)
             error = future.exception()
-            info = future.result() if error is None else None
-            if error is None:
-                others = {other: own for other, own in process.info.services.items() if other != name}
-                services = others if info is None else others | {name: info}
-                process.info = replace(process.info, services=services)
-            self.deliver(process, wire.ServiceChanged(key, info, None if error is None else str(error)))
+            services = dict(process.info.services)
+            if error is None and future.result() is not None:
+                services[name] = future.result()
+            services = process.core.with_present_room(services)
+            process.info = replace(process.info, services=services)
+            self.deliver(process, wire.ServiceChanged(key, services, None if error is None else str(error)))
 
     def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
         """Hand a message to the router after the way over the wire; a closed channel drops it."""

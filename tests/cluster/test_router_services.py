@@ -51,6 +51,20 @@ def test_a_service_comes_and_goes_and_wakes_up():
     play(scenario, blocks=640)
 
 
+def test_the_room_of_others_follows_who_comes_and_goes():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        alone = router.info.services["a"]
+        await add(router, "new", "large")
+        beside = router.info.services["a"]
+        assert beside.kv_tokens < alone.kv_tokens
+        assert beside.max_total_tokens == min(beside.context_tokens, beside.kv_tokens)
+        await router.administration.remove_service("new")
+        assert router.info.services["a"].max_total_tokens >= beside.max_total_tokens
+        assert await tokens_of(await router.submit("a", PROMPT, greedy())) == expected(PROMPT)
+
+    play(scenario, blocks=64)
+
+
 def test_an_idle_service_is_unloaded_and_wakes_up():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         await add(router, "new", idle_after_s=30.0)

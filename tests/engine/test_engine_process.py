@@ -1,12 +1,15 @@
 """The loop of the engine process, on a link that is a list."""
 
+from contextlib import closing
+
 import pytest
 from engine_builders import make_engine
 
 from shoal.core import SamplingParams
 from shoal.engine import wire
 from shoal.engine.choices import expand_choices
-from shoal.engine.process import EngineServer
+from shoal.engine.process import EngineServer, Services
+from shoal.engine.transfer import Transfer
 
 
 class Over(Exception):
@@ -48,14 +51,14 @@ class Newcomer(Frames):
         self.from_client = True
 
 
-def serve(engine, link):
-    with pytest.raises(Over):
-        EngineServer(engine, link).run()
+def serve(engine, info, link):
+    with closing(Transfer("inproc://kv")) as transfer, pytest.raises(Over):
+        EngineServer(engine, link, transfer, Services(engine, info, lambda info: None)).run()
 
 
 def submitted_before_each_step(*messages, model="fake", **options):
     """How many calls had been submitted at each step, up to the last one that found new ones."""
-    engine, _ = make_engine(model, **options)
+    engine, info = make_engine(model, **options)
     step, submit, calls, counts = engine.step, engine.submit, [], []
 
     def counted():
@@ -68,7 +71,7 @@ def submitted_before_each_step(*messages, model="fake", **options):
         submit(*requests)
 
     engine.step, engine.submit = counted, noted
-    serve(engine, Frames(*messages))
+    serve(engine, info, Frames(*messages))
     return counts
 
 
@@ -92,26 +95,26 @@ def test_cancels_and_questions_do_not_wait_behind_submissions():
     cancels = [wire.Cancel([choice.id for choice in message.choices]) for message in calls]
     assert submitted_before_each_step(*calls, *cancels) == []
     assert submitted_before_each_step(*calls[:8], *cancels[4:8]) == [4]
-    engine, _ = make_engine()
+    engine, info = make_engine()
     socket = Frames(*calls, wire.AskStats(7))
-    serve(engine, socket)
+    serve(engine, info, socket)
     assert socket.sent[0].key == 7
 
 
 def test_a_call_that_can_never_be_served_leaves_nothing_behind():
-    engine, _ = make_engine()
+    engine, info = make_engine()
     socket = Frames(call(1, prompt=300, n=3))
-    serve(engine, socket)
+    serve(engine, info, socket)
     assert [type(message) for message in socket.sent] == [wire.Refused]
     assert engine.unfinished == 0
 
 
 @pytest.mark.parametrize(("ahead_s", "shifted_s"), [(0, 0), (-0.9, 0), (0.9, 0), (5000, 5000), (-3, -3)])
 def test_arrivals_on_the_clock_of_another_host_are_told_on_this_one(monkeypatch, ahead_s, shifted_s):
-    engine, _ = make_engine()
+    engine, info = make_engine()
     monkeypatch.setattr(engine, "now_ns", lambda: 10**13)
     arrivals = []
     monkeypatch.setattr(engine, "submit", lambda *requests: arrivals.extend(r.arrival_ns for r in requests))
     hello = wire.Hello(wire.PROTOCOL, "session", 10**13 - int(ahead_s * 1e9))
-    serve(engine, Newcomer(hello, call(1, n=2)))
+    serve(engine, info, Newcomer(hello, call(1, n=2)))
     assert arrivals == [shifted_s * 10**9] * 2

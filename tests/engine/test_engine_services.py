@@ -1,6 +1,7 @@
 """Services that come and go in an engine without a model, by itself and behind a socket."""
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from engine_builders import expected_tokens, make_engine, make_request, run_all
 from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupported, Service
 from shoal.engine import wire
 from shoal.engine.core import Engine
-from shoal.engine.process import EngineServer
+from shoal.engine.process import EngineServer, Services
+from shoal.engine.transfer import Transfer
 
 FOLDER = Path("anywhere")
 
@@ -190,19 +192,24 @@ class Frames:
 
 
 def test_changes_are_answered_when_they_are_done():
-    engine, _ = make_engine()
+    engine, info = make_engine()
     socket = Frames(
         wire.AddService(1, Service(name="b", model="large"), "somewhere"),
         wire.AddService(2, Service(name="c", model="unsupported"), "somewhere"),
         wire.RemoveService(3, "a", drain=False),
         wire.RemoveService(4, "a", drain=False),
     )
-    with pytest.raises(Over):
-        EngineServer(engine, socket).run()
+    told = []
+    with closing(Transfer("inproc://kv")) as transfer, pytest.raises(Over):
+        EngineServer(engine, socket, transfer, Services(engine, info, told.append)).run()
     answers = [message for message in socket.sent if isinstance(message, wire.ServiceChanged)]
     assert [answer.key for answer in answers] == [1, 2, 3, 4]
-    assert answers[0].info is not None
-    assert answers[0].info.model == "large"
+    assert [set(answer.services) for answer in answers] == [{"a", "b"}, {"a", "b"}, {"b"}, {"b"}]
+    assert answers[0].services["b"].model == "large"
+    alone, beside = info.services["a"].kv_tokens, answers[0].services["a"].kv_tokens
+    assert beside < alone
+    assert answers[0].services["a"].max_total_tokens == min(256, beside)
+    assert [dict(info.services) for info in told] == [info.services, answers[0].services, answers[2].services]
     assert [answer.error is None for answer in answers] == [True, False, True, False]
     assert "computed wrongly" in answers[1].error
     assert "there are: b" in answers[3].error

@@ -169,7 +169,9 @@ class Fleet:
             answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
         except EngineDied:
             return
-        if answer.info is None:
+        engine.serve(answer.services)
+        self._describe()
+        if service.name not in answer.services:
             error = answer.error or "it cannot be loaded"
             _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
             if not self._started.done():
@@ -179,10 +181,10 @@ class Fleet:
             self._tell(ServiceFailed(name, action.incarnation, service.name, error))
             return
         _log.info("engine %s: service %s is loaded", name, service.name)
-        engine.serve(service.name, answer.info)
-        self._describe()
         assert engine.info is not None
-        speed = self._speed((engine.info.device, engine.info.threads), service.name, answer.info)
+        speed = self._speed(
+            (engine.info.device, engine.info.threads), service.name, answer.services[service.name]
+        )
         self._tell(ServiceLoaded(name, action.incarnation, service.name, speed))
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
@@ -194,7 +196,8 @@ class Fleet:
             return
         why = "" if answer.error is None else f" ({answer.error})"
         _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
-        engine.serve(action.service, None)
+        engine.serve(answer.services)
+        self._describe()
         self._tell(ServiceUnloaded(action.engine, action.incarnation, action.service))
 
     def distrust(self, engine: str, why: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -104,11 +104,10 @@ class RemoteEngine:
             if not future.done():
                 future.set_exception(EngineDied(reason))
 
-    def serve(self, service: str, info: ServiceInfo | None) -> None:
-        """It has another service now, or one has gone (None)."""
+    def serve(self, services: Mapping[str, ServiceInfo]) -> None:
+        """It has these services now."""
         assert self.info is not None
-        others = {name: own for name, own in self.info.services.items() if name != service}
-        self.info = replace(self.info, services=others if info is None else others | {service: info})
+        self.info = replace(self.info, services=services)
 
     def send(self, message: wire.ToEngine) -> None:
         """Send a message; lost if the engine is gone."""

@@ -33,12 +33,13 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.journal import Journal
 from shoal.engine.lifeline import Lifeline
 from shoal.engine.step_watch import Overdue, StepWatch
+from shoal.engine.transfer import Transfer, transfer_address
 from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _log = logging.getLogger(__name__)
-_PREPARING_POLL_MS = 2
+_POLL_MS = 2
 # A look at the present step counts for at most so many times the time between two.
 _LATE_LOOK = 2.0
 # What is taken between two steps, beyond which running requests would wait for new ones: a request takes
@@ -61,11 +62,13 @@ class EngineServer:
         self,
         engine: Engine,
         link: ClientLink,
-        on_change: Callable[[str, ServiceInfo | None], None] = lambda name, info: None,
+        transfer: Transfer,
+        services: "Services",
     ) -> None:
-        """on_change: told of every service that has come, or has gone (None)."""
+        """transfer: where KV comes and goes, which ``link`` watches.
+        services: those of the engine."""
         self._engine = engine
-        self._on_change = on_change
+        self._services = services
         self._link = link
         self._ahead_ns = 0
         """How much more this host's clock shows than the client's."""
@@ -76,18 +79,23 @@ class EngineServer:
         self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
+        engine.connect(transfer, self._send)
 
     def run(self) -> None:
         """Serve for ever; an engine's error is raised."""
         while True:
-            self._take_messages()
-            self._send_prepared()
-            self._send_changes()
-            events = self._engine.step()
-            if events:
-                self._send_events(events)
-            elif self._engine.waits and not self._arrived:
-                self._link.wait(self._idle_timeout_ms())
+            self.serve_once()
+
+    def serve_once(self) -> None:
+        """Take messages, make a step, and answer; where there is no step to make, wait for something."""
+        self._take_messages()
+        self._send_prepared()
+        self._send_changes()
+        events = self._engine.step()
+        if events:
+            self._send_events(events)
+        elif self._engine.waits and not self._arrived:
+            self._link.wait(self._idle_timeout_ms())
 
     def _has_messages(self) -> bool:
         """Whether something has come that the engine does not know of."""
@@ -167,6 +175,10 @@ class EngineServer:
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
                 self._changing[message.key] = message.name, removed
+            case wire.Hello():
+                pass
+            case _:
+                self._engine.migrate(message)
 
     def _prepare(self, message: wire.Prepare) -> None:
         try:
@@ -189,13 +201,14 @@ class EngineServer:
         for key in [key for key, (_, future) in self._changing.items() if future.done()]:
             name, future = self._changing.pop(key)
             error = future.exception()
+            why: str | None = None
             if error is None:
-                self._on_change(name, future.result())
-                self._send(wire.ServiceChanged(key, future.result()))
-                continue
-            if not lifeline.is_actionable(error):
-                _log.error("a service could not be changed", exc_info=error)
-            self._send(wire.ServiceChanged(key, error=str(error) or type(error).__name__))
+                self._services.change(name, future.result())
+            else:
+                why = str(error) or type(error).__name__
+                if not lifeline.is_actionable(error):
+                    _log.error("a service could not be changed", exc_info=error)
+            self._send(wire.ServiceChanged(key, self._services.infos, why))
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
@@ -206,8 +219,8 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._preparing or self._changing:
-            return _PREPARING_POLL_MS
+        if self._preparing or self._changing or self._engine.polls:
+            return _POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
             return None
@@ -232,23 +245,27 @@ class _PlanRecord:
         self._watch.end()
 
 
-class _ToldServices:
-    """Keeps the owner informed of the services that there are, for clients to come."""
+class Services:
+    """What is told of the services that there are: to clients that change them, and to the owner."""
 
-    def __init__(self, info: EngineInfo, endpoint: str, owner: Lifeline) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, tell: Callable[[EngineInfo], None]) -> None:
+        """info: as the engine was built. tell: tells the owner, for clients to come."""
+        self._engine = engine
         self._info = info
-        self._endpoint = endpoint
-        self._owner = owner
-        self._tell()
+        self._tell = tell
+        tell(info)
+
+    @property
+    def infos(self) -> dict[str, ServiceInfo]:
+        """Limits of each."""
+        return dict(self._info.services)
 
     def change(self, name: str, service: ServiceInfo | None) -> None:
-        """A service has come, or has gone (None)."""
-        others = {other: info for other, info in self._info.services.items() if other != name}
-        self._info = replace(self._info, services=others if service is None else others | {name: service})
-        self._tell()
-
-    def _tell(self) -> None:
-        self._owner.send(lifeline.Ready(self._info, self._endpoint))
+        """A service has come, or has gone (None); others may have more room now, or less."""
+        come = {} if service is None else {name: service}
+        services = self._engine.with_present_room({**self._info.services, **come})
+        self._info = replace(self._info, services=services)
+        self._tell(self._info)
 
 
 def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
@@ -265,13 +282,19 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         gc.collect()
         gc.freeze()  # models and modules never die: collections during steps need not walk them
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
-        link = ClientLink(start.bind)
-        told = _ToldServices(info, link.endpoint, owner)
+        link, transfer = ClientLink(start.bind), Transfer(transfer_address(start.bind))
+        link.watch(transfer.socket)
+        services = Services(
+            engine,
+            info,
+            lambda info: owner.send(lifeline.Ready(info, link.endpoint, transfer.endpoint)),
+        )
         try:
-            EngineServer(engine, link, told.change).run()
+            EngineServer(engine, link, transfer, services).run()
         finally:
             engine.close()
             link.close()
+            transfer.close()
     except Exception as error:
         if not lifeline.is_actionable(error):
             traceback.print_exc()

@@ -15,6 +15,7 @@ from shoal.core import (
     Service,
     TokenEvent,
 )
+from shoal.engine import migration_wire
 from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import PROTOCOL as PROTOCOL
 from shoal.engine.stats import EngineStats
@@ -185,14 +186,14 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     key: int
     """That of the question."""
-    info: ServiceInfo | None = None
-    """Limits of a service that has come."""
+    services: dict[str, ServiceInfo]
+    """Limits of all services that there are now: those of others change as well."""
     error: str | None = None
     """Why nothing has changed."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService
-FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService | migration_wire.ToEngine
+FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged | migration_wire.FromEngine
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
