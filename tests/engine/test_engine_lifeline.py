@@ -33,7 +33,7 @@ def test_messages_arrive_as_they_were_sent():
         assert engine.receive_start() == start
         messages = [
             lifeline.Loading("weights"),
-            lifeline.Ready(info, "ipc:///tmp/x"),
+            lifeline.Ready(info, "ipc:///tmp/x", "ipc:///tmp/x.kv"),
             lifeline.Beat(0.5),
             lifeline.Failed("RuntimeError", "why"),
         ]

@@ -30,6 +30,8 @@ class Loaded:
     """ZeroMQ address to which ``EngineChannel`` connects."""
     info: EngineInfo
     """Limits of its services."""
+    transfer: str = ""
+    """ZeroMQ address where it takes KV of requests that move to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ class ServiceInfo:
     """Seconds that a request that runs alone takes for each token of its prompt; 0: not measured."""
     decode_s: float = 0.0
     """The same for each token of its output."""
+    kv_format: str = ""
+    """KV can move between engines where this is the same; empty: it cannot move (see ``kv_format``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

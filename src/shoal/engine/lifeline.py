@@ -13,8 +13,11 @@ import msgspec
 from shoal.core import ConfigError, EngineDied, ModelUnavailable, ModelUnsupported, ShoalError
 from shoal.engine.info import EngineInfo
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of all messages between the processes of a cluster: those of one version understand each other."""
+
+TRANSFER_SUFFIX = ".kv"
+"""Behind an ``ipc`` address that an engine listens on: where it takes KV."""
 
 LENGTH = struct.Struct("<I")
 """What precedes a frame: the size of its msgpack in bytes."""
@@ -45,6 +48,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     """Limits of its services."""
     endpoint: str
     """ZeroMQ address that it listens on."""
+    transfer: str
+    """ZeroMQ address where it takes KV of requests that move to it."""
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):

@@ -248,7 +248,7 @@ class _ToldServices:
         self._tell()
 
     def _tell(self) -> None:
-        self._owner.send(lifeline.Ready(self._info, self._endpoint))
+        self._owner.send(lifeline.Ready(self._info, self._endpoint, ""))
 
 
 def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:

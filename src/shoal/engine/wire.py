@@ -15,6 +15,7 @@ from shoal.core import (
     Service,
     TokenEvent,
 )
+from shoal.engine import migration_wire
 from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import PROTOCOL as PROTOCOL
 from shoal.engine.stats import EngineStats
@@ -191,8 +192,8 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Why nothing has changed."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService
-FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged
+ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService | migration_wire.ToEngine
+FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged | migration_wire.FromEngine
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -151,7 +151,8 @@ class Node:
         if owned.killed:
             child.kill()
         end = await child.wait()
-        socket.unlink(missing_ok=True)
+        for used in (socket, socket.with_name(socket.name + lifeline.TRANSFER_SUFFIX)):
+            used.unlink(missing_ok=True)
         self._end(engine, owned, end.failure, end.status, end.suspects)
 
     def _end(

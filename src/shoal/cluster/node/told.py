@@ -27,4 +27,11 @@ def found_engine(running: RunningEngine) -> FoundEngine:
 
 
 def _loaded(engine: str, incarnation: int, pid: int, ready: lifeline.Ready) -> Loaded:
-    return Loaded(engine=engine, incarnation=incarnation, pid=pid, endpoint=ready.endpoint, info=ready.info)
+    return Loaded(
+        engine=engine,
+        incarnation=incarnation,
+        pid=pid,
+        endpoint=ready.endpoint,
+        info=ready.info,
+        transfer=ready.transfer,
+    )
