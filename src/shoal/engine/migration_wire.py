@@ -67,10 +67,15 @@ class Release(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Drop(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the destination: give up the room. A Commit that waits for KV fails; unknown or done: ignored."""
+    """To the destination: give up the room.
+
+    Where a Commit was sent, the answer is Failed, unless its request runs: then nothing is done.
+    """
 
     migration: str
     """The migration's id."""
+    request_id: str | None = None
+    """The id of the Commit's request; None: none was sent."""
 
 
 class Reserved(msgspec.Struct, tag=True, array_like=True, frozen=True):
