@@ -5,18 +5,21 @@ They can be killed, hung and made to refuse to load at any moment; messages take
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine_builders import ByteTokenizer, build_fake, make_options
+from fake_moves import FakeMoves
 
+from shoal.cluster.action_runner import OnDecision
 from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import OnDecision, Router
+from shoal.cluster.router import Router
 from shoal.core import InvalidRequest
-from shoal.engine import wire
+from shoal.engine import migration_wire, wire
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 
@@ -43,18 +46,33 @@ class FakeProcess:
     """Requests that it has, and how many tokens each has got here."""
     changing: dict[int, tuple[str, Future]] = field(default_factory=dict)
     """Services that are to come or go, by the key of the question."""
+    moves: FakeMoves = field(init=False)
+    """Requests that come from other engines, and go there."""
+    to_engine: deque[bytes] = field(default_factory=deque)
+    """Messages on their way, in their order; as the next."""
+    to_router: deque[bytes] = field(default_factory=deque)
 
     def suspects(self) -> tuple[str, ...]:
         return tuple(sorted(self.live))
 
 
 class FakeBackend:
-    """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token."""
+    """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token.
 
-    def __init__(self, seed: int = 0, poison: int | None = None, step_s: float = 0.02) -> None:
+    kv_format: of all engines, by which KV can go from one to another; "": it cannot.
+    """
+
+    def __init__(
+        self, seed: int = 0, poison: int | None = None, step_s: float = 0.02, kv_format: str = ""
+    ) -> None:
         self.random = random.Random(seed)
         self.poison = poison
         self.step_s = step_s
+        self.kv_format = kv_format
+        self.moves = random.Random(seed)
+        self.lost_kv = 0.0
+        """How probably KV is lost on its way; the same of room that a destination does not have."""
+        self.declines = 0.0
         self.processes: dict[str, FakeProcess] = {}
         self.fail_loading = 0
         self.starts = 0
@@ -80,7 +98,11 @@ class FakeBackend:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
         core._clock = self.loop.now_ns  # else nobody would ever have waited for long
-        process = FakeProcess(engine, incarnation, core, info)
+        formats = {
+            name: replace(service, kv_format=self.kv_format) for name, service in info.services.items()
+        }
+        process = FakeProcess(engine, incarnation, core, replace(info, services=formats))
+        process.moves = FakeMoves(self, process)
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
         if self.fail_loading:
@@ -119,6 +141,7 @@ class FakeBackend:
         process.on_message = on_message
         process.arrived.clear()
         process.live.clear()
+        process.moves = FakeMoves(self, process)
         process.core.cancel_all()
         return FakeChannel(self, process)
 
@@ -153,6 +176,7 @@ class FakeBackend:
                 process.live.pop(event.request_id, None)
         if events:
             self.deliver(process, wire.Stepped(events))
+        process.moves.step()
 
     def _handle(self, process: FakeProcess, message: wire.ToEngine) -> None:
         match message:
@@ -169,6 +193,7 @@ class FakeBackend:
             case wire.Cancel():
                 for request_id in message.ids:
                     process.live.pop(request_id, None)
+                    process.moves.cancel(request_id)
                     process.core.cancel(request_id, complete=message.complete)
             case wire.AddService():
                 added = process.core.add_service(message.service, FOLDER)
@@ -178,6 +203,8 @@ class FakeBackend:
                 process.changing[message.key] = message.name, removed
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
+            case _ if isinstance(message, migration_wire.ToEngine):
+                process.moves.handle(message)
 
     def _answer_changes(self, process: FakeProcess) -> None:
         for key in [key for key, (_, future) in process.changing.items() if future.done()]:
@@ -192,9 +219,10 @@ class FakeBackend:
 
     def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
         """Hand a message to the router after the way over the wire; a closed channel drops it."""
-        frame = wire.encode(message)
+        process.to_router.append(wire.encode(message))
 
         def arrive() -> None:
+            frame = process.to_router.popleft()
             if process.on_message is not None:
                 process.on_message(wire.decode_from_engine(frame))
 
@@ -207,6 +235,7 @@ def _loaded(process: FakeProcess) -> Loaded:
         incarnation=process.incarnation,
         pid=1000,
         endpoint=f"{process.engine}/{process.incarnation}",
+        transfer=f"{process.engine}/{process.incarnation}",
         info=process.info,
     )
 
@@ -219,9 +248,13 @@ class FakeChannel:
         self._process = process
 
     def send(self, message: wire.ToEngine) -> None:
-        frame = wire.encode(message)
         process = self._process
-        self._backend.loop.call_later(LATENCY_S, lambda: process.arrived.append(wire.decode_to_engine(frame)))
+        process.to_engine.append(wire.encode(message))
+
+        def arrive() -> None:
+            process.arrived.append(wire.decode_to_engine(process.to_engine.popleft()))
+
+        self._backend.loop.call_later(LATENCY_S, arrive)
 
     def close(self) -> None:
         self._process.on_message = None

@@ -36,13 +36,15 @@ async def tokens_of(stream) -> list[int]:
 Scenario = Callable[[Router, FakeBackend], Awaitable[None]]
 
 
-def play(scenario: Scenario, *, poison: int | None = None, step_s: float = 0.02, **options) -> None:
+def play(
+    scenario: Scenario, *, poison: int | None = None, step_s: float = 0.02, kv_format: str = "", **options
+) -> None:
     """Run ``scenario`` with a router that has started; then replay what its manager decided."""
     log = io.BytesIO()
     options = {"cluster": QUICK} | options
 
     async def run() -> None:
-        backend = FakeBackend(0, poison, step_s)
+        backend = FakeBackend(0, poison, step_s, kv_format)
         writer = EventLogWriter(log, options["cluster"])
         router = make_router(backend, on_decision=writer.write, **options)
         await router.run()

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.cluster.events import MoveMethod
+
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
     """Start an engine's process."""
@@ -160,6 +162,16 @@ class MoveEnded(msgspec.Struct, frozen=True, tag=True):
 
     migration: str
     """Its id."""
+    request: str
+    """The request."""
+    source: str
+    """The engine that had it."""
+    target: str
+    """The engine that was to have it."""
+    method: MoveMethod
+    """How."""
+    took_s: float
+    """For how long."""
     outcome: MoveOutcome
     """How it ended."""
     why: str = ""

@@ -183,7 +183,7 @@ class Fleet:
         self._describe()
         assert engine.info is not None
         speed = self._speed((engine.info.device, engine.info.threads), service.name, answer.info)
-        self._tell(ServiceLoaded(name, action.incarnation, service.name, speed))
+        self._tell(ServiceLoaded(name, action.incarnation, service.name, speed, answer.info.kv_format))
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
         try:
@@ -292,7 +292,8 @@ class Fleet:
         speeds = {
             service: self._speed(equals, service, info) for service, info in event.info.services.items()
         }
-        self._tell(EngineReady(name, event.incarnation, speeds))
+        formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
+        self._tell(EngineReady(name, event.incarnation, speeds, formats))
         self._describe()
 
     def _speed(self, equals: tuple[str, int], service: str, info: ServiceInfo) -> ServiceSpeed:

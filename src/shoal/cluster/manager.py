@@ -167,7 +167,7 @@ class Manager:
                 self._lost(call, now_ns)
             else:
                 self._refuse(call, RefusalKind.POISON, _POISON, now_ns)
-        self._actions += self._migrations.engine_gone(engine)
+        self._actions += self._migrations.engine_gone(engine, now_ns)
         engine.reserved = None
         self._residency.stopped(engine)
         self._settle(now_ns)
@@ -187,7 +187,7 @@ class Manager:
             self._actions.append(Withdraw(call.told.request))
             self._assignment.release(call)
             self._lost(call, now_ns)
-        self._actions += self._migrations.engine_gone(engine)
+        self._actions += self._migrations.engine_gone(engine, now_ns)
         if engine.runs and not engine.killed:
             self._actions.append(KillEngine(engine.name, engine.incarnation, "it was removed"))
         self._settle(now_ns)
@@ -233,7 +233,7 @@ class Manager:
         if told.request in self._calls:
             return
         tokens = self._lengths.expected(told.service, told.most_tokens)
-        call = Call(told, self._submitted, tokens)
+        call = Call(told, self._submitted, tokens, moves_kv=told.moves_kv)
         self._submitted += 1
         self._calls[told.request] = call
         self._actions += self._residency.submitted(told.service, self._engines.values())
@@ -250,7 +250,7 @@ class Manager:
         engine = call.engine
         self._quarantine.absolve(call)
         if call.migration is not None:
-            self._actions += self._migrations.progressed(call)
+            self._actions += self._migrations.progressed(call, now_ns)
             self._settle(now_ns)
         if engine.reserved is call:
             engine.reserved = None
@@ -281,7 +281,7 @@ class Manager:
         """The request is over."""
         service = call.told.service
         self._actions += self._residency.ended(service, self._engines.values(), now_ns)
-        self._actions += self._migrations.ended(call)
+        self._actions += self._migrations.ended(call, now_ns)
         self._assignment.release(call)
         self._quarantine.forget(call)
         self._waiting.remove(call)

@@ -84,7 +84,7 @@ class Migrations:
         self._begun += 1
         request = call.told.request
         target = self._assignment.reserve(call, others, now_ns)
-        move = Move(f"{request}m{self._begun}", call, source, target, method, since_ns=now_ns)
+        move = Move(f"{request}m{self._begun}", call, source, target, method, now_ns, now_ns)
         self._moves[move.id] = move
         call.migration = move.id
         if method is MoveMethod.TOKENS:
@@ -136,14 +136,14 @@ class Migrations:
                 return self._failed(move, event.why, now_ns)
         return []
 
-    def progressed(self, call: Call) -> list[ClusterAction]:
+    def progressed(self, call: Call, now_ns: int) -> list[ClusterAction]:
         """A request got a token in its present attempt."""
         move = self._of(call)
         if move is None or move.state not in (MoveState.COMMITTING, MoveState.RESUMING):
             return []
-        return self._settle(move, MoveOutcome.DONE)
+        return self._settle(move, now_ns, MoveOutcome.DONE)
 
-    def ended(self, call: Call) -> list[ClusterAction]:
+    def ended(self, call: Call, now_ns: int) -> list[ClusterAction]:
         """A request is over."""
         move = self._of(call)
         if move is None:
@@ -153,7 +153,7 @@ class Migrations:
             actions.append(Drop(move.id, call.told.request, move.target.name))
         if move.state is MoveState.COPYING:
             actions.append(Release(move.id, move.source.name))
-        return actions + self._settle(move, MoveOutcome.ENDED)
+        return actions + self._settle(move, now_ns, MoveOutcome.ENDED)
 
     def lost(self, call: Call, now_ns: int) -> list[ClusterAction]:
         """A request has no engine any more, because that is gone; it may be back at the source then."""
@@ -162,13 +162,13 @@ class Migrations:
             return []
         if move.state in (MoveState.RESERVING, MoveState.COPYING):
             drop = Drop(move.id, call.told.request, move.target.name)
-            return [drop, *self._end(move, MoveOutcome.ABORTED, "the source is gone")]
+            return [drop, *self._end(move, now_ns, MoveOutcome.ABORTED, "the source is gone")]
         why = "the destination is gone"
         if call.quarantined_ns is None and self._can_go_back(move):
             return self._go_back(move, why, now_ns)
-        return self._settle(move, MoveOutcome.ABORTED, why)
+        return self._settle(move, now_ns, MoveOutcome.ABORTED, why)
 
-    def engine_gone(self, engine: Engine) -> list[ClusterAction]:
+    def engine_gone(self, engine: Engine, now_ns: int) -> list[ClusterAction]:
         """An engine that has no requests any more is gone, with all that it keeps for requests of others."""
         actions: list[ClusterAction] = []
         for move in [move for move in self._moves.values() if move.keeper is engine]:
@@ -179,7 +179,7 @@ class Migrations:
                 continue
             if move.state is MoveState.COPYING:
                 actions.append(Abort(move.id, move.call.told.request, move.source.name))
-            actions += self._end(move, MoveOutcome.ABORTED, "the destination is gone")
+            actions += self._end(move, now_ns, MoveOutcome.ABORTED, "the destination is gone")
         return actions
 
     def ticked(self, now_ns: int) -> list[ClusterAction]:
@@ -226,7 +226,7 @@ class Migrations:
         if self._can_go_back(move):
             return self._go_back(move, why, now_ns)
         withdrawn = self._assignment.withdraw(move.call, now_ns)
-        return [withdrawn, *self._end(move, MoveOutcome.ABORTED, why)]
+        return [withdrawn, *self._end(move, now_ns, MoveOutcome.ABORTED, why)]
 
     def _resume(self, move: Move) -> list[ClusterAction]:
         """Take the request from the source, and dispatch it to the destination with its tokens."""
@@ -243,7 +243,7 @@ class Migrations:
         if move.state is MoveState.COPYING:
             actions.append(Abort(move.id, request, move.source.name))
         move.call.stays_until_ns = now_ns + RETRY_NS
-        return actions + self._end(move, MoveOutcome.ABORTED, why)
+        return actions + self._end(move, now_ns, MoveOutcome.ABORTED, why)
 
     def _can_go_back(self, move: Move) -> bool:
         return move.keeper is move.source and move.source.lives
@@ -255,16 +255,16 @@ class Migrations:
         self._assignment.hand_over(call, source)
         call.stays_until_ns = now_ns + RETRY_NS
         abort = Abort(move.id, call.told.request, source.name, call.attempt)
-        return [abort, *self._end(move, MoveOutcome.ABORTED, why)]
+        return [abort, *self._end(move, now_ns, MoveOutcome.ABORTED, why)]
 
-    def _settle(self, move: Move, outcome: MoveOutcome, why: str = "") -> list[ClusterAction]:
+    def _settle(self, move: Move, now_ns: int, outcome: MoveOutcome, why: str = "") -> list[ClusterAction]:
         """End a migration after which the source has nothing of the request."""
         actions: list[ClusterAction] = []
         if move.keeper is move.source:
             actions.append(Release(move.id, move.source.name))
-        return actions + self._end(move, outcome, why)
+        return actions + self._end(move, now_ns, outcome, why)
 
-    def _end(self, move: Move, outcome: MoveOutcome, why: str = "") -> list[ClusterAction]:
+    def _end(self, move: Move, now_ns: int, outcome: MoveOutcome, why: str = "") -> list[ClusterAction]:
         """Forget a migration."""
         if move.keeper is move.target:
             self._assignment.unreserve(move.call, move.target)
@@ -273,7 +273,9 @@ class Migrations:
         move.call.migration = None
         move.source.moves[move.method, outcome] += 1
         del self._moves[move.id]
-        return [MoveEnded(move.id, outcome, why)]
+        request, source, target = move.call.told.request, move.source.name, move.target.name
+        took_s = (now_ns - move.began_ns) / 1e9
+        return [MoveEnded(move.id, request, source, target, move.method, took_s, outcome, why)]
 
 
 _CLOSED = "the destination takes no requests any more"

@@ -46,10 +46,12 @@ class Move:
     """The engine that is to have it."""
     method: MoveMethod
     """How."""
+    began_ns: int
+    """When it began."""
+    since_ns: int
+    """When it last made progress."""
     state: MoveState | None = None
     """How far it is."""
-    since_ns: int = 0
-    """When it last made progress."""
     keeper: Engine | None = None
     """Who keeps blocks for the request beside the engine that has it: the target, or after it the source."""
 

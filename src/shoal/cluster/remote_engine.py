@@ -46,6 +46,8 @@ class RemoteEngine:
         """Of its process, if one runs."""
         self.info: EngineInfo | None = None
         """What it said of itself when it was ready last."""
+        self.transfer = ""
+        """Where it takes KV of requests that move to it, if it can."""
         self.stats: EngineStats | None = None
         """Its latest stats."""
         self._clock = clock
@@ -89,7 +91,7 @@ class RemoteEngine:
     ) -> None:
         """It is ready: open the channel to it."""
         self.disconnect("another process took its place")
-        self.info = loaded.info
+        self.info, self.transfer = loaded.info, loaded.transfer
         self.beat(loaded.pid)
         self._stats_asked = False
         self._channel = open_channel(loaded.endpoint, session, on_message)
