@@ -140,14 +140,14 @@ class Calls:
         if event.finish is FinishReason.REFUSED:
             self.end(call, GoalsOutOfReach(event.error or "", self.retry_after_s(self._waiting)))
             return
-        if event.tokens and event.position != reader.output_tokens:
+        made = len(reader.output)
+        if event.tokens and event.position != made:
             assert call.engine is not None
-            why = f"{call.log_name} got token {event.position} after {reader.output_tokens} tokens"
+            why = f"{call.log_name} got token {event.position} after {made} tokens"
             self._outbox.distrust(call.engine, why)
             return
-        was_waiting = not reader.started
         delta = reader.read(event, now_ns)
-        if was_waiting and reader.started:
+        if not made and reader.output:
             self._waiting -= 1
             self._first_tokens_ns.append(now_ns)
         if not call.progressed and event.tokens:

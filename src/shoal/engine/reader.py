@@ -1,7 +1,9 @@
 """From an engine's events to what a client reads: text, stop strings, times of one choice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from shoal.core import (
     Carried,
@@ -18,8 +20,7 @@ from shoal.engine.detokenize import Decoder, IncrementalDetokenizer
 _CONTEXT_TOKENS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new in one choice of a call.
 
     tokens, logprobs: the new tokens; the text of the latest may come with a later delta. An

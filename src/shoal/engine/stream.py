@@ -3,10 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Self
+
+from msgspec.structs import replace
 
 from shoal.engine.reader import Delta
 

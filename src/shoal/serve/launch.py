@@ -1,6 +1,7 @@
 """Starts a server from its options: models, tokenizers, engines, HTTP."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -101,6 +102,8 @@ class _Server:
             router = starting.result()
             try:
                 await warming
+                gc.collect()
+                gc.freeze()  # modules and tokenizers never die: collections between tokens need not walk them
                 await serve_until_stopped(
                     router,
                     self._tokenizers,
