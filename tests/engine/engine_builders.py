@@ -1,11 +1,12 @@
 """Builders for tests of the engine: a tokenizer of bytes and an executor without a model."""
 
 import os
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -134,6 +135,23 @@ class FakeExecutor:
             self._compute(plan.service, self.sequences[number], count)
         return [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
 
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        assert not self.plans, "KV moves while a plan is in flight"
+        held = [self.memory.get((service, block), {}) for block in blocks]
+        tokens = [tokens.get(slot, -1) for tokens in held for slot in range(self.layout.block_size)]
+        return memoryview(struct.pack(f"<{len(tokens)}i", *tokens))
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        assert not self.plans, "KV moves while a plan is in flight"
+        size = self.layout.block_size
+        if content.nbytes != 4 * size * len(blocks):
+            raise ValueError(f"{len(blocks)} blocks of {size} tokens are not in {content.nbytes} bytes")
+        tokens = struct.unpack(f"<{size * len(blocks)}i", content)
+        for at, block in enumerate(blocks):
+            self._own(service, block)
+            own = enumerate(tokens[at * size : (at + 1) * size])
+            self.memory[service, block] = {slot: token for slot, token in own if token >= 0}
+
     def lay_out(self, layout: PoolLayout) -> None:
         """Blocks of services that stay keep their tokens where they keep their places."""
         if not can_stay(self.layout, layout):
@@ -261,7 +279,8 @@ def build_fake(
     fresh = ServiceLimits(knobs["context"], (EOS,))
 
     def describe(service: Service) -> ServiceInfo:
-        return describe_service(service.model, scheduler, pool, service.name, fresh, VOCAB)
+        described = describe_service(service.model, scheduler, pool, service.name, fresh, VOCAB)
+        return replace(described, kv_format=f"{layout.kind} {layout.block_size}")
 
     changes = ServiceChanges(
         scheduler,

@@ -12,6 +12,7 @@ from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
 from shoal.engine.client_link import ClientLink
 from shoal.engine.process import EngineServer
+from shoal.engine.transfer import Transfer
 
 TIMEOUT_S = 30
 
@@ -73,7 +74,8 @@ async def engine(bind, *models, **options):
     """A server in a thread; yields its engine and its endpoint."""
     link = Link(bind)
     made, _ = make_engine(*models, **{"blocks": 1000} | options)
-    server = EngineServer(made, link)
+    transfer = Transfer("inproc://kv")
+    server = EngineServer(made, link, transfer)
     thread = threading.Thread(target=serve, args=(server,))
     thread.start()
     try:
@@ -84,6 +86,7 @@ async def engine(bind, *models, **options):
         await asyncio.to_thread(thread.join, TIMEOUT_S)
         last.channel.close()
         link.close()
+        transfer.close()
         assert not thread.is_alive()
 
 

@@ -1,5 +1,7 @@
 """The loop of the engine process, on a link that is a list."""
 
+from contextlib import closing
+
 import pytest
 from engine_builders import make_engine
 
@@ -7,6 +9,7 @@ from shoal.core import SamplingParams
 from shoal.engine import wire
 from shoal.engine.choices import expand_choices
 from shoal.engine.process import EngineServer
+from shoal.engine.transfer import Transfer
 
 
 class Over(Exception):
@@ -49,8 +52,8 @@ class Newcomer(Frames):
 
 
 def serve(engine, link):
-    with pytest.raises(Over):
-        EngineServer(engine, link).run()
+    with closing(Transfer("inproc://kv")) as transfer, pytest.raises(Over):
+        EngineServer(engine, link, transfer).run()
 
 
 def submitted_before_each_step(*messages, model="fake", **options):

@@ -1,6 +1,7 @@
 """Services that come and go in an engine without a model, by itself and behind a socket."""
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupport
 from shoal.engine import wire
 from shoal.engine.core import Engine
 from shoal.engine.process import EngineServer
+from shoal.engine.transfer import Transfer
 
 FOLDER = Path("anywhere")
 
@@ -197,8 +199,8 @@ def test_changes_are_answered_when_they_are_done():
         wire.RemoveService(3, "a", drain=False),
         wire.RemoveService(4, "a", drain=False),
     )
-    with pytest.raises(Over):
-        EngineServer(engine, socket).run()
+    with closing(Transfer("inproc://kv")) as transfer, pytest.raises(Over):
+        EngineServer(engine, socket, transfer).run()
     answers = [message for message in socket.sent if isinstance(message, wire.ServiceChanged)]
     assert [answer.key for answer in answers] == [1, 2, 3, 4]
     assert answers[0].info is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.kv_format import kv_format
 from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.memory import free_memory_bytes
@@ -88,9 +89,13 @@ def assemble_engine(
 
     def describe(service: Service) -> ServiceInfo:
         name = service.name
-        return describe_service(
+        described = describe_service(
             service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
         )
+        if options.scheduler.admission.slice_tokens is not None:
+            return described  # slices are handed out with their blocks, so that KV cannot come
+        model = models.models[name]
+        return replace(described, kv_format=kv_format(pool.layout, name, model.folder, str(model.dtype)))
 
     wrapped = wrap(executor)
     changes = ServiceChanges(

@@ -86,6 +86,10 @@ class ClientLink:
         """Whether a frame has come, or somebody connected or left; answers at once."""
         return _readable(self._socket) or _readable(self._monitor)
 
+    def watch(self, socket: "zmq.Socket[bytes]") -> None:
+        """Let ``wait`` end also when there is something on another socket."""
+        self._poller.register(socket, zmq.POLLIN)
+
     def wait(self, timeout_ms: int | None) -> None:
         """Wait for news; None waits for ever."""
         self._poller.poll(timeout_ms)

@@ -25,10 +25,13 @@ from shoal.core import (
     StepResult,
     TokenEvent,
 )
+from shoal.engine import migration_wire
 from shoal.engine.info import ServiceInfo
+from shoal.engine.migrations import Migrations
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
+from shoal.engine.transfer import Transfer
 from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
@@ -82,6 +85,7 @@ class Engine:
         Set by an owner who can tell; asked between two steps, so it is to be quick."""
         self.observer: PlanObserver | None = None
         """Who is told of plans; set by an owner who cares."""
+        self._migrations: Migrations | None = None
         self._in_flight: deque[StepPlan] = deque()
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None
@@ -120,13 +124,17 @@ class Engine:
         complete: a stop string ended its text, so it counts as finished.
         """
         reason = FinishReason.STOP if complete else FinishReason.CANCELLED
+        if self._migrations is not None:
+            self._migrations.cancel(request_id)
         event = self._scheduler.cancel(request_id, self._clock(), reason)
         if event is not None:
             self._ended.append(event)
         self._idle = None
 
     def cancel_all(self) -> None:
-        """Cancel every request."""
+        """Cancel every request, also such as move with their KV: those have no further event."""
+        if self._migrations is not None:
+            self._migrations.clear()
         for request_id in self._scheduler.request_ids:
             self.cancel(request_id)
 
@@ -137,6 +145,20 @@ class Engine:
         """
         self._idle = None
         return self._scheduler.detach(request_id, self._clock())
+
+    def connect(self, transfer: Transfer, tell: Callable[[migration_wire.FromEngine], None]) -> None:
+        """From now on requests may move to other engines, and come from such, with their KV.
+
+        tell: sends to who orders it; called by ``begin``, when all events so far were returned.
+        """
+        self._migrations = Migrations(
+            self._scheduler, self._pool, self._executor, transfer, tell, lambda: self._clock()
+        )
+
+    def migrate(self, order: migration_wire.ToEngine) -> None:
+        """Carry out an order about a request that moves between engines, once no plan is in flight."""
+        assert self._migrations is not None, "the engine is not connected"
+        self._migrations.order(order)
 
     def add_service(self, service: Service, folder: Path) -> Future[ServiceInfo]:
         """Load a service's model from ``folder`` while steps go on, and let it enter between two of them.
@@ -200,7 +222,12 @@ class Engine:
     @property
     def waits(self) -> bool:
         """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
-        return self._idle is not None and not self._in_flight and not self._ended and not self._change_ready
+        return self._idle is not None and not self._in_flight and not self._ended and not self._pausing
+
+    @property
+    def polls(self) -> bool:
+        """While the engine waits: whether it has to be asked again soon, as KV is sent that nobody takes."""
+        return self._migrations is not None and self._migrations.blocked
 
     @property
     def idle_until_ns(self) -> int | None:
@@ -230,8 +257,11 @@ class Engine:
         self._executor.close()
 
     @property
-    def _change_ready(self) -> bool:
-        return self._changes is not None and self._changes.ready
+    def _pausing(self) -> bool:
+        """Whether something is to be done for which no plan may be in flight."""
+        if self._changes is not None and self._changes.ready:
+            return True
+        return self._migrations is not None and self._migrations.ready
 
     def _fail(self, error: BaseException) -> None:
         self._broken = f"{type(error).__name__}: {error}"
@@ -242,10 +272,10 @@ class Engine:
 
     def _fill_pipeline(self) -> None:
         self._idle = None
-        if self._changes is not None and self._changes.ready:
+        if self._pausing:
             if self._in_flight:
-                return  # services come and go when no plan is in flight
-            self._changes.apply()
+                return  # services and KV come and go when no plan is in flight
+            self._change()
         while len(self._in_flight) < self._depth:
             started = self._clock()
             plan = self._scheduler.schedule(started)
@@ -256,8 +286,15 @@ class Engine:
                 return
             if self.observer is not None:
                 self.observer.begin(plan, self._scheduler.newest_ids)
-            self._executor.submit(plan, lambda: self._change_ready or self.interrupted())
+            self._executor.submit(plan, lambda: self._pausing or self.interrupted())
             self._in_flight.append(plan)
+
+    def _change(self) -> None:
+        """What is done while no plan is in flight."""
+        if self._changes is not None and self._changes.ready:
+            self._changes.apply()
+        if self._migrations is not None and self._migrations.ready:
+            self._migrations.work()
 
     def _complete_oldest(self) -> list[TokenEvent]:
         plan = self._in_flight.popleft()

@@ -33,12 +33,13 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.journal import Journal
 from shoal.engine.lifeline import Lifeline
 from shoal.engine.step_watch import Overdue, StepWatch
+from shoal.engine.transfer import Transfer, transfer_address
 from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _log = logging.getLogger(__name__)
-_PREPARING_POLL_MS = 2
+_POLL_MS = 2
 # A look at the present step counts for at most so many times the time between two.
 _LATE_LOOK = 2.0
 # What is taken between two steps, beyond which running requests would wait for new ones: a request takes
@@ -61,9 +62,11 @@ class EngineServer:
         self,
         engine: Engine,
         link: ClientLink,
+        transfer: Transfer,
         on_change: Callable[[str, ServiceInfo | None], None] = lambda name, info: None,
     ) -> None:
-        """on_change: told of every service that has come, or has gone (None)."""
+        """transfer: where KV comes and goes, which ``link`` watches.
+        on_change: told of every service that has come, or has gone (None)."""
         self._engine = engine
         self._on_change = on_change
         self._link = link
@@ -76,18 +79,23 @@ class EngineServer:
         self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
+        engine.connect(transfer, self._send)
 
     def run(self) -> None:
         """Serve for ever; an engine's error is raised."""
         while True:
-            self._take_messages()
-            self._send_prepared()
-            self._send_changes()
-            events = self._engine.step()
-            if events:
-                self._send_events(events)
-            elif self._engine.waits and not self._arrived:
-                self._link.wait(self._idle_timeout_ms())
+            self.serve_once()
+
+    def serve_once(self) -> None:
+        """Take messages, make a step, and answer; where there is no step to make, wait for something."""
+        self._take_messages()
+        self._send_prepared()
+        self._send_changes()
+        events = self._engine.step()
+        if events:
+            self._send_events(events)
+        elif self._engine.waits and not self._arrived:
+            self._link.wait(self._idle_timeout_ms())
 
     def _has_messages(self) -> bool:
         """Whether something has come that the engine does not know of."""
@@ -167,6 +175,10 @@ class EngineServer:
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
                 self._changing[message.key] = message.name, removed
+            case wire.Hello():
+                pass
+            case _:
+                self._engine.migrate(message)
 
     def _prepare(self, message: wire.Prepare) -> None:
         try:
@@ -206,8 +218,8 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._preparing or self._changing:
-            return _PREPARING_POLL_MS
+        if self._preparing or self._changing or self._engine.polls:
+            return _POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
             return None
@@ -235,9 +247,10 @@ class _PlanRecord:
 class _ToldServices:
     """Keeps the owner informed of the services that there are, for clients to come."""
 
-    def __init__(self, info: EngineInfo, endpoint: str, owner: Lifeline) -> None:
+    def __init__(self, info: EngineInfo, endpoint: str, transfer: str, owner: Lifeline) -> None:
         self._info = info
         self._endpoint = endpoint
+        self._transfer = transfer
         self._owner = owner
         self._tell()
 
@@ -248,7 +261,7 @@ class _ToldServices:
         self._tell()
 
     def _tell(self) -> None:
-        self._owner.send(lifeline.Ready(self._info, self._endpoint, ""))
+        self._owner.send(lifeline.Ready(self._info, self._endpoint, self._transfer))
 
 
 def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
@@ -265,13 +278,15 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         gc.collect()
         gc.freeze()  # models and modules never die: collections during steps need not walk them
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
-        link = ClientLink(start.bind)
-        told = _ToldServices(info, link.endpoint, owner)
+        link, transfer = ClientLink(start.bind), Transfer(transfer_address(start.bind))
+        link.watch(transfer.socket)
+        told = _ToldServices(info, link.endpoint, transfer.endpoint, owner)
         try:
-            EngineServer(engine, link, told.change).run()
+            EngineServer(engine, link, transfer, told.change).run()
         finally:
             engine.close()
             link.close()
+            transfer.close()
     except Exception as error:
         if not lifeline.is_actionable(error):
             traceback.print_exc()

@@ -105,6 +105,14 @@ class RowsRecorder:
         except StepFailed as failure:
             raise RuntimeError(f"a step failed while it was measured: {failure}") from failure
 
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        """See Executor."""
+        return self._executor.read_blocks(service, blocks)
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        """See Executor."""
+        self._executor.write_blocks(service, blocks, content)
+
     def close(self) -> None:
         """See Executor."""
         self._executor.close()

@@ -1,6 +1,6 @@
 """The executor protocol: the only thing that differs between a GPU, a CPU and a simulator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.core import StepPlan, StepResult
@@ -42,6 +42,18 @@ class Executor(Protocol):
                 copies and the changes of the batch are carried out; collecting them raises the same. Plans
                 submitted after all of them were collected run again.
             Exception: any other error leaves an unknown state; the executor can only be closed.
+        """
+
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        """A copy of the KV in some of a service's blocks, one after the other, without padding.
+
+        No plan is in flight, as in ``write_blocks``.
+        """
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        """Write what another engine has read, of blocks of the same form.
+
+        Raises ValueError, and writes nothing, where it is not of the size of so many blocks.
         """
 
     def close(self) -> None:

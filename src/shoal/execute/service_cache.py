@@ -142,6 +142,24 @@ class ServiceCache(ABC):
     def _gathered(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
         """A copy of ``view``, one of ``layer``: [blocks * block_size, kv_heads, ...]."""
 
+    def read_blocks(self, blocks: Sequence[int]) -> memoryview:
+        """See Executor."""
+        found = self.rows.index_select(0, self._rows_of(blocks))
+        return found.view(torch.uint8).cpu().numpy().data.cast("B")
+
+    def write_blocks(self, blocks: Sequence[int], content: memoryview) -> None:
+        """See Executor."""
+        rows = self._rows_of(blocks)
+        wanted = len(rows) * self.rows.shape[1] * self._itemsize
+        if content.nbytes != wanted:
+            raise ValueError(f"{len(blocks)} blocks have {wanted} bytes, not {content.nbytes}")
+        numbers = torch.from_numpy(np.array(np.frombuffer(content, dtype=np.uint8)))
+        self.rows[rows] = numbers.view(self.rows.dtype).view(len(rows), -1).to(self.device)
+
+    def _rows_of(self, blocks: Sequence[int]) -> torch.Tensor:
+        """All ``rows`` of some blocks, one block after the other."""
+        return self.index(np.array(blocks, dtype=np.int64)).flatten()
+
     @abstractmethod
     def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int | torch.Tensor]:
         """The index of each block in ``rows``.

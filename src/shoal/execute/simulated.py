@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -136,6 +136,15 @@ class SimulatedExecutor:
         if self._in_flight:
             cut_behind(self._in_flight[-1].ends_ns, self.clock())
             self._free_ns = self._in_flight[-1].ends_ns[-1]
+
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        """Nothing: what is not computed has no bytes."""
+        return memoryview(b"")
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        """Nothing is written."""
+        if content.nbytes:
+            raise ValueError(f"simulated blocks have no bytes, not {content.nbytes}")
 
     def close(self) -> None:
         """Abandon plans in flight."""

@@ -90,6 +90,14 @@ class TorchExecutor:
         """See Executor."""
         return self._results.popleft().result()
 
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        """See Executor; waits for the device."""
+        return self.store.services[service].read_blocks(blocks)
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        """See Executor."""
+        self.store.services[service].write_blocks(blocks, content)
+
     def close(self) -> None:
         """See Executor."""
         if self._thread is not None:

@@ -20,6 +20,7 @@ from shoal.schedule.admissions import (
     admission_class,
 )
 from shoal.schedule.log import describe
+from shoal.schedule.moving import Held, KVTable
 from shoal.schedule.options import PREEMPT_FOR_WAITING, SchedulerOptions
 from shoal.schedule.orders import (
     ORDERS,
@@ -55,6 +56,8 @@ __all__ = [
     "EarliestDeadline",
     "Fcfs",
     "FcfsStrict",
+    "Held",
+    "KVTable",
     "MemoryPressure",
     "Mlfq",
     "Observed",

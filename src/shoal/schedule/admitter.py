@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core import BlockCopy, Joined, SyntheticPrompt
+from shoal.core import BlockCopy
 from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
 from shoal.schedule.admissions import Admission
@@ -46,20 +46,6 @@ class Admitted(NamedTuple):
     """Swapped blocks that come back, or the copy-on-write of its last block where every known token was
     found; a copy's device source stays referenced until the plan's update."""
 
-    def joined(self) -> Joined:
-        """The delta for the executor; a synthetic prompt has no ids, so counting numbers stand for them."""
-        request = self.request
-        synthetic = isinstance(request.request.prompt, SyntheticPrompt)
-        return Joined(
-            seq_id=request.seq_id,
-            tokens=range(request.num_tokens) if synthetic else tuple(request.token_ids),
-            prompt_tokens=request.num_prompt_tokens,
-            computed=request.num_computed,
-            blocks=tuple(request.block_ids),
-            sampling=request.request.sampling,
-            seed=request.request.seed,
-        )
-
 
 class Admitter:
     """Admits requests of one service to one plan, one after another.
@@ -85,6 +71,7 @@ class Admitter:
         self._admission = admission
         self._state = store.services[service]
         self._services = store.services
+        self._capacity = store.capacity
         self._scheduled = scheduled
         self._new_blocks = scheduled.new_blocks
         self._num_ended = store.num_ended
@@ -247,8 +234,8 @@ class Admitter:
         if kept:
             self._fitting = []
             joined = running.plus(RequestTable(coming[:1]), self._shared_blocks(kept))
-            return self._admission.fits([joined, *others], self._pool.capacity)
-        count = self._admission.how_many_fit(running, RequestTable(coming), others, self._pool.capacity)
+            return self._admission.fits([joined, *others], self._capacity)
+        count = self._admission.how_many_fit(running, RequestTable(coming), others, self._capacity)
         self._fitting = list(coming[1:count])
         return count > 0
 

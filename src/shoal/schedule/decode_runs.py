@@ -104,6 +104,10 @@ class DecodeRuns:
         if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
             self._rejected = (request, step, self._store.num_ended)
 
+    def forget_rejected(self) -> None:
+        """There may be room for who was rejected, although nobody has ended."""
+        self._rejected = None
+
     def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
         """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core import BlockCopy, Joined, StepPlan
+from shoal.core import BlockCopy, Joined, StepPlan, SyntheticPrompt
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitted
 from shoal.schedule.batching import ScheduledBatch
@@ -105,7 +105,7 @@ class Planner:
             service,
             (seq_ids, alike + tuple([count for _, count in chunks]), sampled),
             grown=grown,
-            joined=tuple([some.joined() for some in admitted]),
+            joined=tuple([_joined(some.request) for some in admitted]),
             copies=tuple([copy for some in admitted for copy in some.copies]),
         )
         self._count_steps(number, 1, state, prefill=bool(chunks))
@@ -184,9 +184,14 @@ class Planner:
         store.moved.clear()
         return plan
 
-    def pending(self, number: int) -> StepPlan:
-        """A plan without rows, of all that the executor was not told of yet."""
-        return self._make_plan(number, "", ((), (), ()), grown=())
+    def pending(self, number: int, joins: RequestState | None = None) -> StepPlan:
+        """A plan without rows, of all that the executor was not told of yet.
+
+        joins: a request whose KV is in place, and that runs from now on.
+        """
+        if joins is None:
+            return self._make_plan(number, "", ((), (), ()), grown=())
+        return self._make_plan(number, joins.service, ((), (), ()), grown=(), joined=(_joined(joins),))
 
     def uncount_steps(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""
@@ -203,6 +208,20 @@ class Planner:
         state.last_step = state.last_turn = number + steps - 1
         if prefill:
             state.last_prefill = number
+
+
+def _joined(request: RequestState) -> Joined:
+    """The delta for the executor; a synthetic prompt has no ids, so counting numbers stand for them."""
+    synthetic = isinstance(request.request.prompt, SyntheticPrompt)
+    return Joined(
+        seq_id=request.seq_id,
+        tokens=range(request.num_tokens) if synthetic else tuple(request.token_ids),
+        prompt_tokens=request.num_prompt_tokens,
+        computed=request.num_computed,
+        blocks=tuple(request.block_ids),
+        sampling=request.request.sampling,
+        seed=request.request.seed,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -177,13 +177,20 @@ class Preemptor:
         return True
 
     def _preempt_one(self) -> None:
-        """Take the memory of one running request, as the victim policy says; never the oldest admitted."""
+        """Take the memory of one running request, as the victim policy says; never the oldest admitted.
+
+        Where it runs alone, it needs what is kept for requests that move.
+        """
         table = RequestTable(())
         for state in self._services.values():
             table = table.joined(state.running)
         candidates = table.take(table.seq_id.argsort()[1:])
+        if not len(candidates):
+            revoked = self._store.leases.revoke_newest()
+            assert revoked, "one request alone lacks memory"
+            return
         pressure = MemoryPressure(
-            candidates, _Forecasts(self._services), self._pool.capacity, lambda: self._keys(candidates)
+            candidates, _Forecasts(self._services), self._store.capacity, lambda: self._keys(candidates)
         )
         self._store.preempt(self._victim.choose(pressure))
 
@@ -235,7 +242,7 @@ class Preemptor:
 
         always: whatever the admission says, if there is room for its known tokens.
         """
-        if len(gone) == self._num_running():
+        if len(gone) == self._num_running() and not self._store.leases.demand:
             return True
         if self._admission.slice_tokens is not None and not self._slice_fits(request, gone):
             return False
@@ -247,9 +254,9 @@ class Preemptor:
         if always:
             joined = own.plus(candidate, own.shared)
             others = sum(forecast.footprint for forecast in forecasts.values())
-            return joined.footprint + others <= self._pool.capacity
+            return joined.footprint + others <= self._store.capacity
         others_running = list(forecasts.values())
-        return self._admission.how_many_fit(own, candidate, others_running, self._pool.capacity) == 1
+        return self._admission.how_many_fit(own, candidate, others_running, self._store.capacity) == 1
 
     def _rows_of(self, gone: Sequence[RequestState], state: ServiceState) -> IntArray:
         seq_ids = np.array(
@@ -264,4 +271,4 @@ class Preemptor:
         for other in gone:
             held[other.service] -= len(other.block_ids) - other.num_shareable
         held[request.service] += slice_blocks(request, self._admission.slice_tokens, self._pool.block_size)
-        return sum(self._pool.merged_demand(*item) for item in held.items()) <= self._pool.capacity
+        return sum(self._pool.merged_demand(*item) for item in held.items()) <= self._store.capacity

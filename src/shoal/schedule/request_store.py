@@ -9,6 +9,7 @@ from shoal.core import NO_GOALS, BlockCopy, FinishReason, RequestRecord, TokenEv
 from shoal.core.slo import met
 from shoal.kvcache import BlockPool, Move
 from shoal.schedule.hopeless import may_be_refused, why_refused
+from shoal.schedule.leases import Leases
 from shoal.schedule.orders import Order
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import RunningBatch
@@ -44,6 +45,8 @@ class RequestStore:
         """For the next plan: copies out of blocks given up."""
         self.moved: dict[int, tuple[int, ...]] = {}
         """For the next plan: tables after a compaction."""
+        self.leases = Leases(pool)
+        """Blocks that are kept for requests that move between engines."""
         self.num_admissions = 0
         """How often a request was admitted; also the next sequence number."""
         self.num_ended = 0
@@ -62,16 +65,22 @@ class RequestStore:
         """Whether KV of preempted requests is saved on the host, as far as there is room."""
         return self._host is not None
 
+    @property
+    def capacity(self) -> int:
+        """Merged blocks (split: units) that requests can have: those of the pool that are not leased."""
+        return self._pool.capacity - self.leases.demand
+
     def add(self, request: RequestState, now_ns: int) -> None:
         """A new or resumed request waits."""
+        if request.request.carried is None:
+            self.services[request.service].statistics.monitor.arrived(now_ns)
+            request.last_scheduled_ns = now_ns
+        self.wait(request)
+
+    def wait(self, request: RequestState) -> None:
+        """A request that holds nothing waits."""
         state = self.services[request.service]
         self.requests[request.request.id] = request
-        if request.request.carried is None:
-            state.statistics.monitor.arrived(now_ns)
-            request.last_scheduled_ns = now_ns
-        self._wait(request, state)
-
-    def _wait(self, request: RequestState, state: ServiceState) -> None:
         request.rank = self._order.rank(request, state)
         state.waiting.add(request)
 
@@ -97,7 +106,11 @@ class RequestStore:
 
     def admit(self, request: RequestState, now_ns: int) -> None:
         """A waiting request whose table has been filled runs."""
-        state = self.services[request.service]
+        self.services[request.service].waiting.remove(request)
+        self.run(request, now_ns)
+
+    def run(self, request: RequestState, now_ns: int) -> None:
+        """A request whose table has been filled is part of the running batch."""
         request.seq_id = self.num_admissions
         self.num_admissions += 1
         counters = self._counters[request.service]
@@ -112,8 +125,7 @@ class RequestStore:
             counters.recomputed_tokens += again
             request.num_recomputed_tokens += again
             request.num_lost_tokens = 0
-        state.waiting.remove(request)
-        state.running.add(request)
+        self.services[request.service].running.add(request)
 
     def preempt(self, request: RequestState) -> None:
         """A running request that is part of no plan in flight gives up its blocks, and waits with its tokens.
@@ -130,7 +142,7 @@ class RequestStore:
         self.release(request)
         request.num_scheduled = request.num_computed = request.num_published = 0
         request.blocked_until = self.num_ended + 1
-        self._wait(request, self.services[request.service])
+        self.wait(request)
 
     def _swap_out(self, request: RequestState) -> bool:
         if self._host is None or not request.num_computed:
@@ -184,6 +196,7 @@ class RequestStore:
             for request in self.services[service].rename(moved):
                 self.moved[request.seq_id] = tuple(request.block_ids)
             self._counters[service].compacted_blocks += len(moved)
+        self.leases.rename(moves)
 
     def count_output(self, service: str, tokens: int) -> None:
         """Count so many more output tokens."""

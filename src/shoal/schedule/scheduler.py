@@ -16,6 +16,8 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter
 from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
+from shoal.schedule.leases import Leases
+from shoal.schedule.moving import Held, KVTable, Mover
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.orders import Turn
 from shoal.schedule.output import OutputProcessor, check_result
@@ -70,6 +72,7 @@ class Scheduler:
         self._services, self._limits = self._roster.states, self._roster.limits
         self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
         self._submitter = Submitter(pool, self._limits, self._store)
+        self._mover = Mover(pool, self._store, self._submitter, self._limits)
         self._batcher = Batcher(pool, self._admission.slice_tokens)
         self._outputs = OutputProcessor(pool, self._store)
         self._recovery = Recovery(self._store, self._outputs)
@@ -274,7 +277,7 @@ class Scheduler:
 
     def _ask(self, admitter: Admitter, waiting: Iterable[RequestState], urgent: RequestState | None) -> None:
         """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
-        running = self.running
+        running = self.running + len(self._store.leases)
         if urgent is None and running and self._num_steps % self._admission.admit_every:
             return
         admitter.admit_all(waiting, running, self.max_running, self._epoch, urgent)
@@ -354,14 +357,18 @@ class Scheduler:
         self._roster.remove(service)
         self._follow_layout()
 
+    def has_request(self, request_id: str) -> bool:
+        """Whether there is an unfinished one of that id."""
+        return request_id in self._store.requests
+
     def requests_of(self, service: str) -> list[str]:
         """Ids of the unfinished requests of a service."""
         return [name for name, request in self._store.requests.items() if request.service == service]
 
     def has_requests(self, service: str) -> bool:
-        """Whether it has any."""
+        """Whether it has any, or blocks are kept for such as move."""
         state = self._services[service]
-        return len(state.waiting) + len(state.running) > 0
+        return len(state.waiting) + len(state.running) + len(self._store.leases.of(service)) > 0
 
     def most_promised(self, service: str) -> int:
         """Most tokens, prompt and output together, that one of its unfinished requests may get to."""
@@ -369,7 +376,9 @@ class Scheduler:
         return max([request.num_prompt_tokens + request.max_new_tokens for request in requests], default=0)
 
     def vacate(self) -> None:
-        """Every running request gives up its blocks, and waits; no plan is in flight."""
+        """Every running request gives up its blocks, and waits, and leases end; no plan is in flight."""
+        while self._store.leases.revoke_newest():
+            pass
         for state in self._services.values():
             for request in list(state.running.requests):
                 self._store.preempt(request)
@@ -382,6 +391,58 @@ class Scheduler:
     def pending_plan(self) -> StepPlan:
         """A plan without rows: all that the executor is still to be told. It is not updated."""
         return self._planner.pending(self._num_steps)
+
+    def table_of(self, request_id: str) -> KVTable | None:
+        """Where the KV of a request lies, as long as no plan is in flight; None: it does not run."""
+        return self._mover.table_of(request_id)
+
+    @property
+    def leases(self) -> Leases:
+        """Blocks that are kept for requests that move; to be read only."""
+        return self._store.leases
+
+    def lease(self, key: str, service: str, blocks: int) -> bool:
+        """Keep so many blocks, or so many more, for a request that comes; whether there is room.
+
+        Nobody is preempted for it. They may be written when ``pending_plan`` was carried out.
+        """
+        if self._admission.slice_tokens is not None:
+            return False  # a slice is handed out with its blocks
+        if key not in self.leases and self.running + len(self.leases) >= self.max_running:
+            return False
+        return self._changed(self._mover.lease(key, service, blocks))
+
+    def hold(self, key: str, request_id: str, now_ns: int) -> Held | None:
+        """Take a running request out, and lease its blocks; no plan is in flight.
+
+        It has no further event here. None, and nothing changes: it does not run, or in slices.
+        """
+        if self._admission.slice_tokens is not None:
+            return None
+        held = self._mover.hold(key, request_id, now_ns)
+        self._changed(held is not None)
+        return held
+
+    def join(self, key: str, request: Request, computed: int, now_ns: int) -> StepPlan:
+        """Let a request run on the blocks of a lease, of which ``computed`` tokens are written.
+
+        No plan is in flight. Returns a plan without rows that has to be carried out next; it is not updated.
+        Raises InvalidRequest, and nothing changes, where this request cannot run on this lease.
+        """
+        state = self._mover.join(key, request, computed, now_ns)
+        self._epoch += 1
+        return self._planner.pending(self._num_steps, state)
+
+    def resume(self, key: str, now_ns: int, request_id: str | None = None) -> StepPlan:
+        """Let a request that was held run again, under another id if one is given; as ``join`` does."""
+        state = self._mover.resume(key, request_id, now_ns)
+        self._epoch += 1
+        return self._planner.pending(self._num_steps, state)
+
+    def release(self, key: str) -> None:
+        """A lease ends, and with it a request that was held. Unknown ones are ignored."""
+        if self._changed(self._store.leases.release(key)):
+            self._runs.forget_rejected()
 
     def _follow_layout(self) -> None:
         self._begin_anew()

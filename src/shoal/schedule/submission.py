@@ -28,13 +28,7 @@ class Submitter:
         Raises:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
         """
-        most = []
-        for request in requests:
-            if request.id in self._store.requests:
-                raise InvalidRequest(
-                    f"request id {request.id!r} is in use by an unfinished request", param="id"
-                )
-            most.append(check_request(request, self._limits, self._pool))
+        most = [self._check(request) for request in requests]
         states: list[RequestState] = []
         choices: list[RequestState] = []
         hashes: list[bytes] = []
@@ -44,15 +38,28 @@ class Submitter:
                 choices = []
                 if self._pool.prefix_caching:
                     hashes = hash_prompt(request.prompt, self._pool.block_size, request.cache_salt)
-            states.append(self._queue(request.on_clock(now_ns), most_tokens, hashes, now_ns))
+            states.append(self._make_state(request.on_clock(now_ns), most_tokens, hashes))
+            self._store.add(states[-1], now_ns)
             choices.append(states[-1])
             if len(choices) > 1:
                 choices[0].choices = choices[-1].choices = choices
         return [event for state in states if (event := self._end_if_complete(state, now_ns)) is not None]
 
-    def _queue(
-        self, request: Request, most_tokens: int, hashes: Sequence[bytes], now_ns: int
-    ) -> RequestState:
+    def new_state(self, request: Request, now_ns: int) -> RequestState:
+        """The state of a request that is not queued; raises InvalidRequest."""
+        most_tokens = self._check(request)
+        hashes: list[bytes] = []
+        if self._pool.prefix_caching:
+            hashes = hash_prompt(request.prompt, self._pool.block_size, request.cache_salt)
+        return self._make_state(request.on_clock(now_ns), most_tokens, hashes)
+
+    def _check(self, request: Request) -> int:
+        """As ``check_request``, and whether its id is free."""
+        if request.id in self._store.requests:
+            raise InvalidRequest(f"request id {request.id!r} is in use by an unfinished request", param="id")
+        return check_request(request, self._limits, self._pool)
+
+    def _make_state(self, request: Request, most_tokens: int, hashes: Sequence[bytes]) -> RequestState:
         eos = self._limits[request.service].eos_token_ids
         waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
         resume(waiting)
@@ -65,7 +72,6 @@ class Submitter:
             if generated >= waiting.predicted_tokens:
                 waiting.predicted_tokens = predictor.predict(request, generated, most)
         self._num_submitted += 1
-        self._store.add(waiting, now_ns)
         return waiting
 
     def _end_if_complete(self, state: RequestState, now_ns: int) -> TokenEvent | None:
