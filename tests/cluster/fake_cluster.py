@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine_builders import ByteTokenizer, build_fake, make_options
-from fake_moves import FakeMoves
+from fake_transfer import FakeTransfer
 
 from shoal.cluster.action_runner import OnDecision
 from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
@@ -42,37 +42,35 @@ class FakeProcess:
     alive: bool = True
     hung: bool = False
     arrived: list[wire.ToEngine] = field(default_factory=list)
-    live: dict[str, int] = field(default_factory=dict)
-    """Requests that it has, and how many tokens each has got here."""
     changing: dict[int, tuple[str, Future]] = field(default_factory=dict)
     """Services that are to come or go, by the key of the question."""
-    moves: FakeMoves = field(init=False)
-    """Requests that come from other engines, and go there."""
+    transfer: FakeTransfer = field(init=False)
+    """Where KV comes and goes."""
     to_engine: deque[bytes] = field(default_factory=deque)
     """Messages on their way, in their order; as the next."""
     to_router: deque[bytes] = field(default_factory=deque)
 
     def suspects(self) -> tuple[str, ...]:
-        return tuple(sorted(self.live))
+        return tuple(sorted(self.core._scheduler.request_ids))
 
 
 class FakeBackend:
     """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token.
 
-    kv_format: of all engines, by which KV can go from one to another; "": it cannot.
+    moves_kv: whether KV can go from one to another.
     """
 
     def __init__(
-        self, seed: int = 0, poison: int | None = None, step_s: float = 0.02, kv_format: str = ""
+        self, seed: int = 0, poison: int | None = None, step_s: float = 0.02, moves_kv: bool = True
     ) -> None:
         self.random = random.Random(seed)
         self.poison = poison
         self.step_s = step_s
-        self.kv_format = kv_format
-        self.moves = random.Random(seed)
+        self.moves_kv = moves_kv
         self.lost_kv = 0.0
-        """How probably KV is lost on its way; the same of room that a destination does not have."""
+        """How probably KV is lost on its way."""
         self.declines = 0.0
+        """How probably a destination says that it has no room."""
         self.processes: dict[str, FakeProcess] = {}
         self.fail_loading = 0
         self.starts = 0
@@ -98,11 +96,12 @@ class FakeBackend:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
         core._clock = self.loop.now_ns  # else nobody would ever have waited for long
-        formats = {
-            name: replace(service, kv_format=self.kv_format) for name, service in info.services.items()
-        }
-        process = FakeProcess(engine, incarnation, core, replace(info, services=formats))
-        process.moves = FakeMoves(self, process)
+        if not self.moves_kv:
+            services = {name: replace(service, kv_format="") for name, service in info.services.items()}
+            info = replace(info, services=services)
+        process = FakeProcess(engine, incarnation, core, info)
+        process.transfer = FakeTransfer(self, process)
+        core.connect(process.transfer, lambda message: self.deliver(process, message))
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
         if self.fail_loading:
@@ -140,8 +139,6 @@ class FakeBackend:
         process = self.processes[endpoint.partition("/")[0]]
         process.on_message = on_message
         process.arrived.clear()
-        process.live.clear()
-        process.moves = FakeMoves(self, process)
         process.core.cancel_all()
         return FakeChannel(self, process)
 
@@ -171,19 +168,13 @@ class FakeBackend:
             return
         events = process.core.step()
         self._answer_changes(process)
-        for event in events:
-            if event.finish is not None:
-                process.live.pop(event.request_id, None)
         if events:
             self.deliver(process, wire.Stepped(events))
-        process.moves.step()
 
     def _handle(self, process: FakeProcess, message: wire.ToEngine) -> None:
         match message:
             case wire.Submit():
                 requests = message.to_requests()
-                for request in requests:
-                    process.live[request.id] = 0
                 try:
                     process.core.submit(*requests)
                 except InvalidRequest as error:
@@ -192,8 +183,6 @@ class FakeBackend:
                     self.die(process, "killed by signal 11 (SIGSEGV)")
             case wire.Cancel():
                 for request_id in message.ids:
-                    process.live.pop(request_id, None)
-                    process.moves.cancel(request_id)
                     process.core.cancel(request_id, complete=message.complete)
             case wire.AddService():
                 added = process.core.add_service(message.service, FOLDER)
@@ -203,8 +192,12 @@ class FakeBackend:
                 process.changing[message.key] = message.name, removed
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
-            case _ if isinstance(message, migration_wire.ToEngine):
-                process.moves.handle(message)
+            case migration_wire.Reserve() if self.random.random() < self.declines:
+                self.deliver(process, migration_wire.Declined(message.migration, "there is no room"))
+            case wire.Hello() | wire.Prepare():
+                raise AssertionError(f"nobody sends {message}")
+            case _:
+                process.core.migrate(message)
 
     def _answer_changes(self, process: FakeProcess) -> None:
         for key in [key for key, (_, future) in process.changing.items() if future.done()]:
