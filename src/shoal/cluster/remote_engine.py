@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.cluster.backend import Loaded
 from shoal.cluster.options import EnginePlan
+from shoal.cluster.state import ManagedEngine
+from shoal.cluster.status import EngineStatus
 from shoal.core import EngineDied
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
@@ -72,6 +74,25 @@ class RemoteEngine:
     def heartbeat_age_s(self) -> float | None:
         """How long ago its last heartbeat came."""
         return None if self._heartbeat_ns is None else (self._clock() - self._heartbeat_ns) / 1e9
+
+    def status(self, view: ManagedEngine) -> EngineStatus:
+        """All that is known of it; ``view``: by the manager."""
+        return EngineStatus(
+            name=view.name,
+            state=view.state,
+            services=view.services,
+            device=self.plan.options.device,
+            pid=self.pid,
+            restarts=view.restarts,
+            requests=view.requests,
+            leases=view.leases,
+            moves=view.moves,
+            heartbeat_age_s=self.heartbeat_age_s,
+            last_error=view.last_error,
+            info=self.info,
+            stats=self.stats,
+            stats_age_s=self.stats_age_s,
+        )
 
     def started(self, incarnation: int) -> None:
         """Its process was started; nothing that is told of earlier ones counts any more."""

@@ -26,8 +26,7 @@ from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import Manager
 from shoal.cluster.mover import Mover
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
-from shoal.cluster.state import ManagedEngine
+from shoal.cluster.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
@@ -166,7 +165,7 @@ class Router:
     @property
     def engines(self) -> Sequence[EngineStatus]:
         """The engines, as they are now."""
-        return [self._status(view, self._fleet.engines[view.name]) for view in self._manager.engines]
+        return [self._fleet.engines[view.name].status(view) for view in self._manager.engines]
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
@@ -176,24 +175,6 @@ class Router:
             name: replace(status, resumed=resumed.get(name, 0))
             for name, status in self._manager.services.items()
         }
-
-    def _status(self, view: ManagedEngine, engine: RemoteEngine) -> EngineStatus:
-        return EngineStatus(
-            name=view.name,
-            state=view.state,
-            services=view.services,
-            device=engine.plan.options.device,
-            pid=engine.pid,
-            restarts=view.restarts,
-            requests=view.requests,
-            leases=view.leases,
-            moves=view.moves,
-            heartbeat_age_s=engine.heartbeat_age_s,
-            last_error=view.last_error,
-            info=engine.info,
-            stats=engine.stats,
-            stats_age_s=engine.stats_age_s,
-        )
 
     @property
     def unfinished(self) -> int:

@@ -20,7 +20,7 @@ class EngineState(StrEnum):
     READY = "ready"
     """It takes requests."""
     DRAINING = "draining"
-    """It finishes what it has and gets nothing new."""
+    """It gets nothing new, and gives what it has to others, or finishes it."""
 
 
 class ServiceState(StrEnum):
