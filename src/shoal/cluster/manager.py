@@ -281,7 +281,8 @@ class Manager:
         """The request is over."""
         service = call.told.service
         self._actions += self._residency.ended(service, self._engines.values(), now_ns)
-        self._actions += self._migrations.ended(call, now_ns)
+        if call.migration is not None:
+            self._actions += self._migrations.ended(call, now_ns)
         self._assignment.release(call)
         self._quarantine.forget(call)
         self._waiting.remove(call)
