@@ -5,18 +5,21 @@ They can be killed, hung and made to refuse to load at any moment; messages take
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine_builders import ByteTokenizer, build_fake, make_options
+from fake_transfer import FakeTransfer
 
+from shoal.cluster.action_runner import OnDecision
 from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import OnDecision, Router
+from shoal.cluster.router import Router
 from shoal.core import InvalidRequest
-from shoal.engine import wire
+from shoal.engine import migration_wire, wire
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 
@@ -39,22 +42,35 @@ class FakeProcess:
     alive: bool = True
     hung: bool = False
     arrived: list[wire.ToEngine] = field(default_factory=list)
-    live: dict[str, int] = field(default_factory=dict)
-    """Requests that it has, and how many tokens each has got here."""
     changing: dict[int, tuple[str, Future]] = field(default_factory=dict)
     """Services that are to come or go, by the key of the question."""
+    transfer: FakeTransfer = field(init=False)
+    """Where KV comes and goes."""
+    to_engine: deque[bytes] = field(default_factory=deque)
+    """Messages on their way, in their order; as the next."""
+    to_router: deque[bytes] = field(default_factory=deque)
 
     def suspects(self) -> tuple[str, ...]:
-        return tuple(sorted(self.live))
+        return tuple(sorted(self.core._scheduler.request_ids))
 
 
 class FakeBackend:
-    """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token."""
+    """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token.
 
-    def __init__(self, seed: int = 0, poison: int | None = None, step_s: float = 0.02) -> None:
+    moves_kv: whether KV can go from one to another.
+    """
+
+    def __init__(
+        self, seed: int = 0, poison: int | None = None, step_s: float = 0.02, moves_kv: bool = True
+    ) -> None:
         self.random = random.Random(seed)
         self.poison = poison
         self.step_s = step_s
+        self.moves_kv = moves_kv
+        self.lost_kv = 0.0
+        """How probably KV is lost on its way."""
+        self.declines = 0.0
+        """How probably a destination says that it has no room."""
         self.processes: dict[str, FakeProcess] = {}
         self.fail_loading = 0
         self.starts = 0
@@ -80,7 +96,12 @@ class FakeBackend:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
         core._clock = self.loop.now_ns  # else nobody would ever have waited for long
+        if not self.moves_kv:
+            services = {name: replace(service, kv_format="") for name, service in info.services.items()}
+            info = replace(info, services=services)
         process = FakeProcess(engine, incarnation, core, info)
+        process.transfer = FakeTransfer(self, process)
+        core.connect(process.transfer, lambda message: self.deliver(process, message))
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
         if self.fail_loading:
@@ -118,7 +139,6 @@ class FakeBackend:
         process = self.processes[endpoint.partition("/")[0]]
         process.on_message = on_message
         process.arrived.clear()
-        process.live.clear()
         process.core.cancel_all()
         return FakeChannel(self, process)
 
@@ -148,9 +168,6 @@ class FakeBackend:
             return
         events = process.core.step()
         self._answer_changes(process)
-        for event in events:
-            if event.finish is not None:
-                process.live.pop(event.request_id, None)
         if events:
             self.deliver(process, wire.Stepped(events))
 
@@ -158,8 +175,6 @@ class FakeBackend:
         match message:
             case wire.Submit():
                 requests = message.to_requests()
-                for request in requests:
-                    process.live[request.id] = 0
                 try:
                     process.core.submit(*requests)
                 except InvalidRequest as error:
@@ -168,7 +183,6 @@ class FakeBackend:
                     self.die(process, "killed by signal 11 (SIGSEGV)")
             case wire.Cancel():
                 for request_id in message.ids:
-                    process.live.pop(request_id, None)
                     process.core.cancel(request_id, complete=message.complete)
             case wire.AddService():
                 added = process.core.add_service(message.service, FOLDER)
@@ -178,6 +192,12 @@ class FakeBackend:
                 process.changing[message.key] = message.name, removed
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
+            case migration_wire.Reserve() if self.random.random() < self.declines:
+                self.deliver(process, migration_wire.Declined(message.migration, "there is no room"))
+            case wire.Hello() | wire.Prepare():
+                raise AssertionError(f"nobody sends {message}")
+            case _:
+                process.core.migrate(message)
 
     def _answer_changes(self, process: FakeProcess) -> None:
         for key in [key for key, (_, future) in process.changing.items() if future.done()]:
@@ -192,9 +212,10 @@ class FakeBackend:
 
     def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
         """Hand a message to the router after the way over the wire; a closed channel drops it."""
-        frame = wire.encode(message)
+        process.to_router.append(wire.encode(message))
 
         def arrive() -> None:
+            frame = process.to_router.popleft()
             if process.on_message is not None:
                 process.on_message(wire.decode_from_engine(frame))
 
@@ -207,6 +228,7 @@ def _loaded(process: FakeProcess) -> Loaded:
         incarnation=process.incarnation,
         pid=1000,
         endpoint=f"{process.engine}/{process.incarnation}",
+        transfer=f"{process.engine}/{process.incarnation}",
         info=process.info,
     )
 
@@ -219,9 +241,13 @@ class FakeChannel:
         self._process = process
 
     def send(self, message: wire.ToEngine) -> None:
-        frame = wire.encode(message)
         process = self._process
-        self._backend.loop.call_later(LATENCY_S, lambda: process.arrived.append(wire.decode_to_engine(frame)))
+        process.to_engine.append(wire.encode(message))
+
+        def arrive() -> None:
+            process.arrived.append(wire.decode_to_engine(process.to_engine.popleft()))
+
+        self._backend.loop.call_later(LATENCY_S, arrive)
 
     def close(self) -> None:
         self._process.on_message = None

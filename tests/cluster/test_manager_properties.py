@@ -12,11 +12,17 @@ from manager_builders import SECOND, SPEED
 
 from hypothesis_profiles import examples
 from shoal.cluster.actions import (
+    Abort,
     ClusterAction,
+    Commit,
     Dispatch,
+    Export,
     KillEngine,
+    MoveEnded,
+    MoveOutcome,
     RefusalKind,
     Refuse,
+    Reserve,
     StartEngine,
     Withdraw,
 )
@@ -32,6 +38,14 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    MoveCopied,
+    MoveDeclined,
+    MoveFailed,
+    MoveMethod,
+    MoveNotExported,
+    MoveReserved,
+    MoveStopped,
+    MoveWanted,
     Progressed,
     Submitted,
     Ticked,
@@ -40,6 +54,8 @@ from shoal.cluster.manager import Manager
 from shoal.cluster.options import ClusterOptions, RestartOptions
 
 SERVICES = {"e0": ("a", "b"), "e1": ("a", "b"), "e2": ("a",), "e3": ("b",)}
+KV_FORMATS = {"e0": {"a": "x", "b": "x"}, "e1": {"a": "x", "b": "y"}, "e2": {"a": "x"}, "e3": {"b": "x"}}
+"""By engine and service; KV can go between e0, e1 and e2 for a, and between e0 and e3 for b."""
 OPTIONS = {
     "heartbeat_s": 1.0,
     "hung_after_s": 4.0,
@@ -47,6 +63,12 @@ OPTIONS = {
     "wait_for_engine_s": 20.0,
     "restart": RestartOptions(first_s=0.5, factor=2, max_s=4.0),
 }
+
+
+def ready(engine: str, incarnation: int) -> EngineReady:
+    """An engine has loaded."""
+    speeds = dict.fromkeys(SERVICES[engine], SPEED)
+    return EngineReady(engine, incarnation, speeds, KV_FORMATS[engine])
 
 
 @dataclass
@@ -74,6 +96,17 @@ class ModelEngine:
     requests: list[str] = field(default_factory=list)
 
 
+@dataclass
+class ModelMove:
+    """A migration with KV that is not over."""
+
+    request: str
+    source: str
+    target: str
+    keeper: str | None
+    """Who has blocks for the request, beside the engine that has it."""
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Processes that live and die by themselves, and a model of what a manager may do."""
 
@@ -89,6 +122,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.processes: set[tuple[str, int]] = set()
         self.last: Counter[str] = Counter()
         self.messages: list[ClusterEvent] = []
+        self.moves: dict[str, ModelMove] = {}
+        self.begun: set[str] = set()
         self.numbers = 0
         self.tell(Ticked())
         for engine in ("e0", "e2"):
@@ -138,6 +173,30 @@ class ManagerMachine(RuleBasedStateMachine):
     def progress(self, data: st.DataObject) -> None:
         running = [name for name, each in self.requests.items() if each.owner and each.attempt > 1]
         self.progressed(data.draw(st.sampled_from(running)))
+
+    @precondition(lambda self: self.requests)
+    @rule(
+        data=st.data(),
+        engine=st.none() | st.sampled_from(sorted(SERVICES)),
+        method=st.sampled_from([MoveMethod.LIVE, MoveMethod.LIVE, MoveMethod.STOP, MoveMethod.TOKENS]),
+    )
+    def move(self, data: st.DataObject, engine: str | None, method: MoveMethod) -> None:
+        """A request is to move; its engines say what they say, at any time."""
+        self.tell(MoveWanted(data.draw(st.sampled_from(list(self.requests))), engine, method))
+
+    @precondition(lambda self: any(each.owner for each in self.requests.values()))
+    @rule(data=st.data(), answers=st.integers(0, 3), comes=st.sampled_from(["nothing", "token", "failure"]))
+    def move_far(self, data: st.DataObject, answers: int, comes: str) -> None:
+        """A request moves without delay, up to some point."""
+        request = data.draw(st.sampled_from([name for name, each in self.requests.items() if each.owner]))
+        self.tell(MoveWanted(request, None, MoveMethod.LIVE))
+        for migration in [name for name, move in self.moves.items() if move.request == request]:
+            for answer in (MoveReserved, MoveCopied, MoveStopped)[:answers]:
+                self.tell(answer(migration))
+            if answers == 3 and comes == "token" and self.requests[request].attempt > 1:
+                self.progressed(request)
+            elif comes == "failure":
+                self.tell(MoveFailed(migration, "some of its KV was lost"))
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), stays=st.booleans())
@@ -206,6 +265,9 @@ class ManagerMachine(RuleBasedStateMachine):
             # At most one engine for each request in quarantine is closed to others.
             if len(self.ready(service)) > sum(each.alone for each in self.requests.values()):
                 assert all(each.alone for each in waiting)
+        for each in self.manager.engines:
+            kept = [move for move in self.moves.values() if move.keeper == each.name]
+            assert each.leases == len(kept)
         assert {each.name: each.incarnation for each in self.manager.engines} == {
             name: engine.incarnation for name, engine in self.engines.items()
         }
@@ -216,9 +278,10 @@ class ManagerMachine(RuleBasedStateMachine):
         for engine in SERVICES:
             self.remove(engine)
             self.tell(EngineAdded(engine, SERVICES[engine]))
+        assert not self.moves
         self.messages.clear()
         for name, each in self.engines.items():
-            self.arrive(EngineReady(name, each.incarnation, dict.fromkeys(SERVICES[name], SPEED)))
+            self.arrive(ready(name, each.incarnation))
         for _ in range(len(self.requests)):
             for name in [name for name, each in self.requests.items() if each.alone and each.owner]:
                 self.progressed(name)
@@ -236,13 +299,14 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def find(self, engine: str, incarnation: int) -> None:
         self.processes.add((engine, incarnation))
-        self.messages.append(EngineReady(engine, incarnation, dict.fromkeys(SERVICES[engine], SPEED)))
+        self.messages.append(ready(engine, incarnation))
         self.last[engine] = incarnation
         self.engines[engine] = ModelEngine(incarnation)
         self.tell(EngineFound(engine, incarnation, SERVICES[engine]))
 
     def remove(self, engine: str) -> None:
         self.engines.pop(engine, None)
+        self.forget_kept(engine)
         there = [name for name, each in self.requests.items() if each.owner and each.owner[0] == engine]
         actions = self.tell(EngineRemoved(engine))
         assert all(Withdraw(request) in actions for request in there)
@@ -263,7 +327,9 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def arrive(self, message: ClusterEvent) -> None:
         """Note what a message about an engine means, if it is not out of date, and tell it."""
-        assert isinstance(message, EngineReady | EngineBeat | EngineEnded)
+        if not isinstance(message, EngineReady | EngineBeat | EngineEnded):
+            self.tell(message)
+            return
         engine = self.engines.get(message.engine)
         if engine is not None and engine.incarnation == message.incarnation and engine.state != "gone":
             if isinstance(message, EngineReady) and engine.state == "loading":
@@ -271,6 +337,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if isinstance(message, EngineEnded):
                 engine.state = "gone"
                 self.bury(engine, message.suspects)
+                self.forget_kept(message.engine)
         self.tell(message)
 
     def bury(self, engine: ModelEngine, suspects: tuple[str, ...]) -> None:
@@ -281,6 +348,12 @@ class ManagerMachine(RuleBasedStateMachine):
                 each.deaths += 1
                 each.deaths_alone += each.alone
                 each.alone = each.deaths >= 2
+
+    def forget_kept(self, engine: str) -> None:
+        """An engine is gone, with what it kept of requests that had left it."""
+        for move in self.moves.values():
+            if move.keeper == engine == move.source:
+                move.keeper = None
 
     def tell(self, event: ClusterEvent) -> list[ClusterAction]:
         """Tell the manager, and do what it decides."""
@@ -299,8 +372,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.last[action.engine] = action.incarnation
             self.engines[action.engine] = ModelEngine(action.incarnation)
             self.processes.add((action.engine, action.incarnation))
-            speeds = dict.fromkeys(SERVICES[action.engine], SPEED)
-            self.messages.append(EngineReady(action.engine, action.incarnation, speeds))
+            self.messages.append(ready(action.engine, action.incarnation))
         elif isinstance(action, KillEngine):
             process = (action.engine, action.incarnation)
             if action.engine in self.engines:
@@ -315,6 +387,8 @@ class ManagerMachine(RuleBasedStateMachine):
             self.dispatched(action)
         elif isinstance(action, Withdraw):
             self.leave(action.request)
+        elif isinstance(action, Reserve | Export | Commit | Abort | MoveEnded):
+            self.moved(action)
         elif isinstance(action, Refuse):
             each = self.requests.pop(action.request)
             assert each.owner is None
@@ -327,14 +401,71 @@ class ManagerMachine(RuleBasedStateMachine):
     def dispatched(self, action: Dispatch) -> None:
         each, engine = self.requests[action.request], self.engines[action.engine]
         assert each.owner is None
-        assert action.attempt == each.attempt + 1
         assert each.deaths_alone < 2
         assert action.engine in self.ready(each.service)
         assert action.incarnation == engine.incarnation
-        assert not (each.alone and engine.requests)
-        assert not any(self.requests[other].alone for other in engine.requests)
-        each.attempt, each.owner = action.attempt, (action.engine, action.incarnation)
-        engine.requests.append(action.request)
+        kept = any(move.keeper == action.engine for move in self.moves.values())
+        assert not (each.alone and (engine.requests or kept))
+        self.own(action.request, action.engine, action.attempt)
+
+    def moved(self, action: Reserve | Export | Commit | Abort | MoveEnded) -> None:
+        if isinstance(action, MoveEnded):
+            if action.method is MoveMethod.TOKENS:
+                return
+            del self.moves[action.migration]
+            if action.outcome is MoveOutcome.DONE:
+                assert self.requests[action.request].owner
+            return
+        each = self.requests[action.request]
+        if isinstance(action, Reserve):
+            assert action.migration not in self.begun
+            assert all(move.request != action.request for move in self.moves.values())
+            assert each.owner
+            assert self.engines[each.owner[0]].state == "ready"
+            source, target = each.owner[0], action.engine
+            assert source != target
+            assert target in self.ready(each.service)
+            assert KV_FORMATS[source][each.service] == KV_FORMATS[target][each.service]
+            assert not each.deaths
+            assert not each.alone
+            self.begun.add(action.migration)
+            self.moves[action.migration] = ModelMove(action.request, source, target, target)
+            answers = MoveReserved(action.migration), MoveDeclined(action.migration, "no room")
+            self.messages += answers
+            return
+        move = self.moves[action.migration]
+        assert move.request == action.request
+        if isinstance(action, Export):
+            assert (action.engine, action.to) == (move.source, move.target)
+            self.messages += MoveCopied(action.migration), MoveStopped(action.migration)
+            self.messages.append(MoveNotExported(action.migration, "it waits"))
+        elif isinstance(action, Commit):
+            assert action.engine == move.target == move.keeper
+            assert each.owner
+            assert each.owner[0] == move.source
+            self.leave(action.request)
+            self.own(action.request, action.engine, action.attempt)
+            assert action.engine in self.ready(each.service)
+            move.keeper = move.source
+            self.messages.append(MoveFailed(action.migration, "dropped"))
+        elif action.attempt is not None:
+            assert action.engine == move.source == move.keeper
+            assert self.engines[move.source].state == "ready"
+            assert not each.alone
+            if each.owner:
+                assert each.owner[0] == move.target
+                self.leave(action.request)
+            self.own(action.request, action.engine, action.attempt)
+        else:
+            assert action.engine == move.source
+
+    def own(self, request: str, engine: str, attempt: int) -> None:
+        """An engine has a request from now on."""
+        each, there = self.requests[request], self.engines[engine]
+        assert attempt == each.attempt + 1
+        assert not any(self.requests[other].alone for other in there.requests)
+        each.attempt, each.owner = attempt, (engine, there.incarnation)
+        there.requests.append(request)
 
 
 TestManager = ManagerMachine.TestCase

@@ -140,15 +140,16 @@ def test_requests_are_refused_when_no_engine_comes() -> None:
     assert dispatched(bench.ready("e0", 1)) == [("r1", "e0", 1)]
 
 
-def test_a_draining_engine_keeps_what_it_has_and_is_not_started_again() -> None:
+def test_a_draining_engine_keeps_what_nobody_else_serves_and_is_not_started_again() -> None:
     bench = Bench()
-    bench.add("e0", "e1")
-    bench.submit("r0")
+    bench.add("e0", services=("a", "b"))
+    bench.add("e1")
+    bench.submit("r0", "b")
     assert bench.tell(EngineDraining("e0"), EngineDraining("e0")) == []
     assert bench.manager.owner("r0") == "e0"
     assert dispatched(bench.submit("r1")) == [("r1", "e1", 1)]
     assert bench.manager.service("a") == ServiceStatus(ready=1, wanted=1, waiting=0)
-    assert bench.die("e0", 1) == [Dispatch("r0", "e1", 1, 2)]
+    assert bench.die("e0", 1) == []
     assert bench.wait(5, ("e1", 1)) == []
     assert states(bench)["e0"] is EngineState.DRAINING
 

@@ -3,14 +3,16 @@
 import asyncio
 import io
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from engine_builders import expected_tokens, make_request
 from fake_cluster import LOAD_S, FakeBackend, make_router
 from virtual_loop import run_virtually
 
+from shoal.cluster.actions import ClusterAction
 from shoal.cluster.event_log import EventLogWriter, replay
+from shoal.cluster.events import ClusterEvent
 from shoal.cluster.options import ClusterOptions, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
@@ -36,15 +38,32 @@ async def tokens_of(stream) -> list[int]:
 Scenario = Callable[[Router, FakeBackend], Awaitable[None]]
 
 
-def play(scenario: Scenario, *, poison: int | None = None, step_s: float = 0.02, **options) -> None:
-    """Run ``scenario`` with a router that has started; then replay what its manager decided."""
+def play(
+    scenario: Scenario,
+    *,
+    poison: int | None = None,
+    step_s: float = 0.02,
+    moves_kv: bool = True,
+    decided: list[ClusterAction] | None = None,
+    **options,
+) -> None:
+    """Run ``scenario`` with a router that has started; then replay what its manager decided.
+
+    decided: gets all of that.
+    """
     log = io.BytesIO()
     options = {"cluster": QUICK} | options
 
     async def run() -> None:
-        backend = FakeBackend(0, poison, step_s)
+        backend = FakeBackend(0, poison, step_s, moves_kv)
         writer = EventLogWriter(log, options["cluster"])
-        router = make_router(backend, on_decision=writer.write, **options)
+
+        def note(now_ns: int, event: ClusterEvent, actions: Sequence[ClusterAction]) -> None:
+            writer.write(now_ns, event, list(actions))
+            if decided is not None:
+                decided.extend(actions)
+
+        router = make_router(backend, on_decision=note, **options)
         await router.run()
         try:
             await asyncio.wait_for(scenario(router, backend), 3600)

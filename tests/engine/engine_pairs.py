@@ -21,7 +21,8 @@ from shoal.engine.migration_wire import (
     Reserved,
     Stopped,
 )
-from shoal.engine.process import EngineServer
+from shoal.engine.info import EngineInfo
+from shoal.engine.process import EngineServer, Services
 from shoal.engine.transfer import Transfer
 
 TIMEOUT_S = 5
@@ -54,6 +55,11 @@ class Link:
         time.sleep(0.0005)
 
 
+NOTHING_TOLD = EngineInfo(
+    services={}, device="cpu", threads=1, block_size=1, merged_blocks=1, kv_bytes=0, weight_bytes=0
+)
+
+
 class Host:
     """An engine with its sockets; ``turn`` lets it work."""
 
@@ -61,7 +67,8 @@ class Host:
         self.engine = engine
         self.link = Link()
         self.transfer = Transfer("tcp://127.0.0.1:*")
-        self.server = EngineServer(engine, self.link, self.transfer)  # type: ignore[arg-type]
+        services = Services(engine, NOTHING_TOLD, lambda info: None)
+        self.server = EngineServer(engine, self.link, self.transfer, services)  # type: ignore[arg-type]
 
     def send(self, message: wire.ToEngine) -> None:
         self.link.frames.append(wire.encode(message))

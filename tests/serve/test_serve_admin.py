@@ -16,7 +16,14 @@ INFO = EngineInfo(
     services={}, device="cpu", threads=3, block_size=16, merged_blocks=8, kv_bytes=2**20, weight_bytes=5000
 )
 OTHER = EngineStatus(
-    name="b", state=EngineState.LOADING, services=("chat",), device="cuda:0", pid=77, requests=5, info=INFO
+    name="b",
+    state=EngineState.LOADING,
+    services=("chat",),
+    device="cuda:0",
+    pid=77,
+    requests=5,
+    leases=2,
+    info=INFO,
 )
 ROUTES = ("engines", "services", "placement", "operations")
 
@@ -47,6 +54,7 @@ def test_engines():
         "device": "cuda:0",
         "services": ["chat"],
         "requests": 5,
+        "leases": 2,
         "pid": 77,
         "restarts": 0,
         "heartbeat_age_s": None,

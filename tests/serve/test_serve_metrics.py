@@ -8,6 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
 
 import shoal
+from shoal.cluster.actions import MoveOutcome
+from shoal.cluster.events import MoveMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable
@@ -76,7 +78,15 @@ def test_engine_counters_and_gauges():
 
 
 def test_every_engine_has_its_own_samples_and_there_is_no_sum():
-    other = EngineStatus(name="b", state=EngineState.LOADING, services=("chat",), device="cpu", restarts=5)
+    other = EngineStatus(
+        name="b",
+        state=EngineState.LOADING,
+        services=("chat",),
+        device="cpu",
+        restarts=5,
+        leases=2,
+        moves={(MoveMethod.LIVE, MoveOutcome.DONE): 7, (MoveMethod.LIVE, MoveOutcome.ABORTED): 1},
+    )
     dead = replace(FakeEngine().engines[0], name="c", state=EngineState.WAITING, heartbeat_age_s=99)
     values = scrape_after(engine=FakeEngine(others=(other, dead)))
 
@@ -86,6 +96,12 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
 
     assert by_engine("shoal_engine_up") == {"0": 1, "b": 0, "c": 0}
     assert by_engine("shoal_engine_restarts_total") == {"0": 2, "b": 5, "c": 2}
+    assert by_engine("shoal_request_leases") == {"0": 0, "b": 2, "c": 0}
+    assert by_engine("shoal_migrations_total", ("method", "live"), ("outcome", "done")) == {
+        "0": 0,
+        "b": 7,
+        "c": 0,
+    }
     assert by_engine("shoal_engine_heartbeat_age_seconds") == {"0": 0.25, "c": 99}
     assert by_engine("shoal_engine_state_age_seconds") == {"0": 0.5, "c": 0.5}
     # What a dead engine counted stays, what it had is gone, and one that has said nothing yet has nothing.

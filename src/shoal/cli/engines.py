@@ -75,7 +75,9 @@ def add(
 
 @engines.command()
 def drain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
-    """Give an engine no more requests, and wait until it has finished those that it has.
+    """Give an engine no more requests, move those that it has to others, and wait until it has none left.
+
+    Requests of services that no other engine serves end there.
 
     **Example:** `shoal engines drain b && shoal engines remove b`
     """

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.cluster.events import MoveMethod
+
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
     """Start an engine's process."""
@@ -69,6 +71,113 @@ class Withdraw(msgspec.Struct, frozen=True, tag=True):
     """Its id."""
 
 
+class Reserve(msgspec.Struct, frozen=True, tag=True):
+    """Ask the destination of a migration for room; ``MoveReserved`` or ``MoveDeclined`` tells."""
+
+    migration: str
+    """Its id."""
+    request: str
+    """The request that is to move."""
+    engine: str
+    """The destination."""
+
+
+class Export(msgspec.Struct, frozen=True, tag=True):
+    """Let the source send the request's KV: ``MoveCopied``, then ``MoveStopped``; or ``MoveNotExported``."""
+
+    migration: str
+    """The migration's id."""
+    request: str
+    """The request."""
+    engine: str
+    """The source."""
+    to: str
+    """The destination."""
+    live: bool
+    """Whether the request runs meanwhile."""
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """The destination has the request from now on; ``MoveFailed`` tells if it cannot be."""
+
+    migration: str
+    """The migration's id."""
+    request: str
+    """The request."""
+    engine: str
+    """The destination."""
+    attempt: int
+    """As in ``Dispatch``."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Let the source send no more; if it has stopped the request, that runs there again."""
+
+    migration: str
+    """The migration's id."""
+    request: str
+    """The request."""
+    engine: str
+    """The source."""
+    attempt: int | None = None
+    """As in ``Dispatch``, where the destination had it meanwhile; None: the source never lost it."""
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Let the source give up what it keeps of a request."""
+
+    migration: str
+    """The migration's id."""
+    engine: str
+    """The source."""
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Let the destination give up what it keeps for a request that does not run there yet.
+
+    ``MoveFailed`` tells, if the request was committed to it and does not run.
+    """
+
+    migration: str
+    """The migration's id."""
+    request: str
+    """The request."""
+    engine: str
+    """The destination."""
+
+
+class MoveOutcome(StrEnum):
+    """How a migration ended."""
+
+    DONE = "done"
+    """The request runs at the destination."""
+    ABORTED = "aborted"
+    """It does not."""
+    ENDED = "ended"
+    """The request ended before."""
+
+
+class MoveEnded(msgspec.Struct, frozen=True, tag=True):
+    """A migration is over: for the log."""
+
+    migration: str
+    """Its id."""
+    request: str
+    """The request."""
+    source: str
+    """The engine that had it."""
+    target: str
+    """The engine that was to have it."""
+    method: MoveMethod
+    """How."""
+    took_s: float
+    """For how long."""
+    outcome: MoveOutcome
+    """How it ended."""
+    why: str = ""
+    """Why it was given up."""
+
+
 class RefusalKind(StrEnum):
     """Why a request gets no answer."""
 
@@ -89,4 +198,7 @@ class Refuse(msgspec.Struct, frozen=True, tag=True):
     """The same in words."""
 
 
-ClusterAction = StartEngine | KillEngine | LoadService | UnloadService | Dispatch | Withdraw | Refuse
+MoveAction = Reserve | Export | Commit | Abort | Release | Drop | MoveEnded
+ClusterAction = (
+    StartEngine | KillEngine | LoadService | UnloadService | Dispatch | Withdraw | Refuse | MoveAction
+)

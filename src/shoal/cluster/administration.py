@@ -9,6 +9,8 @@ from shoal.cluster.events import (
     EngineAdded,
     EngineDraining,
     EngineRemoved,
+    MoveMethod,
+    MoveWanted,
     ServicePlaced,
     ServiceRemoved,
     ServiceWanted,
@@ -116,8 +118,15 @@ class Administration:
             await self._remove(plan.name)
             raise EngineDied(f"engine {plan.name!r} does not start: {engine.last_error}")
 
+    def move_request(self, request: str, engine: str | None, method: MoveMethod) -> None:
+        """Move a running request to an engine (None: whichever the dispatch chooses), if it can go there."""
+        self._tell(MoveWanted(request, engine, method))
+
     def drain_engine(self, name: str) -> None:
-        """Send no new requests to an engine; raises ConfigError if there is none of that name."""
+        """Send no new requests to an engine, and move those that it has to others of their services.
+
+        Raises ConfigError if there is none of that name.
+        """
         self._require_engine(name)
         self._tell(EngineDraining(name))
 

@@ -51,6 +51,8 @@ class Call:
         """How often it was sent to an engine."""
         self.progressed = True
         """Whether it got a token since it was sent to an engine again."""
+        self.lost_engine = False
+        """Whether an engine ended with it, and it got no token since."""
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when an engine can follow its grammar; raises the error if none can."""
         self.finished_tokens: list[int] = []

@@ -72,18 +72,15 @@ class Calls:
         self._waiting += call.waiting
         self.emptied.clear()
 
-    def assign(self, call: Call, engine: str, attempt: int) -> None:
-        """A call is with an engine from now on."""
+    def assign(self, call: Call, engine: str, attempt: int, *, moves: bool = False) -> None:
+        """A call is with an engine from now on. moves: it goes there with its KV."""
         self._forget(call)
         call.engine, call.attempt = engine, attempt
         for choice, reader in call.unfinished.items():
             self._readers[call.wire_id(choice)] = call, reader
-        if attempt == 1:
-            _log.debug("%s: attempt 1 on engine %s", call.log_name, engine)
-            return
-        call.progressed = False
-        made = call.output_tokens
-        _log.info("%s: attempt %d on engine %s, from token %d", call.log_name, attempt, engine, made)
+        call.progressed = attempt == 1
+        made, level = call.output_tokens, logging.DEBUG if attempt == 1 or moves else logging.INFO
+        _log.log(level, "%s: attempt %d on engine %s, from token %d", call.log_name, attempt, engine, made)
 
     def withdraw(self, call: Call) -> None:
         """Take a call away from its engine, if it has one."""
@@ -98,7 +95,7 @@ class Calls:
         self.recoveries.engine_ended(engine, reason, [call.id for call in calls], self._clock())
         for call in calls:
             self._forget(call)
-            call.engine = None
+            call.engine, call.lost_engine = None, True
 
     def stepped(self, events: Sequence[TokenEvent]) -> None:
         """An engine made a step."""
@@ -155,7 +152,9 @@ class Calls:
             self._first_tokens_ns.append(now_ns)
         if not call.progressed and event.tokens:
             call.progressed = True
-            self.recoveries.progressed(call.id, call.service, now_ns)
+            if call.lost_engine:
+                call.lost_engine = False
+                self.recoveries.progressed(call.id, call.service, now_ns)
             self._tell(Progressed(call.id))
         call.stream.push(delta)
         if delta.finish is not None:

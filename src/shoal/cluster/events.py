@@ -3,7 +3,20 @@
 A request here is a call: its ``n`` choices go to one engine together.
 """
 
+from enum import StrEnum
+
 import msgspec
+
+
+class MoveMethod(StrEnum):
+    """How a running request gets from one engine to another."""
+
+    LIVE = "live"
+    """Its KV is sent while it runs, and the last of it when it has stopped."""
+    STOP = "stop"
+    """It stops, and then its KV is sent."""
+    TOKENS = "tokens"
+    """Its KV is computed anew from its tokens."""
 
 
 class ServiceSpeed(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +57,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """Which start of it."""
     speeds: dict[str, ServiceSpeed]
     """By service."""
+    kv_formats: dict[str, str] = {}
+    """By service: KV can go to engines of the same format; there is none where it cannot be moved."""
 
 
 class EngineBeat(msgspec.Struct, frozen=True, tag=True):
@@ -122,6 +137,8 @@ class ServiceLoaded(msgspec.Struct, frozen=True, tag=True):
     """The service."""
     speed: ServiceSpeed
     """How fast it is computed there."""
+    kv_format: str = ""
+    """As in ``EngineReady``."""
 
 
 class ServiceFailed(msgspec.Struct, frozen=True, tag=True):
@@ -163,6 +180,8 @@ class Submitted(msgspec.Struct, frozen=True, tag=True):
     """How many choices it has."""
     prefix: tuple[int, ...] = ()
     """A hash for each full block of the prompt and all before it, where the dispatch reads them."""
+    moves_kv: bool = True
+    """Whether its KV may go to another engine: it is one sequence, and engines need nothing else of it."""
 
 
 class Progressed(msgspec.Struct, frozen=True, tag=True):
@@ -181,10 +200,75 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     """Length of its output (the mean of its choices) if it finished by itself."""
 
 
+class MoveWanted(msgspec.Struct, frozen=True, tag=True):
+    """A running request is to go to another engine; where it cannot, nothing happens."""
+
+    request: str
+    """Its id."""
+    engine: str | None
+    """Which engine; None: whichever the dispatch chooses."""
+    method: MoveMethod
+    """How; by its tokens where its KV cannot be moved."""
+
+
+class MoveReserved(msgspec.Struct, frozen=True, tag=True):
+    """The destination of a migration has room for the request."""
+
+    migration: str
+    """Its id."""
+
+
+class MoveDeclined(msgspec.Struct, frozen=True, tag=True):
+    """It has none."""
+
+    migration: str
+    """Its id."""
+    why: str
+    """In words."""
+
+
+class MoveCopied(msgspec.Struct, frozen=True, tag=True):
+    """The source of a migration has sent more of the KV."""
+
+    migration: str
+    """Its id."""
+
+
+class MoveStopped(msgspec.Struct, frozen=True, tag=True):
+    """The source has stopped the request, and sent the last of its KV; all of its output was delivered."""
+
+    migration: str
+    """Its id."""
+
+
+class MoveNotExported(msgspec.Struct, frozen=True, tag=True):
+    """The source did nothing to the request, which does not run, or has ended."""
+
+    migration: str
+    """Its id."""
+    why: str
+    """In words."""
+
+
+class MoveFailed(msgspec.Struct, frozen=True, tag=True):
+    """The destination of a migration has nothing of the request."""
+
+    migration: str
+    """Its id."""
+    why: str
+    """In words."""
+
+
 class Ticked(msgspec.Struct, frozen=True, tag=True):
     """Time passed, and the loop that tells of events was awake."""
 
 
+ServiceEvent = (
+    ServicePlaced | ServiceWanted | ServiceRemoved | ServiceLoaded | ServiceFailed | ServiceUnloaded
+)
+"""What happens to services."""
+MoveEvent = MoveReserved | MoveDeclined | MoveCopied | MoveStopped | MoveNotExported | MoveFailed
+"""What engines say of migrations."""
 ClusterEvent = (
     EngineAdded
     | EngineFound
@@ -193,14 +277,11 @@ ClusterEvent = (
     | EngineEnded
     | EngineDraining
     | EngineRemoved
-    | ServicePlaced
-    | ServiceWanted
-    | ServiceRemoved
-    | ServiceLoaded
-    | ServiceFailed
-    | ServiceUnloaded
+    | ServiceEvent
     | Submitted
     | Progressed
     | Ended
+    | MoveWanted
+    | MoveEvent
     | Ticked
 )

@@ -182,10 +182,9 @@ class Fleet:
             return
         _log.info("engine %s: service %s is loaded", name, service.name)
         assert engine.info is not None
-        speed = self._speed(
-            (engine.info.device, engine.info.threads), service.name, answer.services[service.name]
-        )
-        self._tell(ServiceLoaded(name, action.incarnation, service.name, speed))
+        info = answer.services[service.name]
+        speed = self._speed((engine.info.device, engine.info.threads), service.name, info)
+        self._tell(ServiceLoaded(name, action.incarnation, service.name, speed, info.kv_format))
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
         try:
@@ -295,7 +294,8 @@ class Fleet:
         speeds = {
             service: self._speed(equals, service, info) for service, info in event.info.services.items()
         }
-        self._tell(EngineReady(name, event.incarnation, speeds))
+        formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
+        self._tell(EngineReady(name, event.incarnation, speeds, formats))
         self._describe()
 
     def _speed(self, equals: tuple[str, int], service: str, info: ServiceInfo) -> ServiceSpeed:

@@ -1,18 +1,12 @@
 """The manager of a cluster: which engine runs, and which has which request."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from shoal.cluster.actions import (
-    ClusterAction,
-    Dispatch,
-    KillEngine,
-    RefusalKind,
-    Refuse,
-    Withdraw,
-)
+from shoal.cluster.actions import ClusterAction, KillEngine, RefusalKind, Refuse, Withdraw
+from shoal.cluster.assignment import Assignment
 from shoal.cluster.dispatch import DispatchPolicy
-from shoal.cluster.engine_load import EngineLoad, Newcomer
+from shoal.cluster.engine_load import EngineLoad
 from shoal.cluster.events import (
     ClusterEvent,
     Ended,
@@ -23,24 +17,22 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    MoveEvent,
+    MoveWanted,
     Progressed,
+    ServiceEvent,
     ServiceFailed,
-    ServiceLoaded,
-    ServicePlaced,
-    ServiceRemoved,
-    ServiceUnloaded,
-    ServiceWanted,
     Submitted,
     Ticked,
 )
 from shoal.cluster.lengths import ExpectedLengths
+from shoal.cluster.migration import Migrations
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.quarantine import Quarantine
 from shoal.cluster.residency import Residency
-from shoal.cluster.state import Call, Engine, ManagedEngine, Residence
+from shoal.cluster.state import Call, Engine, ManagedEngine, running_engine
 from shoal.cluster.status import EngineState, ServiceStatus
 from shoal.cluster.supervise import Supervisor
-from shoal.cluster.waiting import WaitingCalls
 
 
 class Manager:
@@ -65,11 +57,9 @@ class Manager:
         self._incarnations: dict[str, int] = {}
         self._calls: dict[str, Call] = {}
         self._submitted = 0
-        self._dispatched: dict[str, int] = {}
-        # Requests without an engine; quarantined ones are not here.
-        self._waiting = WaitingCalls()
-        # Loads of the engines that take requests, by service; emptied whenever one changes.
-        self._open: dict[str, list[EngineLoad]] = {}
+        self._assignment = Assignment(dispatch, self._engines, self._quarantine)
+        self._waiting = self._assignment.waiting
+        self._migrations = Migrations(self._assignment, self._engines)
         self._actions: list[ClusterAction] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             EngineAdded: self._added,
@@ -79,15 +69,12 @@ class Manager:
             EngineEnded: self._engine_ended,
             EngineDraining: self._draining,
             EngineRemoved: self._removed,
-            ServicePlaced: self._placed,
-            ServiceWanted: self._wanted,
-            ServiceRemoved: self._service_removed,
-            ServiceLoaded: self._loaded,
-            ServiceFailed: self._failed,
-            ServiceUnloaded: self._unloaded,
+            **dict.fromkeys(get_args(ServiceEvent), self._service_told),
             Submitted: self._submit,
             Progressed: self._progressed,
             Ended: self._ended,
+            MoveWanted: self._move_wanted,
+            **dict.fromkeys(get_args(MoveEvent), self._move_told),
             Ticked: self._ticked,
         }
 
@@ -151,43 +138,36 @@ class Manager:
             self._residency.add(service, engine, now_ns)
         return engine
 
-    def _running(
-        self, event: EngineReady | EngineBeat | EngineEnded | ServiceLoaded | ServiceFailed | ServiceUnloaded
-    ) -> Engine | None:
-        """The engine that an event tells of, if it is the one that runs now."""
-        engine = self._engines.get(event.engine)
-        present = engine is not None and engine.runs and engine.incarnation == event.incarnation
-        return engine if present else None
-
     def _ready(self, event: EngineReady, now_ns: int) -> None:
-        engine = self._running(event)
+        engine = running_engine(self._engines, event)
         if engine is None or engine.state is not EngineState.LOADING:
             return
         self._supervisor.heard(engine)
         engine.move(EngineState.READY)
         engine.ready_ns = now_ns
+        engine.kv_formats = dict(event.kv_formats)
         engine.load.begin(event.speeds)
         self._actions += self._residency.ready(engine, event.speeds, now_ns)
         self._settle(now_ns)
 
     def _beat(self, event: EngineBeat, now_ns: int) -> None:
-        engine = self._running(event)
+        engine = running_engine(self._engines, event)
         if engine is not None:
             self._note_kills(self._supervisor.heard(engine, event.overdue_s), now_ns)
 
     def _engine_ended(self, event: EngineEnded, now_ns: int) -> None:
-        engine = self._running(event)
+        engine = running_engine(self._engines, event)
         if engine is None:
             return
         self._supervisor.ended(engine, event.reason, now_ns)
         suspects = set(event.suspects)
-        for request, call in engine.calls.items():
-            self._release(call)
+        for request, call in list(engine.calls.items()):
+            self._assignment.release(call)
             if request not in suspects or self._quarantine.blame(call, engine, now_ns):
-                self._wait(call, now_ns)
+                self._lost(call, now_ns)
             else:
                 self._refuse(call, RefusalKind.POISON, _POISON, now_ns)
-        engine.calls.clear()
+        self._actions += self._migrations.engine_gone(engine, now_ns)
         engine.reserved = None
         self._residency.stopped(engine)
         self._settle(now_ns)
@@ -204,7 +184,10 @@ class Manager:
             return
         self._incarnations[engine.name] = engine.incarnation
         for call in list(engine.calls.values()):
-            self._withdraw(call, now_ns)
+            self._actions.append(Withdraw(call.told.request))
+            self._assignment.release(call)
+            self._lost(call, now_ns)
+        self._actions += self._migrations.engine_gone(engine, now_ns)
         if engine.runs and not engine.killed:
             self._actions.append(KillEngine(engine.name, engine.incarnation, "it was removed"))
         self._settle(now_ns)
@@ -218,7 +201,8 @@ class Manager:
             self._give_up(service, self._waiting.of(service), now_ns)
         for call in self._quarantine.pending:
             self._give_up(call.told.service, [call], now_ns)
-        if self._quarantine.pending:
+        self._actions += self._migrations.ticked(now_ns)
+        if self._quarantine.pending or self._migrations.drains:
             self._settle(now_ns)
 
     def _note_kills(self, actions: Sequence[ClusterAction], now_ns: int) -> None:
@@ -228,43 +212,20 @@ class Manager:
 
     # Services
 
-    def _placed(self, event: ServicePlaced, now_ns: int) -> None:
-        engines = [self._engines[name] for name in event.engines if name in self._engines]
-        self._actions += self._residency.place(event.service, engines, event.idle_after_s, now_ns)
-
-    def _wanted(self, event: ServiceWanted, now_ns: int) -> None:
-        self._actions += self._residency.want(event.service, event.loaded, self._with(event.service))
-
-    def _service_removed(self, event: ServiceRemoved, now_ns: int) -> None:
-        self._actions += self._residency.remove(event.service, self._with(event.service))
+    def _service_told(self, event: ServiceEvent, now_ns: int) -> None:
+        self._actions += self._residency.told(event, self._engines, now_ns)
+        if isinstance(event, ServiceFailed):
+            self._refuse_unloadable(event.service, event.error, now_ns)
         self._settle(now_ns)
 
-    def _loaded(self, event: ServiceLoaded, now_ns: int) -> None:
-        engine = self._running(event)
-        if engine is not None:
-            engine.load.learn(event.service, event.speed)
-            self._actions += self._residency.moved(event.service, engine, Residence.LOADED, now_ns)
-            self._settle(now_ns)
-
-    def _failed(self, event: ServiceFailed, now_ns: int) -> None:
-        engine = self._running(event)
-        if engine is None:
-            return
-        service = event.service
-        self._actions += self._residency.moved(service, engine, Residence.FAILED, now_ns, event.error)
+    def _refuse_unloadable(self, service: str, error: str, now_ns: int) -> None:
+        """Refuse requests of a service that could not be loaded, unless an engine may have it later."""
         engines = self._with(service)
-        if not any(other.serves(service) or other.comes for other in engines) and not self._residency.loads(
-            service, engines
-        ):
-            message = f"service {service!r} could not be loaded: {event.error}"
+        hopeful = any(engine.serves(service) or engine.comes for engine in engines)
+        if not hopeful and not self._residency.loads(service, engines):
+            message = f"service {service!r} could not be loaded: {error}"
             for call in self._waiting.of(service):
                 self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
-
-    def _unloaded(self, event: ServiceUnloaded, now_ns: int) -> None:
-        engine = self._running(event)
-        if engine is not None:
-            self._actions += self._residency.moved(event.service, engine, Residence.ABSENT, now_ns)
-            self._settle(now_ns)
 
     # Requests
 
@@ -272,15 +233,15 @@ class Manager:
         if told.request in self._calls:
             return
         tokens = self._lengths.expected(told.service, told.most_tokens)
-        call = Call(told, self._submitted, tokens)
+        call = Call(told, self._submitted, tokens, moves_kv=told.moves_kv)
         self._submitted += 1
         self._calls[told.request] = call
         self._actions += self._residency.submitted(told.service, self._engines.values())
-        engines = self._open_engines(told.service)
+        engines = self._assignment.open_engines(told.service)
         if engines:
-            self._dispatch(call, engines, now_ns)
+            self._actions.append(self._assignment.dispatch(call, engines, now_ns))
         else:
-            self._wait(call, now_ns)
+            self._assignment.wait(call, now_ns)
 
     def _progressed(self, event: Progressed, now_ns: int) -> None:
         call = self._calls.get(event.request)
@@ -288,12 +249,15 @@ class Manager:
             return
         engine = call.engine
         self._quarantine.absolve(call)
+        if call.migration is not None:
+            self._actions += self._migrations.progressed(call, now_ns)
+            self._settle(now_ns)
         if engine.reserved is call:
             engine.reserved = None
             # The next one in quarantine does not wait until this one is done, which may take long.
             pending = self._quarantine.pending
             if engine.takes_requests and any(engine.serves(each.told.service) for each in pending):
-                self._withdraw(call, now_ns)
+                self._actions.append(self._assignment.withdraw(call, now_ns))
             self._settle(now_ns)
 
     def _ended(self, event: Ended, now_ns: int) -> None:
@@ -302,38 +266,24 @@ class Manager:
             return
         if event.output_tokens:
             self._lengths.record(call.told.service, event.output_tokens)
-        engine = call.engine
-        if engine is not None:
-            del engine.calls[event.request]
+        engine, moved = call.engine, call.migration is not None
         self._forget(call, now_ns)
-        if self._quarantine.pending or (engine is not None and engine.reserved is call):
+        if self._quarantine.pending or moved or (engine is not None and engine.reserved is call):
             self._settle(now_ns)
 
-    def _wait(self, call: Call, now_ns: int) -> None:
-        """The request has no engine and waits for one, in the order of submission."""
-        call.waiting_since_ns = now_ns
-        if call.quarantined_ns is None:
-            self._waiting.add(call)
-
-    def _withdraw(self, call: Call, now_ns: int) -> None:
-        """Take a request from its engine, which lives."""
-        assert call.engine is not None
-        del call.engine.calls[call.told.request]
-        self._release(call)
-        self._actions.append(Withdraw(call.told.request))
-        self._wait(call, now_ns)
-
-    def _release(self, call: Call) -> None:
-        """The request's engine does not have it any more."""
-        if call.engine is not None:
-            call.engine.load.remove(call.told.request)
-            call.engine = None
+    def _lost(self, call: Call, now_ns: int) -> None:
+        """A request's engine is gone, and does not have it any more."""
+        self._actions += self._migrations.lost(call, now_ns)
+        if call.engine is None:
+            self._assignment.wait(call, now_ns)
 
     def _forget(self, call: Call, now_ns: int) -> None:
         """The request is over."""
         service = call.told.service
         self._actions += self._residency.ended(service, self._engines.values(), now_ns)
-        self._release(call)
+        if call.migration is not None:
+            self._actions += self._migrations.ended(call, now_ns)
+        self._assignment.release(call)
         self._quarantine.forget(call)
         self._waiting.remove(call)
         del self._calls[call.told.request]
@@ -354,65 +304,27 @@ class Manager:
                 message = f"no engine of service {service!r} was ready for {self._wait_s:g} s"
                 self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
+    # Moves
+
+    def _move_wanted(self, event: MoveWanted, now_ns: int) -> None:
+        call = self._calls.get(event.request)
+        if call is not None:
+            self._actions += self._migrations.want(call, event.engine, event.method, now_ns)
+
+    def _move_told(self, event: MoveEvent, now_ns: int) -> None:
+        self._actions += self._migrations.told(event, now_ns)
+        self._settle(now_ns)
+
     # Who gets what
 
     def _with(self, service: str) -> list[Engine]:
         """The engines on which a service is placed."""
         return [engine for engine in self._engines.values() if service in engine.residences]
 
-    def _open_engines(self, service: str) -> list[EngineLoad]:
-        """Loads of the engines to which requests of a service may go."""
-        engines = self._open.get(service)
-        if engines is None:
-            engines = self._open[service] = [
-                engine.load
-                for engine in self._engines.values()
-                if engine.serves(service) and engine.takes_requests and engine.reserved is None
-            ]
-        return engines
-
     def _settle(self, now_ns: int) -> None:
-        """After a change of who takes requests: dispatch what waits, quarantined requests first."""
-        self._open.clear()
-        for engine in self._engines.values():
-            held = engine.reserved
-            if held is None or held.engine is engine:
-                continue
-            if held.quarantined_ns is None or not engine.takes_requests:
-                engine.reserved = None
-        for call in self._quarantine.pending:
-            self._seat(call, now_ns)
-        for service in self._waiting.services:
-            engines = self._open_engines(service)
-            if engines:
-                for call in self._waiting.take(service):
-                    self._dispatch(call, engines, now_ns)
-
-    def _seat(self, call: Call, now_ns: int) -> None:
-        """Keep an engine free for a quarantined request, and dispatch it once that has nothing else."""
-        service = call.told.service
-        engines = [engine for engine in self._with(service) if engine.serves(service) or engine.comes]
-        chosen = self._quarantine.choose(call, engines, now_ns)
-        for engine in engines:
-            if engine.reserved is call and engine is not chosen:
-                engine.reserved = None
-        if chosen is not None:
-            chosen.reserved = call
-            if not chosen.calls:
-                self._dispatch(call, [chosen.load], now_ns)
-
-    def _dispatch(self, call: Call, engines: Sequence[EngineLoad], now_ns: int) -> None:
-        service = call.told.service
-        turn = self._dispatched.get(service, 0)
-        self._dispatched[service] = turn + 1
-        newcomer = Newcomer(call.told, call.tokens, turn, now_ns)
-        load = engines[0] if len(engines) == 1 else self._policy.choose(newcomer, engines)
-        load.add(newcomer)
-        engine = self._engines[load.name]
-        call.engine = engine
-        call.attempt += 1
-        engine.calls[call.told.request] = call
-        self._actions.append(Dispatch(call.told.request, engine.name, engine.incarnation, call.attempt))
+        """After a change of who takes requests, or of who has which."""
+        self._actions += self._assignment.settle(now_ns)
+        self._actions += self._migrations.drain(now_ns)
 
 
 _POISON = "engines ended twice while they computed this request and nothing else; it was given up"

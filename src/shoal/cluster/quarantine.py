@@ -57,7 +57,7 @@ class Quarantine:
         shut = [engine for engine in engines if engine.takes_requests and engine.reserved not in (None, call)]
         if not free or (shut and len(free) < 2):
             return None
-        idle = [engine for engine in free if not engine.calls]
+        idle = [engine for engine in free if engine.idle]
         if idle:
             return max(idle, key=lambda engine: engine.ready_ns)
         kept = next((engine for engine in free if engine.reserved is call), None)

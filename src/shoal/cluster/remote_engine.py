@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.cluster.backend import Loaded
 from shoal.cluster.options import EnginePlan
+from shoal.cluster.state import ManagedEngine
+from shoal.cluster.status import EngineStatus
 from shoal.core import EngineDied
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
@@ -46,6 +48,8 @@ class RemoteEngine:
         """Of its process, if one runs."""
         self.info: EngineInfo | None = None
         """What it said of itself when it was ready last."""
+        self.transfer = ""
+        """Where it takes KV of requests that move to it, if it can."""
         self.stats: EngineStats | None = None
         """Its latest stats."""
         self._clock = clock
@@ -71,6 +75,25 @@ class RemoteEngine:
         """How long ago its last heartbeat came."""
         return None if self._heartbeat_ns is None else (self._clock() - self._heartbeat_ns) / 1e9
 
+    def status(self, view: ManagedEngine) -> EngineStatus:
+        """All that is known of it; ``view``: by the manager."""
+        return EngineStatus(
+            name=view.name,
+            state=view.state,
+            services=view.services,
+            device=self.plan.options.device,
+            pid=self.pid,
+            restarts=view.restarts,
+            requests=view.requests,
+            leases=view.leases,
+            moves=view.moves,
+            heartbeat_age_s=self.heartbeat_age_s,
+            last_error=view.last_error,
+            info=self.info,
+            stats=self.stats,
+            stats_age_s=self.stats_age_s,
+        )
+
     def started(self, incarnation: int) -> None:
         """Its process was started; nothing that is told of earlier ones counts any more."""
         self.incarnation, self.runs = incarnation, True
@@ -89,7 +112,7 @@ class RemoteEngine:
     ) -> None:
         """It is ready: open the channel to it."""
         self.disconnect("another process took its place")
-        self.info = loaded.info
+        self.info, self.transfer = loaded.info, loaded.transfer
         self.beat(loaded.pid)
         self._stats_asked = False
         self._channel = open_channel(loaded.endpoint, session, on_message)

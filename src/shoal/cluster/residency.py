@@ -1,10 +1,18 @@
 """Which services are in the memory of which engines, and which should be."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.cluster.actions import LoadService, UnloadService
-from shoal.cluster.state import Engine, Residence
+from shoal.cluster.events import (
+    ServiceEvent,
+    ServiceFailed,
+    ServiceLoaded,
+    ServicePlaced,
+    ServiceRemoved,
+    ServiceWanted,
+)
+from shoal.cluster.state import Engine, Residence, running_engine
 from shoal.cluster.status import EngineState, ServiceState
 
 ResidencyAction = LoadService | UnloadService
@@ -43,12 +51,35 @@ class Residency:
         """All services that are known, in the order in which they were placed first."""
         return list(self._services)
 
+    def told(self, event: ServiceEvent, engines: Mapping[str, Engine], now_ns: int) -> list[ResidencyAction]:
+        """Something happened to a service; ``engines``: all that are wanted, by name."""
+        service = event.service
+        placed = [engine for engine in engines.values() if service in engine.residences]
+        match event:
+            case ServicePlaced():
+                chosen = [engines[name] for name in event.engines if name in engines]
+                return self._place(service, chosen, event.idle_after_s, now_ns)
+            case ServiceWanted():
+                return self._want(service, event.loaded, placed)
+            case ServiceRemoved():
+                return self._remove(service, placed)
+        engine = running_engine(engines, event)
+        if engine is None:
+            return []
+        if isinstance(event, ServiceLoaded):
+            engine.load.learn(service, event.speed)
+            engine.kv_formats[service] = event.kv_format
+            return self._moved(service, engine, Residence.LOADED, now_ns)
+        if isinstance(event, ServiceFailed):
+            return self._moved(service, engine, Residence.FAILED, now_ns, event.error)
+        return self._moved(service, engine, Residence.ABSENT, now_ns)
+
     def add(self, service: str, engine: Engine, now_ns: int) -> None:
         """A service is placed on an engine that has not started."""
         self._services.setdefault(service, _Service(used_ns=now_ns))
         engine.residences[service] = Residence.ABSENT
 
-    def place(
+    def _place(
         self, service: str, engines: Iterable[Engine], idle_after_s: float | None, now_ns: int
     ) -> list[ResidencyAction]:
         """A service is wanted on engines, beside those that it is placed on."""
@@ -60,7 +91,7 @@ class Residency:
             engine.residences.setdefault(service, Residence.ABSENT)
         return self._settle(service, engines)
 
-    def want(self, service: str, loaded: bool, engines: Iterable[Engine]) -> list[ResidencyAction]:
+    def _want(self, service: str, loaded: bool, engines: Iterable[Engine]) -> list[ResidencyAction]:
         """A service is to be loaded where it is placed, or unloaded."""
         known = self._services.get(service)
         if known is None:
@@ -74,7 +105,7 @@ class Residency:
                     engine.residences[service] = Residence.ABSENT
         return self._settle(service, engines)
 
-    def remove(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
+    def _remove(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
         """A service is not wanted any more."""
         known = self._services.get(service)
         if known is None:
@@ -88,7 +119,7 @@ class Residency:
         if known is None:
             return []
         known.unfinished += 1
-        return [] if known.wanted or known.removed else self.want(service, True, engines)
+        return [] if known.wanted or known.removed else self._want(service, True, engines)
 
     def ended(self, service: str, engines: Iterable[Engine], now_ns: int) -> list[ResidencyAction]:
         """A request is over."""
@@ -106,7 +137,7 @@ class Residency:
             idle = known.idle_after_ns is not None and now_ns - known.used_ns >= known.idle_after_ns
             # Loading may take longer than that.
             if known.wanted and idle and not known.unfinished and not self.loads(name, engines):
-                actions += self.want(name, False, engines)
+                actions += self._want(name, False, engines)
         return actions
 
     def starts_with(self, engine: Engine) -> tuple[str, ...]:
@@ -138,7 +169,7 @@ class Residency:
             elif residence is not Residence.FAILED:
                 engine.residences[name] = Residence.ABSENT
 
-    def moved(
+    def _moved(
         self, service: str, engine: Engine, residence: Residence, now_ns: int, error: str | None = None
     ) -> list[ResidencyAction]:
         """An engine has loaded or unloaded a service, or failed to load it with ``error``."""

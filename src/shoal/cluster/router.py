@@ -9,24 +9,13 @@ import itertools
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from shoal.cluster.actions import (
-    ClusterAction,
-    Dispatch,
-    KillEngine,
-    LoadService,
-    RefusalKind,
-    Refuse,
-    StartEngine,
-    UnloadService,
-    Withdraw,
-)
+from shoal.cluster.action_runner import ActionRunner, OnDecision
 from shoal.cluster.administration import Administration
 from shoal.cluster.backend import EngineBackend
 from shoal.cluster.call import Call
@@ -35,19 +24,16 @@ from shoal.cluster.dispatch import dispatch_named
 from shoal.cluster.events import ClusterEvent, Submitted, Ticked
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import Manager
+from shoal.cluster.mover import Mover
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
-from shoal.cluster.state import ManagedEngine
+from shoal.cluster.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
     EngineDied,
-    Grammar,
-    InvalidRequest,
     QueueFull,
     Request,
     SamplingParams,
-    ServiceUnavailable,
 )
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
@@ -60,13 +46,9 @@ from shoal.engine.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
 
 BUILDER = "shoal.engine.build:build_engine"
-OnDecision = Callable[[int, ClusterEvent, Sequence[ClusterAction]], None]
-"""Told of every event, its time, and what was decided."""
 
 _log = logging.getLogger(__name__)
 _STATS_INTERVAL_S = 1.0
-# When to ask again for a service that no engine runs: loading takes longer.
-_NO_ENGINE_RETRY_S = 5.0
 
 
 class Router:
@@ -94,7 +76,6 @@ class Router:
         self._decoders = dict(tokenizers)
         self._max_queue = max_queue
         self._clock = clock
-        self._on_decision = on_decision
         self._dispatch = dispatch_named(options.dispatch)
         self._manager = Manager(options, self._dispatch)
         self._session = secrets.token_hex(4)
@@ -112,11 +93,19 @@ class Router:
             on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
         )
         self._calls = Calls(self._fleet, self._tell, clock)
+        self._mover = Mover(self._fleet, self._calls, self._tell, clock)
+        self._runner = ActionRunner(
+            self._manager,
+            self._fleet,
+            self._calls,
+            self._mover,
+            clock=clock,
+            spawn=self._spawn,
+            on_decision=on_decision,
+        )
         self.administration = Administration(self._manager, self._fleet, self._decoders, self._tell)
         """Changes of engines and services."""
         self._numbers = itertools.count(1)
-        self._untold: deque[ClusterEvent] = deque()
-        self._telling = False
         self._closed_reason: str | None = None  # why no new calls are accepted
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,7 +165,7 @@ class Router:
     @property
     def engines(self) -> Sequence[EngineStatus]:
         """The engines, as they are now."""
-        return [self._status(view, self._fleet.engines[view.name]) for view in self._manager.engines]
+        return [self._fleet.engines[view.name].status(view) for view in self._manager.engines]
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
@@ -186,22 +175,6 @@ class Router:
             name: replace(status, resumed=resumed.get(name, 0))
             for name, status in self._manager.services.items()
         }
-
-    def _status(self, view: ManagedEngine, engine: RemoteEngine) -> EngineStatus:
-        return EngineStatus(
-            name=view.name,
-            state=view.state,
-            services=view.services,
-            device=engine.plan.options.device,
-            pid=engine.pid,
-            restarts=view.restarts,
-            requests=view.requests,
-            heartbeat_age_s=engine.heartbeat_age_s,
-            last_error=view.last_error,
-            info=engine.info,
-            stats=engine.stats,
-            stats_age_s=engine.stats_age_s,
-        )
 
     @property
     def unfinished(self) -> int:
@@ -291,6 +264,7 @@ class Router:
                 sampling.max_tokens,
                 len(requests),
                 self._prefix(first),
+                _moves_kv(sampling),
             )
         )
         return call
@@ -344,74 +318,8 @@ class Router:
             _log.error("the router is broken: restart the server", exc_info=error)
 
     def _tell(self, event: ClusterEvent) -> None:
-        """Tell the manager what happened, and carry out what it decides, one event after the other."""
-        self._untold.append(event)
-        if self._telling:
-            return
-        self._telling = True
-        try:
-            while self._untold:
-                event, now_ns = self._untold.popleft(), self._clock()
-                decided = self._manager.handle(event, now_ns)
-                if self._on_decision is not None:
-                    self._on_decision(now_ns, event, decided)
-                for action in decided:
-                    self._carry_out(action)
-        finally:
-            self._telling = False
-
-    def _carry_out(self, action: ClusterAction) -> None:
-        match action:
-            case Dispatch():
-                self._dispatch_call(action)
-            case Withdraw():
-                if (call := self._calls.get(action.request)) is not None:
-                    self._calls.withdraw(call)
-            case Refuse():
-                if (call := self._calls.get(action.request)) is not None:
-                    self._refuse(call, action)
-            case StartEngine():
-                self._fleet.start_engine(action.engine, action.incarnation, action.services)
-            case LoadService() | UnloadService():
-                self._fleet.change_services(action)
-            case KillEngine():
-                self._fleet.kill_engine(action.engine, action.incarnation, action.why)
-
-    def _dispatch_call(self, action: Dispatch) -> None:
-        """Send the rest of a call to an engine."""
-        call = self._calls.get(action.request)
-        if call is None:
-            return
-        engine = self._fleet.engines[action.engine]
-        self._calls.assign(call, action.engine, action.attempt)
-        if call.grammar is None:
-            engine.send(wire.Submit.from_requests(call.rest(self._clock())))
-        else:
-            self._spawn(self._prepare_and_send(call, call.attempt, engine, call.grammar))
-
-    async def _prepare_and_send(
-        self, call: Call, attempt: int, engine: RemoteEngine, grammar: Grammar
-    ) -> None:
-        """Send a call once its engine can follow its grammar, unless it went elsewhere or ended meanwhile."""
-        try:
-            answer = await engine.ask(lambda key: wire.Prepare(key, call.service, grammar), wire.Prepared)
-        except EngineDied:
-            return
-        if call.attempt != attempt or not call.unfinished:
-            return
-        if answer.error is None:
-            engine.send(wire.Submit.from_requests(call.rest(self._clock())))
-            call.accept()
-        elif answer.retry_after_s is not None:
-            self._calls.end(call, QueueFull(answer.error, answer.retry_after_s))
-        else:
-            self._calls.end(call, InvalidRequest(answer.error, param="grammar"))
-
-    def _refuse(self, call: Call, action: Refuse) -> None:
-        if action.kind is RefusalKind.NO_ENGINE:
-            self._calls.end(call, ServiceUnavailable(action.message, _NO_ENGINE_RETRY_S))
-        else:
-            self._calls.end(call, EngineDied(action.message))
+        """Tell the manager what happened."""
+        self._runner.tell(event)
 
     def _handle_message(self, name: str, message: wire.FromEngine) -> None:
         match message:
@@ -423,3 +331,10 @@ class Router:
                 self._fleet.engines[name].answered(message)
             case wire.Forgotten():
                 self._fleet.distrust(name, "it has forgotten its requests")
+            case _:
+                self._mover.handle(name, message)
+
+
+def _moves_kv(sampling: SamplingParams) -> bool:
+    """Whether engines need nothing but KV and tokens to go on with a call."""
+    return sampling.n == 1 and sampling.grammar is None and sampling.prompt_logprobs is None

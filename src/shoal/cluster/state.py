@@ -1,11 +1,22 @@
 """What a manager remembers of engines and requests."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from shoal.cluster.actions import MoveOutcome
 from shoal.cluster.engine_load import EngineLoad
-from shoal.cluster.events import Submitted
+from shoal.cluster.events import (
+    EngineBeat,
+    EngineEnded,
+    EngineReady,
+    MoveMethod,
+    ServiceFailed,
+    ServiceLoaded,
+    ServiceUnloaded,
+    Submitted,
+)
 from shoal.cluster.status import EngineState
 
 TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
@@ -35,6 +46,10 @@ class ManagedEngine:
     """Requests that it has not finished."""
     last_error: str | None
     """Why it ended last."""
+    leases: int
+    """Requests of other engines for which it keeps blocks."""
+    moves: Mapping[tuple[MoveMethod, MoveOutcome], int]
+    """Migrations from it that are over."""
 
 
 class Residence(Enum):
@@ -74,6 +89,17 @@ class Call:
     """Those of them that had nothing else to do."""
     quarantined_ns: int | None = None
     """Since when it runs alone only; None: it may run with others."""
+    migration: str | None = None
+    """The migration that it is in; None: it stays where it is."""
+    moves_kv: bool = True
+    """Whether its KV may be moved, and could be when that was tried."""
+    stays_until_ns: int = 0
+    """It is not moved before, because that could not be done."""
+
+    @property
+    def suspected(self) -> bool:
+        """Whether an engine may have died of it."""
+        return self.deaths > 0 or self.quarantined_ns is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +136,12 @@ class Engine:
     """The requests that it has, by id."""
     reserved: Call | None = None
     """A request that is to run on it alone."""
+    kv_formats: dict[str, str] = field(default_factory=dict)
+    """What KV it has, by service, where it can be moved."""
+    leases: int = 0
+    """Requests of other engines for which it keeps blocks: they come, or may come back."""
+    moves: Counter[tuple[MoveMethod, MoveOutcome]] = field(default_factory=Counter)
+    """Migrations from it that are over."""
 
     @property
     def name(self) -> str:
@@ -129,6 +161,16 @@ class Engine:
     def takes_requests(self) -> bool:
         """Whether it is ready and will be."""
         return self.state is EngineState.READY and not self.killed
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process runs and will."""
+        return self.runs and not self.killed
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no requests, and none that may come back."""
+        return not self.calls and not self.leases
 
     @property
     def comes(self) -> bool:
@@ -151,4 +193,17 @@ class Engine:
             restarts=self.restarts,
             requests=len(self.calls),
             last_error=self.last_error,
+            leases=self.leases,
+            moves=dict(self.moves),
         )
+
+
+OfEngine = EngineReady | EngineBeat | EngineEnded | ServiceLoaded | ServiceFailed | ServiceUnloaded
+"""What is told of one start of an engine."""
+
+
+def running_engine(engines: Mapping[str, Engine], event: OfEngine) -> Engine | None:
+    """The engine that an event tells of, if it is the one that runs now."""
+    engine = engines.get(event.engine)
+    present = engine is not None and engine.runs and engine.incarnation == event.incarnation
+    return engine if present else None

@@ -1,9 +1,11 @@
 """What is known of a cluster's engines and services, for health, metrics and administration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shoal.cluster.actions import MoveOutcome
+from shoal.cluster.events import MoveMethod
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.stats import EngineStats
 
@@ -18,7 +20,7 @@ class EngineState(StrEnum):
     READY = "ready"
     """It takes requests."""
     DRAINING = "draining"
-    """It finishes what it has and gets nothing new."""
+    """It gets nothing new, and gives what it has to others, or finishes it."""
 
 
 class ServiceState(StrEnum):
@@ -56,6 +58,10 @@ class EngineStatus:
     """How often it was started again."""
     requests: int = 0
     """Requests that it has not finished."""
+    leases: int = 0
+    """Requests of other engines for which it keeps KV blocks: they come, or may come back."""
+    moves: Mapping[tuple[MoveMethod, MoveOutcome], int] = field(default_factory=dict)
+    """Migrations of requests from it that are over."""
     heartbeat_age_s: float | None = None
     """How long ago its last heartbeat came; None: none has."""
     last_error: str | None = None

@@ -89,7 +89,7 @@ class Administration(Protocol):
         """Start a further engine; returns when it is ready; raises EngineDied if it does not start."""
 
     def drain_engine(self, name: str) -> None:
-        """Give an engine no more requests."""
+        """Give an engine no more requests, and move those that it has to others."""
 
     async def remove_engine(self, name: str) -> None:
         """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""

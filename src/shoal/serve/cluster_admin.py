@@ -137,13 +137,18 @@ class ClusterAdmin:
         return self.operations.start("add_engine", name, work)
 
     def drain_engine(self, name: str) -> Operation:
-        """Give an engine no more requests; done when it has finished those that it has."""
+        """Give an engine no more requests, and move those that it has to others; done when it has none left.
+
+        Those that no other engine can take end there.
+        """
         self._engine(name)
 
         async def work(operation: Operation) -> None:
             self._changes.drain_engine(name)
-            while (engine := self._find_engine(name)) is not None and engine.requests:
-                _say(operation, f"waiting for the {engine.requests} requests of engine {name}")
+            while (engine := self._find_engine(name)) is not None and (engine.requests or engine.leases):
+                _say(
+                    operation, f"waiting for the {engine.requests + engine.leases} requests of engine {name}"
+                )
                 await asyncio.sleep(_DRAIN_POLL_S)
 
         return self.operations.start("drain_engine", name, work)

@@ -99,6 +99,8 @@ class EngineCard(Struct):
     services: list[str]
     requests: int
     """That it has not finished."""
+    leases: int
+    """Requests of other engines for which it keeps KV: they come, or may come back."""
     pid: int | None
     restarts: int
     heartbeat_age_s: float | None
@@ -118,6 +120,7 @@ class EngineCard(Struct):
             engine.device,
             list(engine.services),
             engine.requests,
+            engine.leases,
             engine.pid,
             engine.restarts,
             rounded(engine.heartbeat_age_s),

@@ -5,12 +5,15 @@ would count twice. What a dead engine counted stays; what it had (requests, KV) 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from shoal.cluster.actions import MoveOutcome
+from shoal.cluster.events import MoveMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine.stats import EngineStats, ServiceStats
 from shoal.forecast import Spread
@@ -38,14 +41,21 @@ class EngineCollector(Collector):
         restarts = _counter("engine_restarts", "How often the engine was started again.")
         beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")
         ages = _gauge("engine_state_age_seconds", "How old what this page says of the engine is.")
+        leases = _gauge("request_leases", "Requests of other engines for which the engine keeps KV.")
+        moves = _counter(
+            "migrations", "Requests that were to move from the engine to another.", "method", "outcome"
+        )
         for engine in self._engines:
             up.add_metric([engine.name], float(engine.state in _RUNNING))
             restarts.add_metric([engine.name], engine.restarts)
+            leases.add_metric([engine.name], engine.leases)
+            for method, outcome in product(MoveMethod, MoveOutcome):
+                moves.add_metric([engine.name, method, outcome], engine.moves.get((method, outcome), 0))
             if engine.heartbeat_age_s is not None:
                 beats.add_metric([engine.name], engine.heartbeat_age_s)
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
-        yield from (up, restarts, beats, ages)
+        yield from (up, restarts, beats, ages, leases, moves)
         told = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
         alive = {e.name: told[e.name] for e in self._engines if e.state in _RUNNING and e.name in told}
         yield from _service_gauges(alive)

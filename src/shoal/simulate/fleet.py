@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shoal.cluster.actions import ClusterAction, Dispatch, KillEngine, Refuse, StartEngine, Withdraw
+from shoal.cluster.actions import ClusterAction, Dispatch, Refuse, StartEngine
 from shoal.cluster.dispatch import DispatchPolicy
 from shoal.cluster.events import (
     ClusterEvent,
@@ -174,8 +174,8 @@ class Fleet:
             self._set(self._clock.now_ns + self._load_ns, ready)
         elif isinstance(action, Refuse):
             self._refuse(self._requests.pop(action.request), -1, action.message)
-        elif isinstance(action, Withdraw | KillEngine):
-            raise RuntimeError(f"no engine of a simulation is suspected or silent, but: {action}")
+        else:
+            raise RuntimeError(f"no engine of a simulation is suspected, silent or drained, but: {action}")
 
 
 def _aged(request: Request, now_ns: int) -> Request:
