@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.core import FinishReason, Request, TokenEvent, TokenLogprobs
 from shoal.engine import Engine, migration_wire, wire
+from shoal.engine.info import EngineInfo
 from shoal.engine.migration_wire import (
     Abort,
     Commit,
@@ -21,7 +22,6 @@ from shoal.engine.migration_wire import (
     Reserved,
     Stopped,
 )
-from shoal.engine.info import EngineInfo
 from shoal.engine.process import EngineServer, Services
 from shoal.engine.transfer import Transfer
 
