@@ -1,0 +1,298 @@
+"""Running streams move between engines again and again: nothing may be lost or changed, or be slow.
+
+    python benchmarks/migration.py                   # SmolLM2 in float32, three engines, 60 streams
+    python benchmarks/migration.py --methods live --moves 200
+
+Clients read one stream after the other. Every 100 ms one of the streams is moved to another engine, by a
+method that is chosen at random. All streams are compared with those of an undisturbed run: their tokens must
+be the same, but for places where the two likeliest tokens lay closer than 0.001, and their log-probabilities
+within 0.001. Printed are, for each method, how many moves were made, and how long the moved stream waited for
+its next token, in units of the median time between two tokens of the same run and of the undisturbed one; and
+how the other streams' time between tokens changed.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.cluster.actions import ClusterAction, Commit, Dispatch, MoveEnded
+from shoal.cluster.backends import make_backend
+from shoal.cluster.events import ClusterEvent, MoveMethod
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.router import Router
+from shoal.core import EngineDied, SamplingParams, Service
+from shoal.engine import EngineOptions
+from shoal.kvcache import KVCacheOptions
+from shoal.models import Tokenizer, resolve_model
+
+SERVICE = "chat"
+TOLERANCE = 1e-3
+WORDS = "river stone light market winter garden engine letter window bridge copper music story harbour"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass
+class Output:
+    """What came of one."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    """Between the two likeliest tokens, as log-probabilities."""
+    times_s: list[float] = field(default_factory=list)
+    """When each token came."""
+
+
+@dataclass
+class Outcome:
+    """What the run showed."""
+
+    streams: int = 0
+    lost: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    ties: int = 0
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Moves by method and what became of them."""
+    why: Counter[str] = field(default_factory=Counter)
+    moved_s: dict[str, list[float]] = field(default_factory=dict)
+    """By method: the time between the last token before a move and the first after."""
+    between_s: list[float] = field(default_factory=list)
+    """All other times between two tokens."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was lost, and nothing differs but at ties."""
+        return not self.lost and not self.different and self.ties <= max(1, self.streams // 1000)
+
+
+def make_jobs(tokenizer: Tokenizer, count: int, tokens: int) -> list[Job]:
+    """Prompts of very different lengths."""
+    rng = random.Random(7)
+    words = WORDS.split()
+    texts = [" ".join(rng.choice(words) for _ in range(rng.choice([8, 20, 50, 100]))) for _ in range(count)]
+    return [Job(tuple(tokenizer.encode(text)), rng.randrange(tokens // 2, tokens)) for text in texts]
+
+
+class Moves:
+    """The load, and who moves it."""
+
+    def __init__(self, router: Router, jobs: Sequence[Job], options: argparse.Namespace) -> None:
+        self.router = router
+        self.jobs = jobs
+        self.options = options
+        self.rng = random.Random(options.seed)
+        self.reference: dict[Job, Output] = {}
+        self.undisturbed_s: list[float] = []
+        self.outcome = Outcome()
+        self.methods: dict[str, tuple[str, str]] = {}
+        """Request and method by migration."""
+        self.handed_over_s: dict[str, list[tuple[float, str]]] = {}
+        """When a call went to another engine, and by which method."""
+        self.wanted: dict[str, str] = {}
+        """The last method that was asked for, by call."""
+
+    def on_decision(self, now_ns: int, event: ClusterEvent, decided: Sequence[ClusterAction]) -> None:
+        """Remember when a call was handed over."""
+        for action in decided:
+            if isinstance(action, MoveEnded):
+                self.outcome.ended[action.method, action.outcome] += 1
+                if action.why:
+                    self.outcome.why[action.why] += 1
+            elif isinstance(action, Commit) or (isinstance(action, Dispatch) and action.attempt > 1):
+                method = "live or stop" if isinstance(action, Commit) else "tokens"
+                method = self.wanted.get(action.request, method) if isinstance(action, Commit) else "tokens"
+                self.handed_over_s.setdefault(action.request, []).append((now_ns / 1e9, method))
+
+    async def read(self, job: Job) -> tuple[str, Output]:
+        """One stream to its end."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, logprobs=2)
+        output = Output()
+        async with await self.router.submit(SERVICE, list(job.prompt), sampling) as stream:
+            async for delta in stream:
+                output.times_s += [time.monotonic()] * len(delta.tokens)
+                output.tokens += delta.tokens
+                for entry in delta.logprobs or ():
+                    output.logprobs.append(entry.logprob)
+                    (_, best), (_, second) = entry.top[:2]
+                    output.gaps.append(best - second)
+        return stream.id, output
+
+    async def undisturbed(self) -> None:
+        """Read every job once, all at a time."""
+        outputs = await asyncio.gather(*(self.read(job) for job in self.jobs))
+        for job, (_, output) in zip(self.jobs, outputs, strict=True):
+            self.reference[job] = output
+            self.undisturbed_s += _between(output.times_s)
+
+    async def client(self, until_s: asyncio.Event) -> None:
+        """Read streams until told to stop."""
+        while not until_s.is_set():
+            job = self.rng.choice(self.jobs)
+            try:
+                call, output = await self.read(job)
+            except EngineDied as error:
+                self.outcome.lost.append(str(error))
+                continue
+            self.outcome.streams += 1
+            self._compare(job, output)
+            self._time(call, output)
+
+    def _compare(self, job: Job, output: Output) -> None:
+        """Note where a stream differs from the undisturbed one."""
+        expected = self.reference[job]
+        if len(output.tokens) != len(expected.tokens):
+            self.outcome.different.append(f"{len(output.tokens)} tokens for {len(expected.tokens)}")
+            return
+        for at, (token, wanted) in enumerate(zip(output.tokens, expected.tokens, strict=True)):
+            if token != wanted:
+                if expected.gaps[at] < TOLERANCE:
+                    self.outcome.ties += 1
+                else:
+                    self.outcome.different.append(f"token {at}: {token} for {wanted}")
+                return
+            difference = abs(output.logprobs[at] - expected.logprobs[at])
+            if difference > TOLERANCE:
+                self.outcome.different.append(f"log-probability {at} differs by {difference:.4f}")
+                return
+
+    def _time(self, call: str, output: Output) -> None:
+        """Sort a stream's times between tokens by whether it moved in them."""
+        moves = self.handed_over_s.pop(call, [])
+        for before_s, after_s in pairwise(output.times_s):
+            methods = [method for moved_s, method in moves if before_s <= moved_s < after_s]
+            if methods:
+                self.outcome.moved_s.setdefault(methods[-1], []).append(after_s - before_s)
+            else:
+                self.outcome.between_s.append(after_s - before_s)
+
+    async def run(self) -> None:
+        """All moves, under load that outlasts them."""
+        stopped = asyncio.Event()
+        clients = [asyncio.create_task(self.client(stopped)) for _ in range(self.options.streams)]
+        methods = [MoveMethod(name) for name in self.options.methods]
+        for _ in range(self.options.moves):
+            await asyncio.sleep(self.options.every)
+            calls = [
+                call
+                for call in self.router._calls.all()
+                if call.engine is not None and (call.output_tokens > 2 or len(methods) > 1)
+            ]
+            if not calls:
+                continue
+            call, method = self.rng.choice(calls), self.rng.choice(methods)
+            others = [engine.name for engine in self.router.engines if engine.name != call.engine]
+            self.wanted[call.id] = method
+            self.router.administration.move_request(call.id, self.rng.choice(others), method)
+        stopped.set()
+        await asyncio.gather(*clients)
+
+
+def _between(times_s: Sequence[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times_s)]
+
+
+def report(moves: Moves, console: Console) -> None:
+    """Print the outcome."""
+    outcome = moves.outcome
+    console.print(
+        f"{outcome.streams} streams, {len(outcome.lost)} lost, {len(outcome.different)} different, "
+    )
+    console.print(f"{outcome.ties} at ties below {TOLERANCE:g}")
+    console.print("moves: " + ", ".join(f"{m} {o} {n}" for (m, o), n in sorted(outcome.ended.items())))
+    for why, count in outcome.why.most_common(8):
+        console.print(f"  {count} x {why}")
+    usual, before = statistics.median(outcome.between_s), statistics.median(moves.undisturbed_s)
+    table = Table("between two tokens", "n", "median ms", "p95 ms", "of this run", "of undisturbed")
+    rows = {"undisturbed": moves.undisturbed_s, "not moved": outcome.between_s}
+    rows |= {f"moved, {method}": times for method, times in sorted(outcome.moved_s.items())}
+    for name, times in rows.items():
+        median = statistics.median(times)
+        p95 = statistics.quantiles(times, n=20)[-1] if len(times) > 1 else median
+        table.add_row(
+            name,
+            str(len(times)),
+            f"{1000 * median:.0f}",
+            f"{1000 * p95:.0f}",
+            f"{median / usual:.2f}",
+            f"{median / before:.2f}",
+        )
+    console.print(table)
+    means = statistics.mean(outcome.between_s), statistics.mean(moves.undisturbed_s)
+    console.print(f"mean between tokens, not moved: {means[0] / means[1]:.2f} of undisturbed")
+    for text in [*outcome.lost, *outcome.different][:20]:
+        console.print(f"  {text}", style="red")
+
+
+async def main(options: argparse.Namespace, console: Console) -> bool:
+    """Start engines, move their streams about, and say what came of it."""
+    folder = resolve_model(options.model)
+    tokenizer = Tokenizer.from_folder(folder)
+    engine = EngineOptions(
+        services=(Service(name=SERVICE, model=options.model, dtype=options.dtype),),
+        threads=1,
+        kv_cache=KVCacheOptions(memory_bytes=options.kv_mib << 20),
+    )
+    cluster = ClusterOptions(backend=options.backend, address=options.address)
+    moves: Moves | None = None
+    router = await Router.start(
+        [EnginePlan(name=str(number), options=engine) for number in range(options.engines)],
+        {SERVICE: folder},
+        {SERVICE: tokenizer},
+        make_backend(cluster),
+        cluster,
+        on_decision=lambda *decision: moves.on_decision(*decision) if moves is not None else None,
+    )
+    try:
+        moves = Moves(router, make_jobs(tokenizer, options.streams, options.tokens), options)
+        await moves.undisturbed()
+        console.print(f"{options.streams} undisturbed streams read")
+        await moves.run()
+        for name in [engine.name for engine in router.engines]:
+            stats = await router.stats(name)
+            console.print(f"engine {name} holds {stats.services[SERVICE].live_blocks} blocks in the end")
+    finally:
+        await router.close()
+    report(moves, console)
+    return moves.outcome.passed
+
+
+def arguments() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--backend", choices=["local", "ray"], default="local")
+    parser.add_argument("--address", default="auto", help="of a Ray cluster on this machine")
+    parser.add_argument("--engines", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=160, help="most tokens of an answer")
+    parser.add_argument("--moves", type=int, default=300)
+    parser.add_argument("--every", type=float, default=0.1, metavar="SECONDS")
+    parser.add_argument("--methods", nargs="*", choices=list(MoveMethod), default=list(MoveMethod))
+    parser.add_argument("--kv-mib", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    passed = asyncio.run(main(arguments(), Console()))
+    sys.exit(0 if passed else 1)
