@@ -22,6 +22,7 @@ from shoal.cluster.node.folder import NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
+from shoal.engine.lifeline import PROTOCOL
 
 TIMEOUT_S = 60
 SETTINGS = {"kv_cache.memory": "64MiB", "threads": "1"}
