@@ -112,7 +112,7 @@ def test_a_request_that_is_stopped_at_once_has_no_rounds():
 
 @pytest.mark.parametrize("slices", [False, True])
 def test_a_destination_without_room_declines(slices):
-    options = {} if not slices else {"scheduler": {"admission": Slice(8)}}
+    options = {} if not slices else {"scheduler": {"admission": Slice(tokens=8)}}
     request, large = ask(), ask("large", prompt=60, output=20)
     with pair(blocks=(200, 200 if slices else 22), **options) as (source, destination):
         move = Move(request, 10)
