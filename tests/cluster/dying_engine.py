@@ -21,9 +21,10 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.options import EngineOptions
 
 BUILDER = "dying_engine:build_dying"
-SOURCE = ("Export", "read_blocks", "Stopped", "Release")
-DESTINATION = ("Reserve", "write_blocks", "Commit", "join")
 MORTAL = 3
+SOURCE = ("Export", "read_blocks", "Stopped", "Release")
+"""Stages of the source; as the next."""
+DESTINATION = ("Reserve", "write_blocks", "Commit", "join")
 BY_TOKENS = ("cancel", "submit")
 """Of the source, and of the destination, where only tokens move."""
 
