@@ -30,6 +30,8 @@ class Bench:
         self.options = ClusterOptions() if options is None else options
         self.manager = Manager(self.options, dispatch_named(dispatch))
         self.now_ns = 0
+        self.kv_format = ""
+        """Of engines that become ready; "": their KV cannot move."""
         self.tell(Ticked())
 
     def tell(self, *events: ClusterEvent) -> list[ClusterAction]:
@@ -48,7 +50,8 @@ class Bench:
 
     def ready(self, engine: str, incarnation: int, *, speed: ServiceSpeed = SPEED) -> list[ClusterAction]:
         [services] = [each.services for each in self.manager.engines if each.name == engine]
-        return self.tell(EngineReady(engine, incarnation, dict.fromkeys(services, speed)))
+        formats = dict.fromkeys(services, self.kv_format) if self.kv_format else {}
+        return self.tell(EngineReady(engine, incarnation, dict.fromkeys(services, speed), formats))
 
     def submit(
         self,

@@ -18,7 +18,7 @@ from shoal.cluster.actions import ClusterAction, MoveEnded, MoveOutcome
 from shoal.cluster.events import MoveMethod
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
-from shoal.core import EngineDied, FinishReason, SamplingParams
+from shoal.core import ConfigError, EngineDied, FinishReason, SamplingParams
 
 Scenario = Callable[[Router, FakeBackend], Awaitable[None]]
 
@@ -91,7 +91,8 @@ def test_where_nothing_can_move_nothing_happens():
         move = router.administration.move_request
         stream = await router.submit("a", PROMPT, greedy())
         move(stream.id, "0", MoveMethod.LIVE)
-        move(stream.id, "nobody", MoveMethod.LIVE)
+        with pytest.raises(ConfigError, match="there is no engine 'z'"):
+            move(stream.id, "z", MoveMethod.LIVE)
         move("nobody", None, MoveMethod.TOKENS)
         assert await tokens_of(stream) == expected(PROMPT)
         assert moves(router) == {}

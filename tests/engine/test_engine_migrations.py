@@ -112,7 +112,7 @@ def test_a_request_that_is_stopped_at_once_has_no_rounds():
 
 @pytest.mark.parametrize("slices", [False, True])
 def test_a_destination_without_room_declines(slices):
-    options = {} if not slices else {"scheduler": {"admission": Slice(8)}}
+    options = {} if not slices else {"scheduler": {"admission": Slice(tokens=8)}}
     request, large = ask(), ask("large", prompt=60, output=20)
     with pair(blocks=(200, 200 if slices else 22), **options) as (source, destination):
         move = Move(request, 10)
@@ -491,6 +491,20 @@ def test_a_cancel_between_an_order_and_its_turn_is_not_lost():
             assert not destination.turn()
         assert source.is_free
         assert destination.is_free
+
+
+def test_an_id_that_is_in_use_is_refused():
+    request = ask(prompt=60)
+    with pair() as (source, destination):
+        move = Move(request, 10)
+        client = Client(source, destination, [move], lambda client, move, told: isinstance(told, Stopped))
+        client.submit(source, request, ask("o", output=60))
+        while not told(client, Stopped):
+            client.turn()
+        source.send(Abort(move.id, "o"))
+        [refused] = [answer for answer in source.turn() if isinstance(answer, wire.Refused)]
+        assert refused.request_id == "o"
+        assert len(source.engine._scheduler.leases) == 0
 
 
 def test_a_request_that_the_destination_cannot_take_goes_on_at_the_source():

@@ -84,6 +84,13 @@ class ReplayExecutor:
                 # From now on the scheduler takes the last token of a prompt for a decode.
                 sequence.joined_tokens = sequence.computed
 
+    def write(self, service: str, block: int, slots: Sequence[int] | None) -> None:
+        """KV of a block comes from another engine; None: it was not written there either."""
+        assert not self.users[service, block], "writes into a block of a table"
+        self._own(service, block)
+        if slots is not None:
+            self.memory[service, block] = list(slots)
+
     def _apply(self, plan: StepPlan) -> None:
         """The changes that a plan names."""
         for copy in plan.swap_out_copies:

@@ -1,77 +1,17 @@
 """Requests that change engines again and again say what they would have said on one."""
 
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_executor import ReplayExecutor
-from schedule_builders import SECOND, make_pool, make_request, make_scheduler, run
+from moving_builders import engine_of, make_some_request
+from schedule_builders import SECOND, make_pool, make_scheduler, run
 
 from hypothesis_profiles import examples
 from shoal.config import PRESETS
-from shoal.core import Idle, Request, TokenEvent
-from shoal.kvcache import BlockPool
-from shoal.schedule import Scheduler
-
-
-class Engine:
-    """A scheduler and an executor that checks everything, with a clock of its own."""
-
-    def __init__(self, scheduler: Scheduler, clock_ns: int = 0) -> None:
-        self.scheduler = scheduler
-        self.pool: BlockPool = scheduler.pool  # type: ignore[attr-defined]
-        self.executor = ReplayExecutor(self.pool)
-        self.flights = deque()
-        self.now_ns = clock_ns
-        self.events = []
-
-    def submit(self, request: Request) -> None:
-        self.events += self.scheduler.submit(request, self.now_ns)
-
-    def step(self) -> list[TokenEvent]:
-        """Plan what can be planned, and let the oldest plan end; returns events."""
-        while len(self.flights) < self.scheduler.options.depth:
-            plan = self.scheduler.schedule(self.now_ns)
-            self.pool.check_integrity()
-            if isinstance(plan, Idle):
-                assert self.scheduler.schedule(self.now_ns) == plan, "looking again changed something"
-                break
-            self.flights.append((plan, self.executor.run(plan)))
-        if self.flights:
-            plan, result = self.flights.popleft()
-            self.now_ns += result.duration_ns
-            self.events += self.scheduler.update(plan, result, self.now_ns)
-            self.pool.check_integrity()
-        else:
-            assert self.events or not self.scheduler.unfinished, "the scheduler is stuck"
-        events, self.events = self.events, []
-        return events
-
-    def check_empty(self) -> None:
-        assert all(self.pool.live_blocks(service) == 0 for service in self.pool.layout.services)
-        host = self.scheduler.host  # type: ignore[attr-defined]
-        assert host is None or all(not host.live_blocks(service) for service in host.layout.services)
-
-
-def engine_of(preset: str, depth: int, clock_ns: int, blocks: int = 14) -> Engine:
-    chosen = replace(PRESETS[preset].scheduler, depth=depth, max_batched_tokens=24)
-    options = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
-    return Engine(make_scheduler(make_pool(blocks, per_merged={"a": 1, "b": 2}), **options), clock_ns)
-
-
-def make_some_request(random: Random, number: int) -> Request:
-    """Of either service, with a prompt that others may share the beginning of."""
-    own = [10_000 + 100 * number + at for at in range(random.randint(1, 12))]
-    return make_request(
-        [*range(random.choice((0, 4, 8))), *own],
-        random.choice((None, random.randint(1, 16))),
-        max_tokens=random.randint(1, 16),
-        service=random.choice("ab"),
-        id=f"q{number}",
-    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)

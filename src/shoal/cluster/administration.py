@@ -119,7 +119,12 @@ class Administration:
             raise EngineDied(f"engine {plan.name!r} does not start: {engine.last_error}")
 
     def move_request(self, request: str, engine: str | None, method: MoveMethod) -> None:
-        """Move a running request to an engine (None: whichever the dispatch chooses), if it can go there."""
+        """Move a running request to an engine (None: whichever the dispatch chooses), if it can go there.
+
+        Raises ConfigError if there is no such engine.
+        """
+        if engine is not None:
+            self._require_engine(engine)
         self._tell(MoveWanted(request, engine, method))
 
     def drain_engine(self, name: str) -> None:

@@ -25,7 +25,7 @@ from shoal.core import (
     StepResult,
     TokenEvent,
 )
-from shoal.engine import migration_wire
+from shoal.engine import migration_wire, wire
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migrations import Migrations
 from shoal.engine.service_changes import ServiceChanges
@@ -157,7 +157,7 @@ class Engine:
         self._idle = None
         return self._scheduler.detach(request_id, self._clock())
 
-    def connect(self, transfer: Transfer, tell: Callable[[migration_wire.FromEngine], None]) -> None:
+    def connect(self, transfer: Transfer, tell: Callable[[wire.FromEngine], None]) -> None:
         """From now on requests may move to other engines, and come from such, with their KV.
 
         tell: sends to who orders it; called by ``begin``, when all events so far were returned.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import zmq
 
 from shoal.core import InvalidRequest, StepPlan
-from shoal.engine import migration_wire
-from shoal.engine.migration_wire import Abort, Copied, Export, Failed, NotExported, Stopped
+from shoal.engine import wire
+from shoal.engine.migration_wire import Abort, Copied, Export, NotExported, Stopped
 from shoal.engine.transfer import Blocks, Transfer
 from shoal.execute.protocol import Executor
 from shoal.kvcache import BlockPool
@@ -58,7 +58,7 @@ class Exports:
         executor: Executor,
         transfer: Transfer,
         run: Callable[[StepPlan], None],
-        tell: Callable[[migration_wire.FromEngine], None],
+        tell: Callable[[wire.FromEngine], None],
         clock: Callable[[], int],
     ) -> None:
         self._scheduler = scheduler
@@ -195,7 +195,9 @@ class Exports:
             self._run(self._scheduler.resume(migration, self._clock(), request_id))
         except InvalidRequest as error:
             self._scheduler.release(migration)
-            self._tell(Failed(migration, str(error)))
+            self._tell(
+                wire.Refused(request_id or export.order.request_id, str(error), error.param, error.code)
+            )
 
     def _forget(self, migration: str) -> _Export | None:
         export = self._exports.pop(migration, None)

@@ -17,6 +17,7 @@ from shoal.schedule import Scheduler
 
 _GROWTH_BLOCKS = 2
 """Room for what is computed while it is copied; more is taken when it comes."""
+_ROOM_NEEDED = "its room was needed for another request"
 
 
 @dataclass(slots=True)
@@ -75,7 +76,10 @@ class Imports:
                 self._tell(Failed(order.migration, "no room is kept for it, or not any more"))
         elif coming.commit is None:
             coming.commit = order
-            self._join_if_complete(order.migration, coming)
+            if order.migration in self._scheduler.leases:
+                self._join_if_complete(order.migration, coming)
+            else:
+                self._fail(order.migration, coming, _ROOM_NEEDED)
 
     def drop(self, order: Drop) -> None:
         """Keep no room any more."""
@@ -125,7 +129,7 @@ class Imports:
         migration, first, count = arrived.blocks.migration, arrived.blocks.first, arrived.blocks.count
         lease = self._scheduler.leases.find(migration)
         if lease is None:
-            return "its room was needed for another request"
+            return _ROOM_NEEDED
         end = first + count
         if first < 0 or count < 1 or end > self._pool.max_blocks(coming.service):
             return f"blocks {first} to {end} cannot be a request's"

@@ -51,7 +51,10 @@ class Commit(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the source: send no more; a request that was stopped runs again, from its KV. Unknown: ignored."""
+    """To the source: send no more; a request that was stopped runs again, from its KV. Unknown: ignored.
+
+    Refused comes where its id is in use.
+    """
 
     migration: str
     """The migration's id."""

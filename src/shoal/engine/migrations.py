@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shoal.core import StepPlan
-from shoal.engine import migration_wire
+from shoal.engine import migration_wire, wire
 from shoal.engine.exports import Exports
 from shoal.engine.imports import Imports
 from shoal.engine.migration_wire import Abort, Commit, Drop, Export, Release, Reserve
@@ -33,7 +33,7 @@ class Migrations:
         pool: BlockPool,
         executor: Executor,
         transfer: Transfer,
-        tell: Callable[[migration_wire.FromEngine], None],
+        tell: Callable[[wire.FromEngine], None],
         clock: Callable[[], int],
     ) -> None:
         self._scheduler = scheduler
