@@ -433,7 +433,7 @@ def test_a_node_without_engines_waits_for_nobody():
 def test_a_server_of_another_version_is_refused(monkeypatch):
     async def scenario():
         monkeypatch.setattr("shoal.engine.lifeline.PROTOCOL", 7)
-        with pytest.raises(ConfigError, match=r"another protocol \(protocol: 1 / 7\)"):
+        with pytest.raises(ConfigError, match=r"another protocol \(protocol: 2 / 7\)"):
             await Watched("old").attach()
 
     run(scenario)
