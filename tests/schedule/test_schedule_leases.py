@@ -35,7 +35,6 @@ class Moves:
         self.hosts: dict[str, Engine] = {}
         self.held: dict[str, tuple[Engine, object]] = {}
         self.number = 0
-        self.joins = 0
         self.names: dict[str, str] = {}
         """Whose request an id is: it gets another one with every move."""
 
@@ -113,7 +112,6 @@ class Moves:
                 destination.write(request.service, target[: len(content)], content)
                 plan = destination.scheduler.join(key, request, held.computed, destination.now_ns)
                 destination.carry_out(plan)
-                self.joins += 1
                 self.hosts[name] = destination
                 source.scheduler.release(key)
                 source.check_tables()
