@@ -68,7 +68,7 @@ def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[Host
         times = partial(OverheadTimes, overhead=overhead, layers=model.layers)
         return prepared.with_times(times).run(spans=True)
 
-    fit = fit_overhead(measured, simulate, model.layers)
+    fit = fit_overhead(measured, simulate, model.layers, lock_step=prepared.ranks > 1)
     found = fit.overhead
     rounded = replace(found, step_s=round(found.step_s, _DIGITS), layer_s=round(found.layer_s, _DIGITS))
     return rounded, fit
