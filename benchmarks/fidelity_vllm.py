@@ -62,7 +62,7 @@ def scenario_of(folder: Path, run: dict[str, Any], roofline: bool) -> Scenario:
         starvation_s=LONGEST_S,
         max_running=scheduler["max_num_seqs"],
         max_batched_tokens=scheduler["max_num_batched_tokens"],
-        depth=2 if scheduler.get("async_scheduling") and not grouped else 1,
+        depth=2 if scheduler.get("async_scheduling") else 1,
     )
     return Scenario(
         workload=WorkloadOptions(trace=folder / "measured" / "requests.jsonl", format="requests"),

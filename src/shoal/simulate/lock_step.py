@@ -1,5 +1,6 @@
 """Data-parallel ranks that step together, and how requests are dealt to them."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,28 +18,27 @@ WAITING_WEIGHT = 4
 
 
 class RankExecutor(SimulatedExecutor):
-    """One rank's executor: a plan that is submitted starts when the group's step does."""
+    """One rank's executor: of the plans that are submitted the oldest starts when the group's step does."""
 
     def __post_init__(self) -> None:
         """Nothing is submitted yet."""
         super().__post_init__()
-        self.submitted: tuple[StepPlan, StepRows] | None = None
-        """What this rank brings to the group's next step."""
+        self.submitted: deque[tuple[StepPlan, StepRows]] = deque()
+        """What this rank brings to the group's next steps."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
-        """Keep a plan for the group's next step."""
-        self.submitted = plan, self._rows(plan)
+        """Keep a plan for a step of the group."""
+        self.submitted.append((plan, self._rows(plan)))
 
     @property
     def copying_ns(self) -> int:
-        """Time for the KV that the submitted plan copies from and to the host."""
-        return 0 if self.submitted is None else self._copying_ns(self.submitted[0])
+        """Time for the KV that the oldest plan copies from and to the host."""
+        return self._copying_ns(self.submitted[0][0]) if self.submitted else 0
 
     def start(self, group_ns: int) -> None:
-        """Begin what was submitted; group_ns: what the step of all ranks takes."""
-        if self.submitted is not None:
-            plan, _ = self.submitted
-            self.submitted = None
+        """Begin the oldest plan, if there is any; group_ns: what the step of all ranks takes."""
+        if self.submitted:
+            plan, _ = self.submitted.popleft()
             self._begin(plan, [group_ns])
 
 
@@ -67,7 +67,7 @@ class LockStep:
 
     def start(self) -> None:
         """Begin the group's step with what its ranks have submitted, if any has."""
-        submitted = [executor.submitted for executor in self.executors if executor.submitted is not None]
+        submitted = [executor.submitted[0] for executor in self.executors if executor.submitted]
         busy = [(plan, rows) for plan, rows in submitted if plan.seq_ids]
         group_ns = 1
         if busy:

@@ -233,7 +233,6 @@ def _check_ranks(
     """Raise ConfigError for what a group of ranks cannot have."""
     options = engines[0].scheduler
     refused = {
-        "a depth of 1": options.depth > 1,
         "plans of one iteration (max_iterations)": options.max_iterations > 1,
         "one service": len(engines[0].services) > 1,
         "a dispatch of their own": dispatch is not None,
