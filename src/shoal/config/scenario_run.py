@@ -104,14 +104,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
         service.name: _deployment(service, latencies[service.name], scenario.kv_cache.dtype == "int8")
         for service in scenario.services
     }
-    degrees = sorted({deployment.tp for deployment in deployments.values()})
-    if len(degrees) > 1:
-        raise ConfigError(
-            f"latency: services of one engine share its devices, but tp is {' and '.join(map(str, degrees))}"
-        )
-    ranks = max(deployment.ranks for deployment in deployments.values())
-    if ranks > 1 and scenario.engines > 1:
-        raise ConfigError("latency.data_parallel: a group of ranks is one engine; leave out engines")
+    ranks = _ranks(scenario, list(deployments.values()))
     times = {name: _step_times(name, latency, deployments[name].model) for name, latency in latencies.items()}
     pools = plan_pools(scenario, deployments)
     workload = build_workload(scenario.workload, list(times), scenario.kv_cache.block_size)
@@ -186,6 +179,19 @@ def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_bat
         steps = min(_STEPS_AT_ONCE, output_tokens - 1 - done)
         seconds += float(times.decode_times(1, prompt_tokens + 1 + done, steps).sum())
     return seconds
+
+
+def _ranks(scenario: Scenario, deployments: Sequence[Deployment]) -> int:
+    """Data-parallel ranks of the engine; raises ConfigError for services that cannot share its devices."""
+    degrees = sorted({deployment.tp for deployment in deployments})
+    if len(degrees) > 1:
+        raise ConfigError(
+            f"latency: services of one engine share its devices, but tp is {' and '.join(map(str, degrees))}"
+        )
+    ranks = max(deployment.ranks for deployment in deployments)
+    if ranks > 1 and scenario.engines > 1:
+        raise ConfigError("latency.data_parallel: a group of ranks is one engine; leave out engines")
+    return ranks
 
 
 def _first_on_model(name: str, deployments: Mapping[str, Deployment]) -> str | None:
