@@ -50,6 +50,18 @@ def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:
     return compare_with_measured(measured, *([row for row in each.requests if row.answered] for each in runs))
 
 
+def is_part(log: Path, whole: Path) -> bool:
+    """Whether all requests of ``log`` are in ``whole``, at the same times after its first."""
+    part, all_of_them = (
+        {
+            (one.request_id, one.arrival_ns, one.prompt_tokens, one.output_tokens)
+            for one in read_measured(path)
+        }
+        for path in (log, whole)
+    )
+    return part <= all_of_them
+
+
 def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[HostOverhead, OverheadFit]:
     """The overhead with which the scenario comes nearest to the times in ``log``, rounded, and the fit.
 
