@@ -15,8 +15,9 @@ Machines drift. So the model is profiled before and after each group of runs, an
 together; how far they are apart is printed, and differences below that mean nothing. At two thirds of its
 capacity, a server whose steps are 1% slower is about 2% slower as a whole. "At its pace" takes the machine's
 part out: simulated once more, with steps as much slower or faster than the profile as the run's own were
-within five seconds; what is left is scheduling, memory and queues. With --cpu-time clocks count the CPU time
-of the engine's thread, so that other processes matter less.
+within five seconds; what is left is scheduling, memory and queues. The last table is of the roofline alone,
+which knows of this machine no more than the data sheet ``cpu`` says. With --cpu-time clocks count the CPU
+time of the engine's thread, so that other processes matter less.
 
 With --http the requests of the first case also go to `shoal serve` under the first preset, over loopback with
 the same number of threads; what they take longer there than here, right before, is HTTP's share, with that of
@@ -37,8 +38,16 @@ from rich.console import Console
 
 from fidelity_own_http import run_http
 from fidelity_own_pace import Jittered, Pace, Paced
-from fidelity_own_report import Comparison, drift_of, http_table, results_table, steps_table, to_json
-from fidelity_own_run import Outcome, Setting, load, profile_model, run_engine, simulate
+from fidelity_own_report import (
+    Comparison,
+    drift_of,
+    http_table,
+    results_table,
+    sheet_table,
+    steps_table,
+    to_json,
+)
+from fidelity_own_run import Outcome, Setting, data_sheet_times, load, profile_model, run_engine, simulate
 from fidelity_own_workload import CASES, capacity, make_requests
 from shoal.config.presets import PRESETS
 from shoal.config.units import parse_size
@@ -132,6 +141,8 @@ def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
     times, share = bench.times(2)
     varied = [Jittered(times, share, np.random.default_rng((seed, n))) for n in range(args.varied)]
 
+    sheet = data_sheet_times(setting)
+
     def simulated(preset: str, steps: StepTimes) -> Outcome:
         return simulate(setting, models, preset, requests, execution_s, steps)
 
@@ -145,6 +156,8 @@ def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
             paced=simulated(preset, Paced(times, Pace(times, outcome.steps, outcome.started_s))),
             varied=[simulated(preset, one) for one in varied],
             times=times,
+            sheet=sheet,
+            by_sheet=simulated(preset, sheet),
             execution_s=execution_s,
         )
         for preset, outcome in measured.items()
@@ -225,6 +238,7 @@ def main() -> None:
     for case in args.cases:
         console.print(results_table(case, [one for one in done if one.case == case]))
     console.print(steps_table(done))
+    console.print(sheet_table(done))
     drifts = [drift_of(one, other) for one, other in zip(bench.profiles, bench.profiles[1:], strict=False)]
     for number, drift in enumerate(drifts):
         console.print(f"drift: steps of profile {number + 2} against those of profile {number + 1}: {drift}")

@@ -29,7 +29,7 @@ class Comparison:
     """One run, measured and simulated. times: of the simulation's steps.
 
     paced: simulated with steps as long as the run's own were around the same time. varied: simulated with
-    step times that vary by chance.
+    step times that vary by chance. sheet: times of the data sheet alone. by_sheet: simulated with these.
     """
 
     case: str
@@ -40,6 +40,8 @@ class Comparison:
     paced: Outcome
     varied: Sequence[Outcome]
     times: StepTimes
+    sheet: StepTimes
+    by_sheet: Outcome
     execution_s: Mapping[str, float]
 
 
@@ -179,6 +181,24 @@ def steps_table(runs: Sequence[Comparison]) -> Table:
             f"{ran.evictions}, {told.evictions}",
             f"{ran.end_s:.0f}, {told.end_s:.0f}",
         )
+    return table
+
+
+def sheet_table(runs: Sequence[Comparison]) -> Table:
+    """How far means are off that are simulated with the data sheet alone."""
+    table = Table(title="The roofline of the data sheet alone, against the real engine", title_justify="left")
+    for column in ("case", "preset", "seed"):
+        table.add_column(column, no_wrap=True)
+    for column in (*METRICS, "steps"):
+        table.add_column(column, justify="right")
+    for run in runs:
+        means = [
+            [fmean(metric(one, run.execution_s) for one in outcome.records) for metric in METRICS.values()]
+            for outcome in (run.by_sheet, run.measured)
+        ]
+        differences = [f"{told / took - 1:+.1%}" for told, took in zip(*means, strict=True)]
+        steps = f"{off(run.sheet, run.measured.steps):+.1%}"
+        table.add_row(run.case, run.preset, str(run.seed), *differences, steps)
     return table
 
 

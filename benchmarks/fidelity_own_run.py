@@ -1,6 +1,7 @@
 """What `fidelity_own.py` does: profiles, runs of the real engine, and the same runs simulated."""
 
 import gc
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from shoal.engine.profiling import Profiler, RowsRecorder, ServiceMeasurements, 
 from shoal.engine.profiling_grid import Grid
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.protocol import Executor
-from shoal.forecast import StepRows, StepTimes
+from shoal.forecast import ModelSpec, RooflineTimes, StepRows, StepTimes, device_spec
 from shoal.kvcache import KVCacheOptions, plan_layout
 from shoal.models import resolve_model
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
@@ -134,6 +135,14 @@ def profile_model(
         )
     finally:
         engine.close()
+
+
+def data_sheet_times(setting: Setting) -> StepTimes:
+    """What the data sheet of a CPU says of the model, without any measurement."""
+    config = json.loads((resolve_model(setting.model) / "config.json").read_text(encoding="utf-8"))
+    size = 4.0 if setting.dtype == "float32" else 2.0
+    shape = replace(ModelSpec.from_config(config), weight_bytes_each=size, kv_bytes_each=size)
+    return RooflineTimes(shape, device_spec("cpu"))
 
 
 def _recording(made: list[RowsRecorder]) -> Callable[[Executor], Executor]:

@@ -41,13 +41,16 @@ DEFAULT = HERE.parent.parent / "shared" / "calibration" / "vllm_rtx4090_llama31_
 def scenario_of(folder: Path, run: dict[str, Any], roofline: bool) -> Scenario:
     """The run as it describes itself; raises ConfigError for what cannot be simulated."""
     engine, cache, scheduler = run["engine_kwargs"], run["kv_cache"], run["scheduler"]
-    if engine.get("data_parallel_size", 1) > 1:
-        raise ConfigError(f"{folder}: data-parallel ranks that share experts are not simulated")
-    tp = engine["tensor_parallel_size"]
+    tp, ranks = engine["tensor_parallel_size"], engine.get("data_parallel_size", 1)
+    grouped = ranks > 1 and engine.get("enable_expert_parallel", False)
     meta = read_meta(folder / "profile")
     model, device = measured_model(meta), measured_device(meta)
-    latency: Latency = ProfileLatency(profile=folder / "profile", tp=tp)
+    latency: Latency = ProfileLatency(
+        profile=folder / "profile", tp=tp, data_parallel=ranks if grouped else 1
+    )
     if roofline:
+        if grouped:
+            raise ConfigError(f"{folder}: ranks that divide experts are simulated from tables only")
         if device is None:
             raise ConfigError(
                 f"{folder / 'profile'}: a device without data sheet on record: {meta.get('gpu')}"
@@ -65,6 +68,8 @@ def scenario_of(folder: Path, run: dict[str, Any], roofline: bool) -> Scenario:
         workload=WorkloadOptions(trace=folder / "measured" / "requests.jsonl", format="requests"),
         services=(ScenarioService(name="default", model=model, context_tokens=engine["max_model_len"]),),
         latency=latency,
+        engines=1 if grouped else ranks,
+        dispatch="least-requests",
         kv_cache=ScenarioPool(
             blocks=cache["num_gpu_blocks"],
             block_size=cache["block_size"],
@@ -88,7 +93,8 @@ def compare(console: Console, scenario: Scenario, log: Path, fit_requests: int |
     prepared = prepare(scenario)
     run = prepared.run()
     depth = scenario.scheduler.depth
-    console.print(f"{scenario.title}, depth {depth}: {run.engines[0].evictions} preemptions in simulation")
+    preemptions = sum(engine.evictions for engine in run.engines)
+    console.print(f"{scenario.title}, depth {depth}: {preemptions} preemptions in simulation")
     console.print(compare_run(prepared, run, log).grid().to_rich())
 
 

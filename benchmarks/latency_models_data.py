@@ -92,10 +92,11 @@ def profile_kernels(folder: Path) -> dict[str, Rows]:
         for m, micros in zip(activation.counts, activation.micros, strict=True)
     ]
     prefill, decode = [], []
-    for (chunk, context, decodes, length), micros in files.attention.items():
+    for (chunk, key, decodes, length), micros in files.attention.items():
+        context = key - chunk / 2  # below 0 in points of several chunks, which were not measured
         if chunk == 0:
             decode.append(Kernel(0.0, decodes * length * 8 * 128 * 4, decodes, micros / 1e6))
-        elif decodes == 0:
+        elif decodes == 0 and context >= 0:
             pairs = chunk * context + chunk * (chunk + 1) / 2
             moved = 2 * chunk * 4096 * 2 + (chunk + context) * 8 * 128 * 4
             prefill.append(Kernel(4 * pairs * 4096, moved, 1, micros / 1e6))

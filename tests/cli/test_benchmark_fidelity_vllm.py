@@ -53,6 +53,25 @@ def test_blocks_sequences_and_depth_are_the_run_s_own(folder: Path) -> None:
     assert found.stdout.split("depth 2")[1].count("+0.0%") == 9
 
 
+def test_ranks_that_divide_experts_are_simulated(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_profile(folder / "profile", "model: Qwen/Qwen3-30B-A3B\nhardware: RTXPRO6000\n")
+    rows = [f"{tokens},{experts},{9 + tokens + experts}" for tokens in (1, 512) for experts in (8, 128)]
+    (folder / "profile" / "moe.csv").write_text("\n".join(["tokens,activated_experts,time_us", *rows]))
+    ranks = SCENARIO.replace("profile: run/profile", "profile: run/profile, data_parallel: 2")
+    (tmp_path / "scenario.yaml").write_text(ranks.replace("llama-3.1-8b", "qwen3-30b-a3b"))
+    write_run(
+        prepare(load_scenario(file=tmp_path / "scenario.yaml")).run(), folder / "measured", formats=["jsonl"]
+    )
+    engine = {**META["engine_kwargs"], "data_parallel_size": 2, "enable_expert_parallel": True}
+    (folder / "measured" / "meta.json").write_text(json.dumps({**META, "engine_kwargs": engine}))
+    found = run(folder)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("+0.0%") == 9
+    fitted = run(folder, "--fit", "20")
+    assert "overhead fitted to 20 requests: 0.0 us a step, 0.0 us a layer" in fitted.stdout
+
+
 def test_what_is_missing_is_named(folder: Path) -> None:
     (folder / "measured" / "meta.json").write_text(json.dumps({**META, "kv_cache": {}}))
     assert "meta.json does not say 'num_gpu_blocks'" in run(folder).stderr

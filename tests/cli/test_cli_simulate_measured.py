@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
+from shoal.config.scenario_measured import is_part
 
 runner = CliRunner()
 
@@ -88,6 +89,25 @@ def test_what_is_fitted_to_one_log_is_compared_with_another(folder: Path, tmp_pa
     output = simulate("--config", folder / "plain.yaml", *flags)
     assert "fitted to 120 times" in output
     assert "Measured and simulated, 30 requests" in output
+
+
+def test_a_part_of_a_run_is_fitted_beside_the_rest(folder: Path, tmp_path: Path) -> None:
+    """Alone it would be simulated faster than it was, and the rest be taken for overhead."""
+    log = folder / "run" / "requests.jsonl"
+    lines = sorted(log.read_text().splitlines(), key=lambda line: json.loads(line)["arrival_s"])
+    part, other = tmp_path / "part.jsonl", tmp_path / "other.jsonl"
+    part.write_text("\n".join(lines[:30]))
+    other.write_text("\n".join(lines[10:50]))
+    found = []
+    for fitted, compared in ((part, log), (part, part)):
+        flags = ["--fit-overhead", fitted, "--compare", compared]
+        output = simulate("--config", folder / "plain.yaml", *flags)
+        found.append(float(re.search(r"overhead: {step: ([\d.]+)us", output)[1]))  # type: ignore[index]
+    assert found[0] == pytest.approx(1000, abs=150)
+    assert found[1] > 1300
+    assert is_part(part, log)
+    assert not is_part(log, part)
+    assert not is_part(other, log)  # its first request is another, so its times are too
 
 
 @pytest.mark.parametrize(

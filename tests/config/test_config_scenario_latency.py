@@ -110,3 +110,57 @@ def test_memory_is_reserved_beside_weights_and_kv(tmp_path: Path) -> None:
 def test_mistakes_name_their_key(tmp_path: Path, keys: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         scenario(tmp_path, f"latency: {{profile: ., {keys}}}\n{WORK}")
+
+
+def moe_folder(folder: Path) -> Path:
+    """Tables of Qwen3 30B-A3B with made-up times."""
+    write_profile(folder, "model: Qwen/Qwen3-30B-A3B\nhardware: RTXPRO6000\n")
+    rows = [
+        f"{tokens},{experts},{10 + tokens + experts}" for tokens in (1, 64, 512) for experts in (8, 64, 128)
+    ]
+    (folder / "moe.csv").write_text("\n".join(["tokens,activated_experts,time_us", *rows]))
+    return folder
+
+
+RANKS = """\
+latency: {profile: tables, data_parallel: 2%s}
+scheduler: {preset: vllm, starvation: never}
+workload: {lengths: {prompt: 100, output: 20}, rate: 200, requests: 40}
+"""
+
+
+def test_ranks_are_engines_that_step_together(tmp_path: Path) -> None:
+    moe_folder(tmp_path / "tables")
+    prepared = prepare(scenario(tmp_path, RANKS % ""))
+    run = prepared.run(spans=True)
+    assert len(run.engines) == 2
+    assert {row.engine for row in run.requests} == {0, 1}
+    assert "2 data-parallel ranks" in prepared.facts["service default"]
+    busier = prepare(scenario(tmp_path, RANKS % ", expert_imbalance: 1.5")).run()
+    assert busier.end_ns > run.end_ns
+    slower = prepare(scenario(tmp_path, RANKS % ", link: {bandwidth: 1e9, latency: 1ms}")).run()
+    assert slower.end_ns > 3 * run.end_ns
+
+
+def test_a_rank_holds_its_share_of_the_experts(tmp_path: Path) -> None:
+    moe_folder(tmp_path / "tables")
+    model, device = model_spec("qwen3-30b-a3b"), device_spec("rtx-pro-6000")
+    experts = model.layers * model.mlp_weights * 2
+    assert model.weight_bytes(1, 2) == model.weight_bytes() - experts // 2
+    layout = prepare(scenario(tmp_path, RANKS % "")).engine.layout
+    room = int(device.memory_bytes * 0.9) - model.weight_bytes(1, 2)
+    assert capacity(layout, "default") == pytest.approx(room / model.kv_bytes_per_token(), abs=16)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (RANKS % ", tp: 2", "ranks of several devices"),
+        (RANKS % "" + "engines: 2\n", "a group of ranks is one engine; leave out engines"),
+        (RANKS % ", model: llama-3.1-8b", "has 0 experts, which 2 ranks cannot divide"),
+    ],
+)
+def test_what_ranks_cannot_have_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    moe_folder(tmp_path / "tables")
+    with pytest.raises(ConfigError, match=problem):
+        prepare(scenario(tmp_path, text))

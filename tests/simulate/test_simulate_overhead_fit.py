@@ -1,12 +1,13 @@
 """What a host adds is found again from the times of requests, and from nothing else."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from simulate_builders import TIMES, make_request, make_spec, make_workload
 
 from shoal.core import ConfigError, Request, RequestRecord
-from shoal.forecast import HostOverhead, OverheadTimes
+from shoal.forecast import HostOverhead, OverheadTimes, StepRows, StepTimes
+from shoal.forecast.latency import FloatArray
 from shoal.measure import RunRecord
 from shoal.simulate import OpenLoop, Simulation, Watch, fit_overhead
 
@@ -63,3 +64,31 @@ def test_a_log_of_other_requests_says_nothing() -> None:
     log = measured([make_request(99)], HostOverhead())
     with pytest.raises(ConfigError, match="no request of the log is answered in simulation"):
         fit_overhead(log, lambda tried: simulate([make_request(1)], tried), LAYERS)
+
+
+@dataclass(frozen=True)
+class SlowestRank:
+    """A step of a group takes what the slowest of its ranks does."""
+
+    times: StepTimes
+
+    def step_time(self, rows: StepRows) -> float:
+        return max(self.times.step_time(replace(one, others=())) for one in (rows, *rows.others))
+
+    def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
+        return self.times.decode_times(sequences, context, steps)
+
+
+def test_a_prompt_of_any_rank_costs_all_that_step_together() -> None:
+    requests = make_workload(120, rate=40.0, seed=11)
+
+    def group(overhead: HostOverhead) -> RunRecord:
+        spec = make_spec(times=OverheadTimes(SlowestRank(TIMES), overhead, LAYERS), max_batched_tokens=64)
+        watch = Watch(spans=True)
+        return Simulation([spec] * 2, OpenLoop(requests), watch=watch, lock_step=True).run()
+
+    overhead = HostOverhead(step_s=1e-3, layer_s=3e-4)
+    log = sorted(group(overhead).requests, key=lambda row: row.arrival_ns)
+    fit = fit_overhead(log, group, LAYERS, lock_step=True)
+    assert fit.overhead.step_s == pytest.approx(1e-3, abs=3e-4)
+    assert fit.overhead.layer_s == pytest.approx(3e-4, abs=3e-5)

@@ -97,4 +97,4 @@ def test_missing_hashes_are_told(tmp_path: Path) -> None:
     line = '{"timestamp": 0, "input_length": %d, "output_length": 5, "hash_ids": [0]}\n'
     assert load_trace(build.write(tmp_path, line % 1023)).note == ""
     trace = load_trace(build.write(tmp_path, line % 1024 + line % 600))
-    assert trace.note == "the ends of 1 prompts have no hashes, so they are taken to share nothing"
+    assert trace.note == "prompts whose end has no hashes, and is taken to share nothing: 1"

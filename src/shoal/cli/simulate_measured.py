@@ -9,7 +9,13 @@ from shoal.cli.output import output_file
 from shoal.config.nodes import Table
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_file import load_scenario
-from shoal.config.scenario_measured import compare_run, fit_scenario, load_measured_scenario, with_overhead
+from shoal.config.scenario_measured import (
+    compare_run,
+    fit_scenario,
+    is_part,
+    load_measured_scenario,
+    with_overhead,
+)
 from shoal.config.scenario_run import PreparedRun
 from shoal.core import ConfigError
 from shoal.measure import RunRecord
@@ -48,7 +54,9 @@ class MeasuredRun:
             return load_scenario(file=file, flags=flags)
         if self.fit is None:
             return load_measured_scenario(self._log, "--compare", file=file, flags=flags)
-        scenario = load_measured_scenario(self.fit, "--fit-overhead", file=file, flags=flags)
+        # A few requests of a run were slowed down by the others, so these are simulated, too.
+        whole = self.compare if self.compare is not None and is_part(self.fit, self.compare) else self.fit
+        scenario = load_measured_scenario(whole, "--fit-overhead", file=file, flags=flags)
         overhead, fit = fit_scenario(scenario, self.fit, self.fit_requests)
         step, layer = (f"{seconds * 1e6:.1f}us" for seconds in (overhead.step_s, overhead.layer_s))
         console.print(

@@ -42,6 +42,16 @@ class ProfileLatency:
     """Between the devices; None: as measured, or that of the device."""
     overhead: HostOverhead = NO_OVERHEAD
     """What the host adds."""
+    data_parallel: int = 1
+    """Ranks, each with a device and a pool of its own, that divide the experts of every layer among them and
+    step together."""
+    expert_imbalance: float = 1.0
+    """With ranks: tokens that the busiest one's experts compute, in units of an even share."""
+
+    def __post_init__(self) -> None:
+        """Refuse both ways to divide a model; raises ConfigError."""
+        if self.data_parallel > 1 and self.tp > 1:
+            raise ConfigError("ranks of several devices (data_parallel and tp above 1) cannot be simulated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ def _workload(options: WorkloadOptions, requests: int) -> str:
 def _service(latency: Latency, deployment: Deployment) -> str:
     model = "" if deployment.model is None else f"{deployment.model.name}: "
     sharing = f", tp {deployment.tp}" if deployment.tp > 1 else ""
+    sharing += f", {deployment.ranks} data-parallel ranks" if deployment.ranks > 1 else ""
     if isinstance(latency, FitLatency):
         return f"{model}step times fitted by shoal profile, {latency.fit.name}{sharing}"
     if isinstance(latency, ProfileLatency):

@@ -112,6 +112,8 @@ def latency_kind(folder: Path) -> LatencyKind:
                 (ProfileLatency, "device"): Maybe(device),
                 (ProfileLatency, "link"): link,
                 (ProfileLatency, "overhead"): overhead,
+                (ProfileLatency, "data_parallel"): integer(1),
+                (ProfileLatency, "expert_imbalance"): number(minimum=1),
             },
         ),
         "roofline": section_of(RooflineLatency, {(RooflineLatency, "roofline"): roofline}),

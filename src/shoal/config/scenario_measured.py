@@ -50,6 +50,18 @@ def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:
     return compare_with_measured(measured, *([row for row in each.requests if row.answered] for each in runs))
 
 
+def is_part(log: Path, whole: Path) -> bool:
+    """Whether all requests of ``log`` are in ``whole``, at the same times after its first."""
+    part, all_of_them = (
+        {
+            (one.request_id, one.arrival_ns, one.prompt_tokens, one.output_tokens)
+            for one in read_measured(path)
+        }
+        for path in (log, whole)
+    )
+    return part <= all_of_them
+
+
 def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[HostOverhead, OverheadFit]:
     """The overhead with which the scenario comes nearest to the times in ``log``, rounded, and the fit.
 
@@ -68,7 +80,7 @@ def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[Host
         times = partial(OverheadTimes, overhead=overhead, layers=model.layers)
         return prepared.with_times(times).run(spans=True)
 
-    fit = fit_overhead(measured, simulate, model.layers)
+    fit = fit_overhead(measured, simulate, model.layers, lock_step=prepared.ranks > 1)
     found = fit.overhead
     rounded = replace(found, step_s=round(found.step_s, _DIGITS), layer_s=round(found.layer_s, _DIGITS))
     return rounded, fit

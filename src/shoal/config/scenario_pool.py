@@ -28,6 +28,8 @@ class Deployment:
     """Devices that share the model."""
     int8_kv: bool = False
     """Whether KV is stored as int8, with scales."""
+    ranks: int = 1
+    """Data-parallel ranks that divide the model's experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +143,11 @@ def _left_on_device(deployments: Mapping[str, Deployment], pool: ScenarioPool) -
             "blocks, or take step times from a roofline, whose device has a memory"
         )
     models = {
-        (deployment.model, deployment.tp)
+        (deployment.model, deployment.tp, deployment.ranks)
         for deployment in deployments.values()
         if deployment.model is not None
     }
-    weights = sum(model.weight_bytes(tp) for model, tp in models)
+    weights = sum(model.weight_bytes(tp, ranks) for model, tp, ranks in models)
     usable = int(device.memory_bytes * pool.utilisation) - pool.reserved_bytes
     if usable <= weights:
         raise ConfigError(

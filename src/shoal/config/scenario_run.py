@@ -28,6 +28,7 @@ from shoal.forecast import (
     measured_model,
     read_meta,
 )
+from shoal.forecast.data_parallel import RankTimes
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.profile_tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
@@ -62,6 +63,8 @@ class PreparedRun:
     """What is run, by name, for a report's head."""
     models: Mapping[str, ModelSpec | None]
     """Each service's model; None: it is not known."""
+    ranks: int = 1
+    """Data-parallel ranks of the engine; above 1 it is the only one."""
 
     def with_times(self, change: Callable[[StepTimes], StepTimes]) -> "PreparedRun":
         """The same run with other step times, made from those that it has."""
@@ -83,10 +86,12 @@ class PreparedRun:
         progress: called with the number of requests that have ended.
         """
         clients = self.scenario.workload.clients
+        grouped = self.ranks > 1
         simulation = Simulation(
-            [self.engine] * self.scenario.engines,
+            [self.engine] * (self.ranks if grouped else self.scenario.engines),
             OpenLoop(self.requests) if clients is None else ClosedLoop(self.requests, clients),
-            dispatch=dispatch_named(self.scenario.dispatch),
+            dispatch=None if grouped else dispatch_named(self.scenario.dispatch),
+            lock_step=grouped,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
         return simulation.run(self.scenario.title, self.facts, progress)
@@ -99,11 +104,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
         service.name: _deployment(service, latencies[service.name], scenario.kv_cache.dtype == "int8")
         for service in scenario.services
     }
-    degrees = sorted({deployment.tp for deployment in deployments.values()})
-    if len(degrees) > 1:
-        raise ConfigError(
-            f"latency: services of one engine share its devices, but tp is {' and '.join(map(str, degrees))}"
-        )
+    ranks = _ranks(scenario, list(deployments.values()))
     times = {name: _step_times(name, latency, deployments[name].model) for name, latency in latencies.items()}
     pools = plan_pools(scenario, deployments)
     workload = build_workload(scenario.workload, list(times), scenario.kv_cache.block_size)
@@ -138,7 +139,9 @@ def prepare(scenario: Scenario) -> PreparedRun:
     )
     facts = state_facts(scenario, latencies, deployments, engine, pools, means, workload)
     models = {name: deployment.model for name, deployment in deployments.items()}
-    return PreparedRun(scenario=scenario, engine=engine, requests=requests, facts=facts, models=models)
+    return PreparedRun(
+        scenario=scenario, engine=engine, requests=requests, facts=facts, models=models, ranks=ranks
+    )
 
 
 def mean_request(requests: Sequence[Request], service: str, room: int) -> tuple[int, int] | None:
@@ -176,6 +179,19 @@ def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_bat
         steps = min(_STEPS_AT_ONCE, output_tokens - 1 - done)
         seconds += float(times.decode_times(1, prompt_tokens + 1 + done, steps).sum())
     return seconds
+
+
+def _ranks(scenario: Scenario, deployments: Sequence[Deployment]) -> int:
+    """Data-parallel ranks of the engine; raises ConfigError for services that cannot share its devices."""
+    degrees = sorted({deployment.tp for deployment in deployments})
+    if len(degrees) > 1:
+        raise ConfigError(
+            f"latency: services of one engine share its devices, but tp is {' and '.join(map(str, degrees))}"
+        )
+    ranks = max(deployment.ranks for deployment in deployments)
+    if ranks > 1 and scenario.engines > 1:
+        raise ConfigError("latency.data_parallel: a group of ranks is one engine; leave out engines")
+    return ranks
 
 
 def _first_on_model(name: str, deployments: Mapping[str, Deployment]) -> str | None:
@@ -224,16 +240,15 @@ def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> De
         model = replace(model, weight_bytes_each=size, kv_bytes_each=size)
     if model is not None and int8_kv:
         model = replace(model, kv_bytes_each=1 + scales_of(model.head_dim) * SCALE_BYTES / model.head_dim)
-    return Deployment(model=model, device=device, tp=place.tp, int8_kv=int8_kv)
+    ranks = place.data_parallel if isinstance(place, ProfileLatency) else 1
+    return Deployment(model=model, device=device, tp=place.tp, int8_kv=int8_kv, ranks=ranks)
 
 
 def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:
     if isinstance(latency, FitLatency):
         return _fitted(name, latency)
     if isinstance(latency, ProfileLatency):
-        device, link = latency.device, latency.link
-        tables = ProfileTimes.load(latency.profile, latency.tp, model=model, device=device, link=link)
-        return _with_overhead(tables, latency.overhead, model)
+        return _with_overhead(_measured(latency, model), latency.overhead, model)
     if model is None:
         raise ConfigError(
             f"latency.roofline: nothing says which model service {name} runs; write the service's model, "
@@ -245,6 +260,20 @@ def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTim
     except ConfigError as error:
         raise ConfigError(f"latency.roofline.tp (flag --tp): {error}") from None
     return _with_overhead(times, sheet.overhead, model)
+
+
+def _measured(latency: ProfileLatency, model: ModelSpec | None) -> StepTimes:
+    device, link = latency.device, latency.link
+    if latency.data_parallel == 1:
+        return ProfileTimes.load(latency.profile, latency.tp, model=model, device=device, link=link)
+    return RankTimes.load(
+        latency.profile,
+        latency.data_parallel,
+        model=model,
+        device=device,
+        link=link,
+        imbalance=latency.expert_imbalance,
+    )
 
 
 def _with_overhead(times: StepTimes, overhead: HostOverhead, model: ModelSpec | None) -> StepTimes:

@@ -116,6 +116,10 @@ class SimulatedExecutor:
         durations_ns = self._durations_ns(plan)
         if plan.swap_out_copies or plan.copies:
             durations_ns[0] += self._copying_ns(plan)
+        self._begin(plan, durations_ns)
+
+    def _begin(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
+        """Note when the iterations of a plan end, which start when those before it have ended."""
         start_ns = max(self.clock(), self._free_ns)
         ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
         self._free_ns = ends_ns[-1]

@@ -110,9 +110,13 @@ class ModelSpec:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * (self.attention_weights + self.mlp_weights) + embeddings
 
-    def weight_bytes(self, tp: int = 1) -> int:
-        """Bytes of weights on each of ``tp`` devices; every matrix is split evenly."""
-        return -(-int(self.parameters * self.weight_bytes_each) // tp)
+    def weight_bytes(self, tp: int = 1, ranks: int = 1) -> int:
+        """Bytes of weights on each of ``tp`` devices; every matrix is split evenly.
+
+        ranks: data-parallel ranks that divide the experts, and have all else each.
+        """
+        elsewhere = self.layers * self.mlp_weights * (ranks - 1) / ranks if self.experts else 0.0
+        return -(-int((self.parameters - elsewhere) * self.weight_bytes_each) // tp)
 
     def kv_heads_on(self, tp: int) -> int:
         """KV heads on each of ``tp`` devices; with more devices than heads some hold copies."""

@@ -45,7 +45,7 @@ class OverheadTimes:
 
     def step_time(self, rows: StepRows) -> float:
         """Seconds of one step."""
-        return self._times.step_time(rows) + (self._chunks_s if rows.chunks else self._step_s)
+        return self._times.step_time(rows) + (self._chunks_s if rows.computes_prompts else self._step_s)
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
         """Seconds of each of a run of decode steps."""

@@ -27,21 +27,40 @@ def expert_block(files: ProfileFiles, model: ModelSpec, tokens: int) -> FloatArr
     return times_at(files.experts, np.array(touched) / files.tp)
 
 
-def times_at(curves: Mapping[int, Curve], touched: FloatArray) -> FloatArray:
-    """Microseconds at 0, 1, ... tokens that activate ``touched`` experts, interpolated linearly.
+def rank_experts(
+    files: ProfileFiles, model: ModelSpec, ranks: int, imbalance: float, tokens: int
+) -> FloatArray:
+    """Microseconds of one layer's experts and router at 0 .. ``tokens`` - 1 tokens of ``ranks`` together.
 
-    curves: by activated experts. Below the smallest measured number its times are taken; beyond the largest,
-    times are extrapolated from the last two.
+    The busiest rank computes ``imbalance`` times an even share of them, with its share of the experts that
+    all tokens touch: what was measured on one device, as many tokens with as many experts. Raises ConfigError
+    as ``expert_block``.
+    """
+    _check(files, model)
+    touched = [experts_touched(model.experts, model.experts_per_token, count) for count in range(tokens)]
+    share = np.array([count * imbalance / ranks for count in range(tokens)])
+    return times_at(files.experts, np.array(touched) / ranks, share)
+
+
+def times_at(
+    curves: Mapping[int, Curve], touched: FloatArray, tokens: FloatArray | None = None
+) -> FloatArray:
+    """Microseconds at ``tokens`` that activate ``touched`` experts, interpolated linearly.
+
+    tokens: one for each of ``touched``; None: 0, 1, ... curves: by activated experts. Below the smallest
+    measured number its times are taken; beyond the largest, times are extrapolated from the last two.
     """
     measured = np.array(sorted(curves), dtype=np.float64)
+    places = np.arange(len(touched))
     times = np.array([curves[int(experts)].at_integers(len(touched) - 1) for experts in measured])
+    if tokens is not None:
+        times = np.array([np.interp(tokens, places, row) for row in times])
     if len(measured) == 1:
         only: FloatArray = times[0]
         return only
     i = np.clip(np.searchsorted(measured, touched, side="right") - 1, 0, len(measured) - 2)
     share = np.maximum((touched - measured[i]) / (measured[i + 1] - measured[i]), 0.0)
-    tokens = np.arange(len(touched))
-    low, high = times[i, tokens], times[i + 1, tokens]
+    low, high = times[i, places], times[i + 1, places]
     result: FloatArray = low + (high - low) * share
     return result
 

@@ -74,9 +74,9 @@ class ProfileTimes:
         ConfigError that names file and line, the degrees that there are, or what is missing.
         """
         files = read_profile(Path(folder), tp)
-        shape = model or _named(measured_model(files.meta), "model", files, folder)
+        shape = model or require_named(measured_model(files.meta), "model", files, folder)
         if tp > 1 and link is None and REDUCTION not in files.dense:
-            link = (device or _named(measured_device(files.meta), "device", files, folder)).link
+            link = (device or require_named(measured_device(files.meta), "device", files, folder)).link
         return cls(files, shape, link)
 
     def step_time(self, rows: StepRows) -> float:
@@ -89,6 +89,10 @@ class ProfileTimes:
         else:
             attention = self._attention.decode_line(decodes).at(context)
         return (fixed + self._layers * attention) / 1e6
+
+    def widening(self, tokens: int, padded: int) -> float:
+        """Seconds that a step of ``tokens`` takes longer, attention apart, where it computes ``padded``."""
+        return (_at(self._tokens, padded) - _at(self._tokens, tokens)) / 1e6
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
         """Seconds of each of a run of decode steps."""
@@ -134,7 +138,7 @@ def _at(values: list[float], count: int) -> float:
     return values[last] + (count - last) * (values[last] - values[last - 1])
 
 
-def _named(found: _T | None, what: str, files: ProfileFiles, folder: str | Path) -> _T:
+def require_named(found: _T | None, what: str, files: ProfileFiles, folder: str | Path) -> _T:
     """``found``, or a ConfigError that quotes what ``meta.yaml`` says."""
     if found is None:
         key = {"model": "model", "device": "hardware"}[what]

@@ -20,6 +20,13 @@ class StepRows:
     """(new tokens, tokens computed before) of each other row."""
     sampled: int = 0
     """Rows whose logits are needed."""
+    others: tuple["StepRows", ...] = ()
+    """What other ranks of a data-parallel group compute in the same step."""
+
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether the step computes a chunk of a prompt, here or on another rank."""
+        return bool(self.chunks) or any(other.chunks for other in self.others)
 
     @property
     def new_tokens(self) -> int:

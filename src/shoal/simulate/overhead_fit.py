@@ -53,17 +53,20 @@ class _Intervals:
     """What was measured."""
 
 
-def fit_overhead(measured: Sequence[RequestRecord], simulate: Simulate, layers: int) -> OverheadFit:
+def fit_overhead(
+    measured: Sequence[RequestRecord], simulate: Simulate, layers: int, *, lock_step: bool = False
+) -> OverheadFit:
     """The overhead per step, and per layer of a step with prompt tokens, of a model with so many layers.
 
     measured: the requests whose times count, with the ids that they have in simulation, which may have more.
-    Raises ConfigError where none of them was answered there.
+    lock_step: engines are ranks that step together, so that a prompt of one costs all. Raises ConfigError
+    where none of the requests was answered in simulation.
     """
     costs_s = np.zeros(2)
     tried: list[tuple[float, HostOverhead]] = []
     for number in range(ROUNDS):
         overhead = HostOverhead(step_s=float(costs_s[0]), layer_s=float(costs_s[1]) / layers)
-        found = _intervals(measured, simulate(overhead))
+        found = _intervals(measured, simulate(overhead), lock_step)
         tried.append((float(np.mean(np.abs(found.missing_s) / found.measured_s)), overhead))
         target_s = _solve(found, found.missing_s + found.steps @ costs_s)
         # Half of the way at later times: a schedule that changes with the costs may else swing.
@@ -90,10 +93,11 @@ def _solve(found: _Intervals, seconds: FloatArray) -> FloatArray:
     return costs
 
 
-def _intervals(measured: Sequence[RequestRecord], run: RunRecord) -> _Intervals:
+def _intervals(measured: Sequence[RequestRecord], run: RunRecord, lock_step: bool) -> _Intervals:
     """Of each request two: from its arrival to its first token, and from there to its last."""
     engines = {row.engine for row in run.requests}
-    clocks = {engine: _StepClock(span for span in run.spans if span.engine == engine) for engine in engines}
+    spans = {engine: [span for span in run.spans if span.engine == engine] for engine in engines}
+    clocks = {engine: _StepClock(own, run.spans if lock_step else own) for engine, own in spans.items()}
     simulated = {row.request_id: row for row in run.requests if row.answered}
     steps, missing_s, measured_s = [], [], []
     for record in measured:
@@ -116,17 +120,26 @@ def _intervals(measured: Sequence[RequestRecord], run: RunRecord) -> _Intervals:
 class _StepClock:
     """Counts an engine's steps by time."""
 
-    def __init__(self, spans: Iterable[StepSpan]) -> None:
-        times, steps, prompts = [0], [0], [0]
-        for span in spans:
-            times += [span.start_ns, span.end_ns]
-            steps += [steps[-1], steps[-1] + span.steps]
-            prompts += [prompts[-1], prompts[-1] + (span.steps if span.prefill_tokens else 0)]
-        self._times, self._counts = np.array(times), (np.array(steps), np.array(prompts))
+    def __init__(self, spans: Sequence[StepSpan], prompts: Sequence[StepSpan]) -> None:
+        """spans: its steps. prompts: those that it has to wait for where they compute prompt tokens."""
+        # Ranks in lock-step have the same step each.
+        waited_for = {(span.start_ns, span.end_ns): span.steps for span in prompts if span.prefill_tokens}
+        steps = [((span.start_ns, span.end_ns), span.steps) for span in spans]
+        self._counts = [_cumulated(steps), _cumulated(sorted(waited_for.items()))]
 
     def between(self, since_ns: int, until_ns: int) -> tuple[float, float]:
         """Steps, and those with prompt tokens; of a step that is cut, the share that lies between."""
         steps, prompts = (
-            float(np.diff(np.interp((since_ns, until_ns), self._times, counts))[0]) for counts in self._counts
+            float(np.diff(np.interp((since_ns, until_ns), times, counts))[0])
+            for times, counts in self._counts
         )
         return steps, prompts
+
+
+def _cumulated(steps: Iterable[tuple[tuple[int, int], int]]) -> tuple[FloatArray, FloatArray]:
+    """Times, and how many of ``steps``, each with its beginning and end, were made until then."""
+    times, counts = [0.0], [0.0]
+    for (start_ns, end_ns), count in steps:
+        times += [start_ns, end_ns]
+        counts += [counts[-1], counts[-1] + count]
+    return np.array(times), np.array(counts)

@@ -13,6 +13,7 @@ from shoal.kvcache import BlockPool
 from shoal.schedule import Scheduler, ServiceLimits
 from shoal.schedule.decode_runs import DecodeRun
 from shoal.schedule.request_store import OnEnd
+from shoal.simulate.lock_step import LockStep
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
 
@@ -68,7 +69,8 @@ class Replica:
     """One engine of a simulation.
 
     clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan when it is
-    over, also of those that were skipped; asking for them costs time. due_ns: when ``resume`` is to be called
+    over, also of those that were skipped; asking for them costs time. lock_step: the group that it is a rank
+    of, whose owner calls ``joined`` when the group's step has begun. due_ns: when ``resume`` is to be called
     next.
     """
 
@@ -81,6 +83,7 @@ class Replica:
         *,
         skip_ahead: bool,
         on_plan: OnPlan | None = None,
+        lock_step: LockStep | None = None,
     ) -> None:
         self.spec = spec
         self.recorder = recorder
@@ -93,10 +96,11 @@ class Replica:
         swaps = spec.scheduler.preemption_mode == "swap" and spec.host is not None
         host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
         self.scheduler = Scheduler(self._pool, _limits(spec), spec.scheduler, host, on_end)
-        self._executor = SimulatedExecutor(_models(spec), clock, self._watch)
+        executor = SimulatedExecutor if lock_step is None else lock_step.executor
+        self._executor = executor(_models(spec), clock, self._watch)
         depth = spec.scheduler.depth
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
-        self._skips = skip_ahead and depth == 1
+        self._skips = skip_ahead and depth == 1 and lock_step is None
         self._ahead: _Ahead | None = None
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
@@ -140,6 +144,10 @@ class Replica:
         self.due_ns = self._executor.ends_ns
         if self.due_ns is None and self._engine.idle_until_ns is not None:
             self.due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
+
+    def joined(self) -> None:
+        """The group's step has begun, this rank's part of it too if there is one."""
+        self.due_ns = self._executor.ends_ns or self.due_ns
 
     def abandon(self, requests: Sequence[str]) -> list[Request]:
         """The engine dies now: its ``requests``, with the output of all plans that have ended."""

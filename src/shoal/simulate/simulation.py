@@ -12,6 +12,7 @@ from shoal.measure import RequestRow, RunRecord, TokenGaps
 from shoal.schedule import RequestState
 from shoal.schedule.hopeless import why_refused
 from shoal.simulate.fleet import Fleet
+from shoal.simulate.lock_step import LockStep, RankBalance
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.sources import Source
@@ -30,7 +31,8 @@ class Simulation:
     engines die or have loaded; then requests arrive; then engines begin. The same input leads to the same
     record, byte for byte, whatever ``watch`` says about how to get there. (But what an engine does when it
     dies counts in its totals or not, as it is skipped ahead or not.)
-    Raises ConfigError for no engines.
+    lock_step: the engines are data-parallel ranks of one group, which step together; see ``RankTimes``.
+    Raises ConfigError for no engines, and for a group that cannot be simulated.
     """
 
     def __init__(
@@ -42,9 +44,12 @@ class Simulation:
         watch: Watch | None = None,
         on_plan: OnPlan | None = None,
         deaths: Deaths | None = None,
+        lock_step: bool = False,
     ) -> None:
         if not engines:
             raise ConfigError("a simulation needs at least one engine")
+        if lock_step:
+            _check_ranks(engines, dispatch, deaths)
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source
@@ -59,7 +64,8 @@ class Simulation:
             Recorder(number, spec.layout.merged_blocks, sample_ns, spans=watch.spans)
             for number, spec in enumerate(engines)
         ]
-        policy = RoundRobin() if dispatch is None else dispatch
+        self._lock_step = LockStep() if lock_step else None
+        policy = RankBalance(self._counted) if lock_step else dispatch or RoundRobin()
         self._fleet = Fleet(engines, policy, self._clock, self._replica, self._refuse, deaths or Deaths())
 
     def _replica(self, number: int) -> Replica:
@@ -75,6 +81,7 @@ class Simulation:
             ended,
             skip_ahead=self._watch.skip_ahead,
             on_plan=None if self._on_plan is None else partial(self._on_plan, number),
+            lock_step=self._lock_step,
         )
         replica.scheduler.tell_gaps(lambda service, *gaps: self._gaps[service].add(*gaps))
         return replica
@@ -128,13 +135,33 @@ class Simulation:
         # Who waits for answers may ask as soon as a step has ended.
         while (arrival_ns := source.next_ns) is not None and arrival_ns <= now_ns:
             self._arrive(source.take())
-        for number in sorted(touched):
-            replica = replicas[number]
-            replica.begin()
-            if replica.due_ns is not None:
-                heapq.heappush(due, (replica.due_ns, number))
+        for number in self._begin(sorted(touched)):
+            due_ns = replicas[number].due_ns
+            if due_ns is not None:
+                heapq.heappush(due, (due_ns, number))
         touched.clear()
         return True
+
+    def _begin(self, touched: Sequence[int]) -> Sequence[int]:
+        """Let engines begin: those that were touched, or all ranks of a group; returns their numbers."""
+        replicas, group = self._fleet.replicas, self._lock_step
+        if group is None:
+            for number in touched:
+                replicas[number].begin()
+            return touched
+        if group.under_way:
+            return ()
+        for replica in replicas:
+            replica.begin()
+        group.start()
+        for replica in replicas:
+            replica.joined()
+        return range(len(replicas))
+
+    def _counted(self, name: str) -> tuple[int, int]:
+        """Waiting and running requests of an engine now."""
+        scheduler = self._fleet.replicas[int(name)].scheduler
+        return scheduler.waiting, scheduler.running
 
     def _arrive(self, request: Request) -> None:
         """Hand a request to the manager; one of an unknown service is refused."""
@@ -198,6 +225,22 @@ class Simulation:
             end_ns=end_ns,
             facts=facts,
         )
+
+
+def _check_ranks(
+    engines: Sequence[EngineSpec], dispatch: DispatchPolicy | None, deaths: Deaths | None
+) -> None:
+    """Raise ConfigError for what a group of ranks cannot have."""
+    options = engines[0].scheduler
+    refused = {
+        "plans of one iteration (max_iterations)": options.max_iterations > 1,
+        "one service": len(engines[0].services) > 1,
+        "a dispatch of their own": dispatch is not None,
+        "to live": deaths is not None,
+    }
+    for what, found in refused.items():
+        if found:
+            raise ConfigError(f"data-parallel ranks step together, and need {what}")
 
 
 def _row(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:

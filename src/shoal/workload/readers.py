@@ -1,7 +1,7 @@
 """Reading a trace, whatever its format."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,16 +111,22 @@ def load_trace(
             f"{path}: more than {LARGEST_REQUESTS:,} requests; ask for the first so many of them (requests: "
             "100000, or --requests 100000)"
         )
-    words = "request skipped, which" if skipped == 1 else "requests skipped, which"
-    notes = [f"{skipped:,} {words} failed or had nothing to ask or answer"] if skipped else []
-    unshared = sum(0 < len(row.hashes) < row.prompt_tokens // row.hash_tokens for row in rows)
-    if unshared:
-        notes.append(f"the ends of {unshared:,} prompts have no hashes, so they are taken to share nothing")
+    notes = _notes(rows, skipped)
     if kind.read is read_sharegpt and count_tokens is None:
         notes.append(f"no tokenizer was given: lengths are characters / {CHARACTERS_PER_TOKEN}")
     return Trace(
         in_order(rows, from_zero=from_zero), chosen, kind.timed, kind.sized, skipped, "; ".join(notes)
     )
+
+
+def _notes(rows: Sequence[TraceRow], skipped: int) -> list[str]:
+    """What a trace lacks."""
+    words = "request skipped, which" if skipped == 1 else "requests skipped, which"
+    notes = [f"{skipped:,} {words} failed or had nothing to ask or answer"] if skipped else []
+    unshared = sum(0 < len(row.hashes) < row.prompt_tokens // row.hash_tokens for row in rows)
+    if unshared:
+        notes.append(f"prompts whose end has no hashes, and is taken to share nothing: {unshared:,}")
+    return notes
 
 
 def _read_rows(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[TraceRow], int]:
