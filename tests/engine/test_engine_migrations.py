@@ -550,3 +550,29 @@ def test_two_messages_are_enough_for_an_engine_that_waits(tmp_path):
             assert (arrived.blocks, bytes(arrived.content)) == (Blocks("m", 0, 1), b"x")
             assert mine.receive() is None
     link.close()
+
+
+def test_who_is_about_to_come_waits_for_no_more_than_a_plan():
+    """With two plans in flight, a Commit would wait for both."""
+    request, other = ask(prompt=60), ask("o", output=100)
+    with pair(scheduler={"depth": 2}) as (source, destination):
+        client = Client(source, destination, [Move(request, 10)], lambda *told: isinstance(told[2], Stopped))
+        client.submit(source, request)
+        client.submit(destination, other)
+        in_flight = []
+        while not told(client, Stopped):
+            client.turn()
+            in_flight.append(len(destination.engine._in_flight))
+        [move], [stopped] = client.moves.values(), told(client, Stopped)
+        assert 1 in in_flight
+        for _ in range(10):
+            client.turn()
+        assert len(destination.engine._in_flight) == 0, "the oldest is the only one, and has ended"
+        move.stopped = stopped
+        client.commit(move)
+        while move.state != "done":
+            client.turn()
+        client.turn()
+        assert len(destination.engine._in_flight) == 1
+        client.run()
+        check(client, request, other)

@@ -287,7 +287,8 @@ class Engine:
             if self._in_flight:
                 return  # services and KV come and go when no plan is in flight
             self._change()
-        while len(self._in_flight) < self._depth:
+        depth = 1 if self._migrations is not None and self._migrations.expecting else self._depth
+        while len(self._in_flight) < depth:
             started = self._clock()
             plan = self._scheduler.schedule(started)
             self._times.schedule_ns += self._clock() - started

@@ -57,6 +57,11 @@ class Imports:
         self._clock = clock
         self._imports: dict[str, _Import] = {}
 
+    @property
+    def expecting(self) -> bool:
+        """Whether the KV of somebody comes, who may be committed any time."""
+        return any(coming.arrived for coming in self._imports.values())
+
     def reserve(self, order: Reserve) -> None:
         """Keep room for a request."""
         migration, size = order.migration, self._pool.block_size

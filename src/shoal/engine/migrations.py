@@ -49,6 +49,11 @@ class Migrations:
         return bool(self._orders) or self._transfer.has_news() or self._exports.ready
 
     @property
+    def expecting(self) -> bool:
+        """Whether somebody is about to come, and should not have to wait for more than a plan."""
+        return self._imports.expecting
+
+    @property
     def blocked(self) -> bool:
         """Whether there is something to send that nobody takes now; ``ready`` has to be asked again."""
         return self._exports.blocked
