@@ -81,7 +81,8 @@ def check_same(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
         plain = expected[name]
         assert answer.tokens == plain.tokens
         assert answer.finish == plain.finish
-        for one, other in zip(answer.logprobs, plain.logprobs, strict=True):
+        mine, its = answer.prompt_logprobs + answer.logprobs, plain.prompt_logprobs + plain.logprobs
+        for one, other in zip(mine, its, strict=True):
             assert one.token == other.token
             assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
             assert [lp for _, lp in one.top] == pytest.approx([lp for _, lp in other.top], abs=1e-3)
@@ -135,6 +136,19 @@ def test_int8_kv_of_two_services_moves_within_prompts_and_answers(layout: str, t
             moves = [Move(request, at, live=False, after_turns=turns) for request in requests]
             check_same(move_all(source, destination, moves), expected)
             assert sum(move.state == "done" for move in moves) >= 2
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_log_probabilities_of_a_prompt_are_told_once(turns: int, two_engines: Engines) -> None:
+    options = {"max_batched_tokens": 9}
+    request = make_request("r", "a", make_prompt(50), OUTPUT, prompt_logprobs=2)
+    expected = undisturbed(two_engines, [request], **options)
+    assert len(expected["r"].prompt_logprobs) == 49
+    with hosts(*two_engines(**options)) as (source, destination):
+        moves = [Move(request, 0, live=False, after_turns=turns)]
+        check_same(move_all(source, destination, moves), expected)
+        assert moves[0].stopped is not None
+        assert 0 < moves[0].stopped.computed < 50
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])

@@ -121,6 +121,7 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
 
     def add(self, event: TokenEvent) -> None:
@@ -128,6 +129,7 @@ class Answer:
         assert event.position == len(self.tokens)
         self.tokens += event.tokens
         self.logprobs += event.logprobs or ()
+        self.prompt_logprobs += event.prompt_logprobs or ()
         self.finish = event.finish
 
 
