@@ -22,6 +22,7 @@ from shoal.cluster.node.folder import NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
+from shoal.engine.lifeline import PROTOCOL
 
 TIMEOUT_S = 60
 SETTINGS = {"kv_cache.memory": "64MiB", "threads": "1"}
@@ -433,7 +434,7 @@ def test_a_node_without_engines_waits_for_nobody():
 def test_a_server_of_another_version_is_refused(monkeypatch):
     async def scenario():
         monkeypatch.setattr("shoal.engine.lifeline.PROTOCOL", 7)
-        with pytest.raises(ConfigError, match=r"another protocol \(protocol: 2 / 7\)"):
+        with pytest.raises(ConfigError, match=rf"another protocol \(protocol: {PROTOCOL} / 7\)"):
             await Watched("old").attach()
 
     run(scenario)
