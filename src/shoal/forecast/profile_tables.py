@@ -49,7 +49,10 @@ class ProfileTimes:
         exchange = _exchange(files, model, link)
         per_token = _sum(files.dense, tokens, model.layers)
         per_token += model.layers * expert_block(files, model, tokens)
-        per_token += [1e6 * exchange.hidden_s(count) for count in range(tokens)]
+        per_token += [
+            1e6 * (model.layers * exchange.layer_s(count) + exchange.embedding_s(count))
+            for count in range(tokens)
+        ]
         sampled = _sum(files.per_sequence, tokens, 1)
         sampled += [1e6 * exchange.logits_s(count) for count in range(tokens)]
         self._layers = model.layers

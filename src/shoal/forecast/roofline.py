@@ -74,7 +74,8 @@ class RooflineTimes:
         layer += self._experts(tokens) if model.experts else self._mlp(tokens)
         layer += self._pointwise(tokens)
         layer += device.efficiencies.decode.start_s
-        return model.layers * layer + self._exchange.hidden_s(tokens)
+        layer += self._exchange.layer_s(tokens)
+        return model.layers * layer
 
     def _matmul(self, tokens: int, inputs: int, outputs: float) -> float:
         """Seconds of [tokens, inputs] x [inputs, outputs]."""

@@ -23,9 +23,13 @@ class Exchange:
     reduce: Callable[[float], float]
     """Seconds to sum so many bytes over all devices, which is 0 on one device."""
 
-    def hidden_s(self, tokens: int) -> float:
-        """Seconds to sum the hidden states of a step of so many tokens."""
-        return (2 * self.model.layers + 1) * self.reduce(_BYTES * tokens * self.model.hidden)
+    def layer_s(self, tokens: int) -> float:
+        """Seconds to sum the hidden states of so many tokens after the two parts of one layer."""
+        return 2 * self.embedding_s(tokens)
+
+    def embedding_s(self, tokens: int) -> float:
+        """Seconds to sum the hidden states of so many tokens once."""
+        return self.reduce(_BYTES * tokens * self.model.hidden)
 
     def logits_s(self, sampled: int) -> float:
         """Seconds to gather the logits of so many rows, which are sent once; what is summed is sent twice."""
