@@ -1,7 +1,7 @@
 """Simulated engines that die: their requests go on elsewhere, and nothing is lost."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulate_builders import TIMES, make_request, make_spec, make_workload
 
@@ -87,6 +87,7 @@ def test_deaths_after_the_last_request_do_nothing() -> None:
     dispatch=st.sampled_from(sorted(DISPATCHES)),
     iterations=st.sampled_from([1, 4]),
 )
+@example(65, [(0.375, 0)], "least-loaded", 1)  # who is preempted leaves room for who was rejected
 @settings(max_examples=examples(60))
 def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
     seed: int, times: list[tuple[float, int]], dispatch: str, iterations: int

@@ -94,7 +94,7 @@ class DecodeRuns:
         self._store = store
         self._guard = guard
         self._options = options
-        # Who was rejected as will be until somebody ends, in which step, after how many ends.
+        # Who was rejected as will be until somebody gives up blocks, in which step, after how many removals.
         self._rejected: tuple[RequestState, int, int] | None = None
 
     def rejected(self, request: RequestState, reason: Rejection, step: int) -> None:
@@ -102,11 +102,15 @@ class DecodeRuns:
         options = self._options
         stays = options.admission.stays_rejected and options.preempt_for_waiting == "never"
         if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
-            self._rejected = (request, step, self._store.num_ended)
+            self._rejected = (request, step, self._removals())
 
     def forget_rejected(self) -> None:
-        """There may be room for who was rejected, although nobody has ended."""
+        """There may be room for who was rejected, although nobody has left."""
         self._rejected = None
+
+    def _removals(self) -> int:
+        """How many requests have left the running batches: they ended, were preempted, or went elsewhere."""
+        return sum([state.running.num_removals for state in self._store.services.values()])
 
     def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
         """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
@@ -147,8 +151,8 @@ class DecodeRuns:
         if not state.waiting:
             return sys.maxsize
         if self._rejected is not None:
-            request, when, ended = self._rejected
-            if request is state.waiting[0] and ended == self._store.num_ended and state.last_prefill < when:
+            request, when, removals = self._rejected
+            if request is state.waiting[0] and removals == self._removals() and state.last_prefill < when:
                 return sys.maxsize
         return -step % self._options.admission.admit_every
 
