@@ -42,29 +42,10 @@ from shoal.core import EngineDied, SamplingParams, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
+from undisturbed import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
 
-SERVICE = "chat"
 BUILDER = "chaos_engine:build_chaos_engine"
 LEAST_STREAMS = 5
-TOLERANCE = 1e-3
-WORDS = "river stone light market winter garden engine letter window bridge copper music story harbour"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One request."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-
-
-@dataclass
-class Output:
-    """What came of one."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -78,29 +59,15 @@ class Outcome:
     streams: int = 0
     resumed: int = 0
     lost: list[str] = field(default_factory=list)
-    different: list[str] = field(default_factory=list)
-    ties: int = 0
+    differences: Differences = field(default_factory=Differences)
     waits_s: list[float] = field(default_factory=list)
     hang_waits_s: list[float] = field(default_factory=list)
     after_dispatch_s: list[float] = field(default_factory=list)
-    compared: int = 0
 
     @property
     def passed(self) -> bool:
         """Whether nothing was lost, and nothing differs but at ties."""
-        return not self.lost and not self.different and self.ties <= max(1, self.compared // 1000)
-
-
-def make_jobs(tokenizer: Tokenizer, count: int) -> list[Job]:
-    """Prompts of very different lengths; every other one shares a beginning."""
-    rng = random.Random(7)
-    words = WORDS.split()
-    jobs = []
-    for number in range(count):
-        opening = "Tell me a long story. " if number % 2 else ""
-        text = opening + " ".join(rng.choice(words) for _ in range(rng.choice([8, 20, 50, 100])))
-        jobs.append(Job(tuple(tokenizer.encode(text)), rng.choice([40, 80, 120])))
-    return jobs
+        return not self.lost and self.differences.none
 
 
 class Chaos:
@@ -126,18 +93,7 @@ class Chaos:
 
     async def read(self, job: Job) -> Output:
         """One stream to its end."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, logprobs=2)
-        output = Output()
-        async with await self.router.submit(SERVICE, list(job.prompt), sampling) as stream:
-            async for delta in stream:
-                if delta.tokens:
-                    self._note(stream.id)
-                output.tokens += delta.tokens
-                for entry in delta.logprobs or ():
-                    output.logprobs.append(entry.logprob)
-                    (_, best), (_, second) = entry.top[:2]
-                    output.gaps.append(best - second)
-        return output
+        return await read_job(self.router, job, lambda call, _: self._note(call))
 
     def _note(self, call: str) -> None:
         """A call got tokens: it no longer waits, if it did."""
@@ -170,27 +126,7 @@ class Chaos:
             self.outcome.lost.append(str(error))
             return
         self.outcome.streams += 1
-        self.compare(job, output)
-
-    def compare(self, job: Job, output: Output) -> None:
-        """Note where a stream differs from the undisturbed one."""
-        self.outcome.compared += 1
-        expected = self.reference[job]
-        if len(output.tokens) != len(expected.tokens):
-            self.outcome.different.append(f"{len(output.tokens)} tokens for {len(expected.tokens)}")
-            return
-        for at, (token, wanted) in enumerate(zip(output.tokens, expected.tokens, strict=True)):
-            if token != wanted:
-                gap = expected.gaps[at]
-                if gap < TOLERANCE:
-                    self.outcome.ties += 1
-                else:
-                    self.outcome.different.append(f"token {at}: {token} for {wanted}, gap {gap:.4f}")
-                return
-            difference = abs(output.logprobs[at] - expected.logprobs[at])
-            if difference > TOLERANCE:
-                self.outcome.different.append(f"log-probability {at} differs by {difference:.4f}")
-                return
+        self.outcome.differences.compare(output, self.reference[job])
 
     async def victim(self) -> tuple[str, int]:
         """An engine with enough streams amid their answers, and prompts that it computes; and its pid."""
@@ -250,7 +186,7 @@ class Chaos:
                 pass
         except EngineDied:
             return
-        self.outcome.different.append("a poison request was answered")
+        self.outcome.differences.different.append("a poison request was answered")
 
     async def run(self, options: argparse.Namespace, console: Console) -> None:
         """All strikes, in a random order, under load that outlasts them."""
@@ -279,7 +215,7 @@ class Chaos:
             console.print(
                 f"{number + 1:3}/{len(strikes)} {strike:6} {time.monotonic() - began:5.1f} s; "
                 f"{self.router.services[SERVICE].resumed} resumed, {len(outcome.lost)} lost, "
-                f"{len(outcome.different)} different"
+                f"{len(outcome.differences.different)} different"
             )
         self.stopped.set()
         await asyncio.gather(*clients, *self.extra)
@@ -295,7 +231,10 @@ def report(outcome: Outcome, console: Console) -> None:
     table.add_row("strikes", strikes)
     table.add_row("streams read", f"{outcome.streams}, of which resumed {outcome.resumed} times")
     table.add_row("lost", str(len(outcome.lost)))
-    table.add_row("different", f"{len(outcome.different)}; {outcome.ties} at ties below {TOLERANCE:g}")
+    table.add_row(
+        "different",
+        f"{len(outcome.differences.different)}; {outcome.differences.ties} at ties below {TOLERANCE:g}",
+    )
     for name, waits in (("kill", outcome.waits_s), ("hang", outcome.hang_waits_s)):
         if waits:
             text = f"median {1000 * statistics.median(waits):.0f} ms, worst {1000 * max(waits):.0f} ms"
@@ -304,7 +243,7 @@ def report(outcome: Outcome, console: Console) -> None:
         share = sum(outcome.after_dispatch_s) / sum([*outcome.waits_s, *outcome.hang_waits_s])
         table.add_row("of that after the new dispatch", f"{share:.0%}")
     console.print(table)
-    for text in [*outcome.lost, *outcome.different][:20]:
+    for text in [*outcome.lost, *outcome.differences.different][:20]:
         console.print(f"  {text}", style="red")
 
 
@@ -337,7 +276,9 @@ async def main(options: argparse.Namespace, console: Console) -> Outcome:
     )
     await router.run()
     console.print(f"{options.engines} engines are ready")
-    chaos = Chaos(router, make_jobs(tokenizer, options.jobs), options.clients, random.Random(options.seed))
+    chaos = Chaos(
+        router, make_jobs(tokenizer, options.jobs, 120), options.clients, random.Random(options.seed)
+    )
     try:
         await chaos.run(options, console)
     finally:

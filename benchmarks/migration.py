@@ -30,34 +30,11 @@ from shoal.cluster.backends import make_backend
 from shoal.cluster.events import ClusterEvent, MoveMethod
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
-from shoal.core import EngineDied, SamplingParams, Service
+from shoal.core import EngineDied, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
-
-SERVICE = "chat"
-TOLERANCE = 1e-3
-WORDS = "river stone light market winter garden engine letter window bridge copper music story harbour"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One request."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-
-
-@dataclass
-class Output:
-    """What came of one."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    """Between the two likeliest tokens, as log-probabilities."""
-    times_s: list[float] = field(default_factory=list)
-    """When each token came."""
+from undisturbed import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
 
 
 @dataclass
@@ -66,8 +43,7 @@ class Outcome:
 
     streams: int = 0
     lost: list[str] = field(default_factory=list)
-    different: list[str] = field(default_factory=list)
-    ties: int = 0
+    differences: Differences = field(default_factory=Differences)
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Moves by method and what became of them."""
     why: Counter[str] = field(default_factory=Counter)
@@ -79,15 +55,7 @@ class Outcome:
     @property
     def passed(self) -> bool:
         """Whether nothing was lost, and nothing differs but at ties."""
-        return not self.lost and not self.different and self.ties <= max(1, self.streams // 1000)
-
-
-def make_jobs(tokenizer: Tokenizer, count: int, tokens: int) -> list[Job]:
-    """Prompts of very different lengths."""
-    rng = random.Random(7)
-    words = WORDS.split()
-    texts = [" ".join(rng.choice(words) for _ in range(rng.choice([8, 20, 50, 100]))) for _ in range(count)]
-    return [Job(tuple(tokenizer.encode(text)), rng.randrange(tokens // 2, tokens)) for text in texts]
+        return not self.lost and self.differences.none
 
 
 class Moves:
@@ -120,62 +88,42 @@ class Moves:
                 method = self.wanted.get(action.request, method) if isinstance(action, Commit) else "tokens"
                 self.handed_over_s.setdefault(action.request, []).append((now_ns / 1e9, method))
 
-    async def read(self, job: Job) -> tuple[str, Output]:
-        """One stream to its end."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, logprobs=2)
-        output = Output()
-        async with await self.router.submit(SERVICE, list(job.prompt), sampling) as stream:
-            async for delta in stream:
-                output.times_s += [time.monotonic()] * len(delta.tokens)
-                output.tokens += delta.tokens
-                for entry in delta.logprobs or ():
-                    output.logprobs.append(entry.logprob)
-                    (_, best), (_, second) = entry.top[:2]
-                    output.gaps.append(best - second)
-        return stream.id, output
+    async def read(self, job: Job) -> tuple[str, Output, list[float]]:
+        """One stream to its end: its id, its output, and when each token came."""
+        times_s: list[float] = []
+        calls: list[str] = []
+
+        def note(call: str, tokens: int) -> None:
+            calls[:] = [call]
+            times_s.extend([time.monotonic()] * tokens)
+
+        output = await read_job(self.router, job, note)
+        return calls[0], output, times_s
 
     async def undisturbed(self) -> None:
         """Read every job once, all at a time."""
         outputs = await asyncio.gather(*(self.read(job) for job in self.jobs))
-        for job, (_, output) in zip(self.jobs, outputs, strict=True):
+        for job, (_, output, times_s) in zip(self.jobs, outputs, strict=True):
             self.reference[job] = output
-            self.undisturbed_s += _between(output.times_s)
+            self.undisturbed_s += _between(times_s)
 
     async def client(self, until_s: asyncio.Event) -> None:
         """Read streams until told to stop."""
         while not until_s.is_set():
             job = self.rng.choice(self.jobs)
             try:
-                call, output = await self.read(job)
+                call, output, times_s = await self.read(job)
             except EngineDied as error:
                 self.outcome.lost.append(str(error))
                 continue
             self.outcome.streams += 1
-            self._compare(job, output)
-            self._time(call, output)
+            self.outcome.differences.compare(output, self.reference[job])
+            self._time(call, times_s)
 
-    def _compare(self, job: Job, output: Output) -> None:
-        """Note where a stream differs from the undisturbed one."""
-        expected = self.reference[job]
-        if len(output.tokens) != len(expected.tokens):
-            self.outcome.different.append(f"{len(output.tokens)} tokens for {len(expected.tokens)}")
-            return
-        for at, (token, wanted) in enumerate(zip(output.tokens, expected.tokens, strict=True)):
-            if token != wanted:
-                if expected.gaps[at] < TOLERANCE:
-                    self.outcome.ties += 1
-                else:
-                    self.outcome.different.append(f"token {at}: {token} for {wanted}")
-                return
-            difference = abs(output.logprobs[at] - expected.logprobs[at])
-            if difference > TOLERANCE:
-                self.outcome.different.append(f"log-probability {at} differs by {difference:.4f}")
-                return
-
-    def _time(self, call: str, output: Output) -> None:
+    def _time(self, call: str, times_s: Sequence[float]) -> None:
         """Sort a stream's times between tokens by whether it moved in them."""
         moves = self.handed_over_s.pop(call, [])
-        for before_s, after_s in pairwise(output.times_s):
+        for before_s, after_s in pairwise(times_s):
             methods = [method for moved_s, method in moves if before_s <= moved_s < after_s]
             if methods:
                 self.outcome.moved_s.setdefault(methods[-1], []).append(after_s - before_s)
@@ -211,10 +159,11 @@ def _between(times_s: Sequence[float]) -> list[float]:
 def report(moves: Moves, console: Console) -> None:
     """Print the outcome."""
     outcome = moves.outcome
+    differences = outcome.differences
     console.print(
-        f"{outcome.streams} streams, {len(outcome.lost)} lost, {len(outcome.different)} different, "
+        f"{outcome.streams} streams, {len(outcome.lost)} lost, {len(differences.different)} different, "
+        f"{differences.ties} at ties below {TOLERANCE:g}"
     )
-    console.print(f"{outcome.ties} at ties below {TOLERANCE:g}")
     console.print("moves: " + ", ".join(f"{m} {o} {n}" for (m, o), n in sorted(outcome.ended.items())))
     for why, count in outcome.why.most_common(8):
         console.print(f"  {count} x {why}")
@@ -236,7 +185,7 @@ def report(moves: Moves, console: Console) -> None:
     console.print(table)
     means = statistics.mean(outcome.between_s), statistics.mean(moves.undisturbed_s)
     console.print(f"mean between tokens, not moved: {means[0] / means[1]:.2f} of undisturbed")
-    for text in [*outcome.lost, *outcome.different][:20]:
+    for text in [*outcome.lost, *outcome.differences.different][:20]:
         console.print(f"  {text}", style="red")
 
 

@@ -25,4 +25,4 @@ def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
     assert outcome["passed"]
     assert (outcome["kills"], outcome["hangs"], outcome["raises"]) == (1, 1, 1)
     assert outcome["resumed"] >= 10
-    assert outcome["compared"] >= 10
+    assert outcome["differences"]["compared"] >= 10
