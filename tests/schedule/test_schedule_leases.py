@@ -172,10 +172,10 @@ def test_requests_that_move_with_their_kv_say_what_they_would_have_said(preset, 
 
 def change_rooms(random: Random, moves: Moves, rooms: set) -> None:
     """Keep room for requests that never come, and give it up again."""
-    if random.random() < 0.05:
+    if random.random() < 0.2:
         engine, key = random.choice(moves.engines), f"room{len(moves.tokens)}-{random.random()}"
         moves.drain(engine)
-        if engine.scheduler.lease(key, random.choice("ab"), random.randint(1, 3)):
+        if engine.scheduler.lease(key, random.choice("ab"), random.randint(1, 12)):
             engine.carry_out(engine.scheduler.pending_plan())
             rooms.add((engine, key))
     for engine, key in list(rooms):
@@ -315,4 +315,26 @@ def test_who_runs_alone_takes_leased_blocks_the_newest_first():
     assert held[0] == [True, True]
     assert [True, False] in held
     scheduler.release("old")
+    engine.check_empty()
+
+
+def test_a_starved_request_does_not_take_leased_blocks():
+    """It waits until they are given up, and others go on or come back meanwhile."""
+    engine = Engine(make_scheduler(make_pool(10), starvation_s=3e-6, order="fcfs"))
+    scheduler = engine.scheduler
+    assert scheduler.lease("m", "a", 4)
+    requests = [make_request(8, 12, id=f"r{number}", max_tokens=12) for number in range(2)]
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    engine.submit(make_request(30, 4, id="large", max_tokens=4))
+    ended = []
+    for _ in range(200):
+        ended += [event.request_id for event in engine.step() if event.finish]
+    assert sorted(ended) == ["r0", "r1"]
+    assert "m" in scheduler.leases
+    scheduler.release("m")
+    while scheduler.unfinished:
+        ended += [event.request_id for event in engine.step() if event.finish]
+    assert ended[-1] == "large"
     engine.check_empty()
