@@ -277,9 +277,10 @@ class Scheduler:
 
     def _ask(self, admitter: Admitter, waiting: Iterable[RequestState], urgent: RequestState | None) -> None:
         """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
-        running = self.running + len(self._store.leases)
+        running = self.running
         if urgent is None and running and self._num_steps % self._admission.admit_every:
             return
+        running += len(self._store.leases)
         admitter.admit_all(waiting, running, self.max_running, self._epoch, urgent)
         if admitter.rejected is not None:
             self._runs.rejected(*admitter.rejected, self._num_steps)
@@ -371,8 +372,12 @@ class Scheduler:
         return len(state.waiting) + len(state.running) + len(self._store.leases.of(service)) > 0
 
     def most_promised(self, service: str) -> int:
-        """Most tokens, prompt and output together, that one of its unfinished requests may get to."""
-        requests = [request for request in self._store.requests.values() if request.service == service]
+        """Most tokens, prompt and output together, that one of its unfinished requests may get to.
+
+        Those that are held count, since they may go on here.
+        """
+        held = [lease.held for lease in self.leases.of(service) if lease.held is not None]
+        requests = held + [each for each in self._store.requests.values() if each.service == service]
         return max([request.num_prompt_tokens + request.max_new_tokens for request in requests], default=0)
 
     def vacate(self) -> None:
