@@ -12,7 +12,7 @@ from schedule_builders import SECOND, make_pool, make_request, make_scheduler, r
 
 from hypothesis_profiles import examples
 from shoal.config import PRESETS
-from shoal.core import InvalidRequest
+from shoal.core import Idle, InvalidRequest, StepPlan
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 from shoal.schedule import Conservative, Slice
 
@@ -277,6 +277,17 @@ def test_leases_alone_keep_nobody_waiting_for_a_step_that_admits():
         engine.scheduler.lease("m", "a", 4)
     engine.scheduler.release("m")
     engine.check_empty()
+
+
+def test_a_starved_request_behind_leases_is_not_asked_for_again_and_again():
+    engine = Engine(make_scheduler(make_pool(10), starvation_s=1.0, order="fcfs"))
+    scheduler = engine.scheduler
+    assert scheduler.lease("m", "a", 8)
+    engine.submit(make_request(12, 3, id="r", max_tokens=3))
+    assert scheduler.schedule(0) == Idle(SECOND)
+    assert scheduler.schedule(2 * SECOND) == Idle(None)
+    scheduler.release("m")
+    assert isinstance(scheduler.schedule(2 * SECOND), StepPlan)
 
 
 def test_a_held_request_may_grow_as_before():

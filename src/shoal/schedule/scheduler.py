@@ -201,7 +201,7 @@ class Scheduler:
                         return plan
                 # A turn that made room may have preempted the very requests it was for.
                 if epoch == self._epoch and not self._changed(self._preemptor.unstick()):
-                    return self._idle(decision.until_ns)
+                    return self._idle(decision.until_ns, now_ns)
         except Drain:
             return Idle()
         return plan
@@ -215,10 +215,13 @@ class Scheduler:
                 return plan
         return None
 
-    def _idle(self, until_ns: int | None) -> Idle:
+    def _idle(self, until_ns: int | None, now_ns: int) -> Idle:
         if self._in_flight or not self.unfinished:
             return Idle(until_ns)
-        times = [until_ns, self._guard.next_ns(self._services.values())]
+        starves_ns = self._guard.next_ns(self._services.values())
+        if starves_ns is not None and starves_ns < now_ns:
+            starves_ns = None  # whoever starves already waits for leases to end, and no time does that
+        times = [until_ns, starves_ns]
         times += [state.waiting.next_hopeless_ns for state in self._services.values()]
         return Idle(min([time for time in times if time is not None], default=None))
 
