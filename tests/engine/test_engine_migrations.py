@@ -110,6 +110,22 @@ def test_a_request_that_is_stopped_at_once_has_no_rounds():
         assert not told(client, Copied)
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_progress_is_told_of_every_part(live, monkeypatch):
+    """A client that waits for a whole round of much KV would give it up."""
+    monkeypatch.setattr("shoal.engine.exports._MESSAGE_BYTES", 1)
+    monkeypatch.setattr("shoal.engine.migrations._MOST_BYTES", 1)
+    request = ask(prompt=60, output=60)
+    with pair() as (source, destination):
+        client = Client(source, destination, [Move(request, 5, live)])
+        client.submit(source, request)
+        client.run()
+        check(client, request)
+        [stopped] = told(client, Stopped)
+        copied = [message.blocks for message in told(client, Copied)]
+        assert copied == list(range(1, -(-stopped.computed // 4)))
+
+
 @pytest.mark.parametrize("slices", [False, True])
 def test_a_destination_without_room_declines(slices):
     options = {} if not slices else {"scheduler": {"admission": Slice(tokens=8)}}

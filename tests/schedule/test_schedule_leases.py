@@ -12,9 +12,9 @@ from schedule_builders import SECOND, make_pool, make_request, make_scheduler, r
 
 from hypothesis_profiles import examples
 from shoal.config import PRESETS
-from shoal.core import InvalidRequest
+from shoal.core import Idle, InvalidRequest, StepPlan
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
-from shoal.schedule import Slice
+from shoal.schedule import Conservative, Slice
 
 
 def split_pool(blocks: int) -> BlockPool:
@@ -261,6 +261,42 @@ def test_leases_count_against_memory_and_running_requests():
     while scheduler.unfinished:
         engine.step()
     engine.check_empty()
+
+
+def test_leases_alone_keep_nobody_waiting_for_a_step_that_admits():
+    """Where nobody runs no step is made, so that it would never come."""
+    admission = Conservative(overcommit=1.0, admit_every=10)
+    engine = Engine(make_scheduler(make_pool(20), admission=admission))
+    for name in ("first", "second"):
+        engine.submit(make_request(5, 3, id=name, max_tokens=3))
+        while engine.scheduler.unfinished:
+            engine.step()
+            assert engine.scheduler.running or not engine.scheduler.waiting
+        engine.scheduler.lease("m", "a", 4)
+    engine.scheduler.release("m")
+    engine.check_empty()
+
+
+def test_a_starved_request_behind_leases_is_not_asked_for_again_and_again():
+    engine = Engine(make_scheduler(make_pool(10), starvation_s=1.0, order="fcfs"))
+    scheduler = engine.scheduler
+    assert scheduler.lease("m", "a", 8)
+    engine.submit(make_request(12, 3, id="r", max_tokens=3))
+    assert scheduler.schedule(0) == Idle(SECOND)
+    assert scheduler.schedule(2 * SECOND) == Idle(None)
+    scheduler.release("m")
+    assert isinstance(scheduler.schedule(2 * SECOND), StepPlan)
+
+
+def test_a_held_request_may_grow_as_before():
+    engine = Engine(make_scheduler(make_pool(10)))
+    engine.submit(make_request(12, 20, id="r", max_tokens=20))
+    engine.step()
+    engine.drain()
+    assert engine.scheduler.hold("m", "r", engine.now_ns) is not None
+    assert engine.scheduler.most_promised("a") == 32
+    engine.scheduler.release("m")
+    assert engine.scheduler.most_promised("a") == 0
 
 
 def test_what_cannot_join_changes_nothing():

@@ -40,7 +40,10 @@ MOST_AT_ONCE = 4
 PROGRESS_NS = 10_000_000_000
 """A source or a destination that makes no progress for so long is not waited for."""
 COMMIT_NS = 5_000_000_000
-"""After this time without a token the destination is asked whether it has the request."""
+"""After this time without a token the destination is asked whether it has the request.
+
+When it did not say no for as long again, the source keeps nothing any more.
+"""
 RETRY_NS = 1_000_000_000
 """After this time a request that could not leave an engine that is drained is tried again."""
 
@@ -189,6 +192,11 @@ class Migrations:
             passed_ns = now_ns - move.since_ns
             if move.state is MoveState.COMMITTING and passed_ns >= COMMIT_NS:
                 move.since_ns = now_ns
+                if move.asked and move.keeper is move.source:
+                    # It has the request, which waits there: two engines could wait for each other's copies.
+                    move.keep(None)
+                    actions.append(Release(move.id, move.source.name))
+                move.asked = True
                 actions.append(Drop(move.id, move.call.told.request, move.target.name))
             elif move.keeper is move.target and passed_ns >= PROGRESS_NS:
                 move.call.moves_kv = False

@@ -52,6 +52,8 @@ class Move:
     """When it last made progress."""
     state: MoveState | None = None
     """How far it is."""
+    asked: bool = False
+    """Whether the destination was asked if it has the request."""
     keeper: Engine | None = None
     """Who keeps blocks for the request beside the engine that has it: the target, or after it the source."""
 

@@ -136,8 +136,11 @@ class Exports:
         if export.held is None and export.sent == export.target:
             self._begin_round(export, table)
         done = self._send(export, table, most_bytes)
-        if export.sent == export.target:
-            self._tell_progress(export)
+        if export.held is not None and export.sent == export.target:
+            self._tell_stopped(export, export.held)
+        elif done or export.sent == export.target:
+            # Also amid a round: one of much KV takes longer than the client waits for news.
+            self._tell(Copied(export.order.migration, export.sent))
         return done
 
     def _table_of(self, export: _Export) -> KVTable | str:
@@ -180,14 +183,12 @@ class Exports:
             done += len(some) * block_bytes
         return done
 
-    def _tell_progress(self, export: _Export) -> None:
-        migration, held = export.order.migration, export.held
-        if held is None:
-            self._tell(Copied(migration, export.sent))
-            return
+    def _tell_stopped(self, export: _Export, held: Held) -> None:
         export.told = True
-        assert held.request.carried is not None
-        self._tell(Stopped(migration, held.request.num_output_tokens, held.computed, held.request.carried))
+        carried = held.request.carried
+        assert carried is not None
+        migration, made = export.order.migration, held.request.num_output_tokens
+        self._tell(Stopped(migration, made, held.computed, carried))
 
     def _resume(self, export: _Export, request_id: str | None) -> None:
         migration = export.order.migration

@@ -21,7 +21,7 @@ class Reserve(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Export(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the source: send a running request's KV; Copied comes after each round, at last Stopped.
+    """To the source: send a running request's KV; Copied comes after each part, at last Stopped.
 
     NotExported comes instead of Stopped where nothing was done to it.
     """
@@ -98,7 +98,7 @@ class Declined(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Copied(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the source, after each round: so much was sent, and the request still runs."""
+    """From the source, between two steps in which some was sent: how much, and that more is to come."""
 
     migration: str
     """The migration's id."""

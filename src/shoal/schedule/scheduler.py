@@ -201,7 +201,7 @@ class Scheduler:
                         return plan
                 # A turn that made room may have preempted the very requests it was for.
                 if epoch == self._epoch and not self._changed(self._preemptor.unstick()):
-                    return self._idle(decision.until_ns)
+                    return self._idle(decision.until_ns, now_ns)
         except Drain:
             return Idle()
         return plan
@@ -215,10 +215,13 @@ class Scheduler:
                 return plan
         return None
 
-    def _idle(self, until_ns: int | None) -> Idle:
+    def _idle(self, until_ns: int | None, now_ns: int) -> Idle:
         if self._in_flight or not self.unfinished:
             return Idle(until_ns)
-        times = [until_ns, self._guard.next_ns(self._services.values())]
+        starves_ns = self._guard.next_ns(self._services.values())
+        if starves_ns is not None and starves_ns < now_ns:
+            starves_ns = None  # whoever starves already waits for leases to end, and no time does that
+        times = [until_ns, starves_ns]
         times += [state.waiting.next_hopeless_ns for state in self._services.values()]
         return Idle(min([time for time in times if time is not None], default=None))
 
@@ -277,9 +280,10 @@ class Scheduler:
 
     def _ask(self, admitter: Admitter, waiting: Iterable[RequestState], urgent: RequestState | None) -> None:
         """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
-        running = self.running + len(self._store.leases)
+        running = self.running
         if urgent is None and running and self._num_steps % self._admission.admit_every:
             return
+        running += len(self._store.leases)
         admitter.admit_all(waiting, running, self.max_running, self._epoch, urgent)
         if admitter.rejected is not None:
             self._runs.rejected(*admitter.rejected, self._num_steps)
@@ -371,8 +375,12 @@ class Scheduler:
         return len(state.waiting) + len(state.running) + len(self._store.leases.of(service)) > 0
 
     def most_promised(self, service: str) -> int:
-        """Most tokens, prompt and output together, that one of its unfinished requests may get to."""
-        requests = [request for request in self._store.requests.values() if request.service == service]
+        """Most tokens, prompt and output together, that one of its unfinished requests may get to.
+
+        Those that are held count, since they may go on here.
+        """
+        held = [lease.held for lease in self.leases.of(service) if lease.held is not None]
+        requests = held + [each for each in self._store.requests.values() if each.service == service]
         return max([request.num_prompt_tokens + request.max_new_tokens for request in requests], default=0)
 
     def vacate(self) -> None:
