@@ -45,7 +45,7 @@ COMMIT_NS = 5_000_000_000
 When it did not say no for as long again, the source keeps nothing any more.
 """
 RETRY_NS = 1_000_000_000
-"""After this time a request that could not leave an engine that is drained is tried again."""
+"""After this time requests that could not leave an engine that is drained are tried again."""
 
 
 class Migrations:
@@ -105,7 +105,7 @@ class Migrations:
         """Move requests away from engines that are drained, a few at a time."""
         actions: list[ClusterAction] = []
         for engine in self._engines.values():
-            if engine.state is not EngineState.DRAINING or not engine.calls:
+            if engine.state is not EngineState.DRAINING or now_ns < engine.drains_again_ns:
                 continue
             leaving = sum(move.source is engine for move in self._moves.values())
             for call in list(engine.calls.values()):
@@ -126,7 +126,8 @@ class Migrations:
             case MoveReserved(), MoveState.RESERVING:
                 return self._reserved(move, now_ns)
             case MoveDeclined(), MoveState.RESERVING:
-                return self._abort(move, event.why, now_ns)
+                move.source.drains_again_ns = now_ns + RETRY_NS
+                return self._end(move, now_ns, MoveOutcome.ABORTED, event.why)
             case MoveCopied(), MoveState.COPYING:
                 move.since_ns = now_ns
             case MoveStopped(), MoveState.COPYING:

@@ -134,6 +134,8 @@ class Engine:
     """The services that are placed on it, by name."""
     calls: dict[str, Call] = field(default_factory=dict)
     """The requests that it has, by id."""
+    drains_again_ns: int = 0
+    """While it is drained: when requests are moved away again, after a destination had no room."""
     reserved: Call | None = None
     """A request that is to run on it alone."""
     kv_formats: dict[str, str] = field(default_factory=dict)

@@ -219,7 +219,7 @@ class Scheduler:
         if self._in_flight or not self.unfinished:
             return Idle(until_ns)
         starves_ns = self._guard.next_ns(self._services.values())
-        if starves_ns is not None and starves_ns < now_ns:
+        if starves_ns is not None and starves_ns < now_ns and self.leases.demand:
             starves_ns = None  # whoever starves already waits for leases to end, and no time does that
         times = [until_ns, starves_ns]
         times += [state.waiting.next_hopeless_ns for state in self._services.values()]
