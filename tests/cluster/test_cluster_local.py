@@ -33,13 +33,14 @@ def nothing_left(monkeypatch):
     """Folders go to a place of the test's own; it ends with no process, thread, descriptor or folder more."""
     me = psutil.Process()
     threads, files = threading.active_count(), me.num_fds()
+    before = set(me.children(recursive=True))  # of multiprocessing, for other tests of this process
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as place:
         monkeypatch.setenv("XDG_RUNTIME_DIR", place)
         yield place
         until = time.monotonic() + TIMEOUT_S
-        while (children := me.children(recursive=True)) and time.monotonic() < until:
+        while (new := set(me.children(recursive=True)) - before) and time.monotonic() < until:
             time.sleep(0.01)
-        assert children == []
+        assert not new
         assert os.listdir(place) == []
     assert (threading.active_count(), me.num_fds()) == (threads, files)
 
