@@ -82,6 +82,16 @@ def test_engines_are_a_table(capsys):
     assert "engine b ended last: killed by [signal] 9" in text
 
 
+def test_a_terminal_of_80_columns_leaves_names_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text, _ = ask(capsys, "engines", "list", engines={"data": [READY, WAITING]})
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("chat," in line for line in lines)
+    assert any("heartbeat KV" in line for line in lines)
+    assert sum("x[/red]" in line for line in lines) == 2
+
+
 def test_services_are_a_table(capsys):
     text, _ = ask(capsys, "services", "list", services={"data": [CHAT, ASLEEP]})
     chat, asleep = (line for line in text.splitlines() if "smollm2" in line)

@@ -90,7 +90,7 @@ def settings_of(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
     """Print a table that fits into narrow terminals."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
     for heading in headings:
         # Lists may take several lines; everything else fits into 80 columns.
         table.add_column(heading, no_wrap=heading not in ("services", "engines"), overflow="fold")

@@ -143,7 +143,8 @@ class Fleet:
 
     def kill_engine(self, name: str, incarnation: int, why: str) -> None:
         """Kill the process of an engine."""
-        _log.warning("engine %s is killed: %s", name, why)
+        level = logging.INFO if name in self._leaving else logging.WARNING
+        _log.log(level, "engine %s is killed: %s", name, why)
         self._backend.kill_engine(name, incarnation)
 
     def change_services(self, action: LoadService | UnloadService) -> None:
