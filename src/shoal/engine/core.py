@@ -26,6 +26,7 @@ from shoal.core import (
     TokenEvent,
 )
 from shoal.engine import migration_wire, wire
+from shoal.engine.engine_side import EngineSide
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migrations import Migrations
 from shoal.engine.service_changes import ServiceChanges
@@ -163,7 +164,7 @@ class Engine:
         tell: sends to who orders it; called by ``begin``, when all events so far were returned.
         """
         self._migrations = Migrations(
-            self._scheduler, self._pool, self._executor, transfer, tell, lambda: self._clock()
+            EngineSide(self._scheduler, self._pool, self._executor, transfer, tell, self.now_ns)
         )
 
     def migrate(self, order: migration_wire.ToEngine) -> None:

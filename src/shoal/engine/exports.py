@@ -5,18 +5,16 @@ computed when it began. When little is left, or after some rounds, the request i
 batch, the rest is sent, and its blocks are kept until the client says what becomes of it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
 
-from shoal.core import InvalidRequest, StepPlan
+from shoal.core import InvalidRequest
 from shoal.engine import wire
+from shoal.engine.engine_side import EngineSide
 from shoal.engine.migration_wire import Abort, Copied, Export, NotExported, Stopped
-from shoal.engine.transfer import Blocks, Transfer
-from shoal.execute.protocol import Executor
-from shoal.kvcache import BlockPool
-from shoal.schedule import Held, KVTable, Scheduler
+from shoal.engine.transfer import Blocks
+from shoal.schedule import Held, KVTable
 
 _LAST_BLOCKS = 2
 """With no more than so many left, a request is stopped: another round would send as many again."""
@@ -46,28 +44,11 @@ class _Export:
 
 
 class Exports:
-    """All exports of one engine; called while no plan is in flight, but for what is a question or ``clear``.
+    """All exports of one engine; called while no plan is in flight, but for questions and ``clear``."""
 
-    run: carries out a plan without rows. tell: sends to the client.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        pool: BlockPool,
-        executor: Executor,
-        transfer: Transfer,
-        run: Callable[[StepPlan], None],
-        tell: Callable[[wire.FromEngine], None],
-        clock: Callable[[], int],
-    ) -> None:
-        self._scheduler = scheduler
-        self._pool = pool
-        self._executor = executor
-        self._transfer = transfer
-        self._run = run
-        self._tell = tell
-        self._clock = clock
+    def __init__(self, engine: EngineSide) -> None:
+        self._engine = engine
+        self._scheduler, self._pool, self._transfer = engine.scheduler, engine.pool, engine.transfer
         self._exports: dict[str, _Export] = {}
 
     @property
@@ -89,7 +70,7 @@ class Exports:
         try:
             self._transfer.can_send(order.to)
         except zmq.ZMQError as error:
-            self._tell(NotExported(order.migration, f"KV cannot be sent to {order.to!r}: {error}"))
+            self._engine.tell(NotExported(order.migration, f"KV cannot be sent to {order.to!r}: {error}"))
         else:
             self._exports[order.migration] = _Export(order)
 
@@ -130,7 +111,7 @@ class Exports:
             self._forget(export.order.migration)
             if export.held is not None:
                 self._resume(export, None)
-            self._tell(NotExported(export.order.migration, table))
+            self._engine.tell(NotExported(export.order.migration, table))
             return 0
         export.seq_id = table.seq_id
         if export.held is None and export.sent == export.target:
@@ -140,7 +121,7 @@ class Exports:
             self._tell_stopped(export, export.held)
         elif done or export.sent == export.target:
             # Also amid a round: one of much KV takes longer than the client waits for news.
-            self._tell(Copied(export.order.migration, export.sent))
+            self._engine.tell(Copied(export.order.migration, export.sent))
         return done
 
     def _table_of(self, export: _Export) -> KVTable | str:
@@ -163,7 +144,7 @@ class Exports:
         full = table.computed // size
         little = full - export.sent <= _LAST_BLOCKS or export.rounds == _MOST_ROUNDS
         if little or not order.live:
-            export.held = self._scheduler.hold(order.migration, order.request_id, self._clock())
+            export.held = self._scheduler.hold(order.migration, order.request_id, self._engine.now_ns())
             export.target = -(-table.computed // size)
         else:
             export.target = full
@@ -177,7 +158,7 @@ class Exports:
         done = 0
         while export.sent < export.target and done < most_bytes and self._transfer.can_send(order.to):
             some = table.blocks[export.sent : min(export.target, export.sent + at_once)]
-            content = self._executor.read_blocks(table.service, some)
+            content = self._engine.executor.read_blocks(table.service, some)
             self._transfer.send(order.to, Blocks(order.migration, export.sent, len(some)), content)
             export.sent += len(some)
             done += len(some) * block_bytes
@@ -188,15 +169,15 @@ class Exports:
         carried = held.request.carried
         assert carried is not None
         migration, made = export.order.migration, held.request.num_output_tokens
-        self._tell(Stopped(migration, made, held.computed, carried))
+        self._engine.tell(Stopped(migration, made, held.computed, carried))
 
     def _resume(self, export: _Export, request_id: str | None) -> None:
         migration = export.order.migration
         try:
-            self._run(self._scheduler.resume(migration, self._clock(), request_id))
+            self._engine.run(self._scheduler.resume(migration, self._engine.now_ns(), request_id))
         except InvalidRequest as error:
             self._scheduler.release(migration)
-            self._tell(
+            self._engine.tell(
                 wire.Refused(request_id or export.order.request_id, str(error), error.param, error.code)
             )
 

@@ -4,16 +4,12 @@ Room is kept for them, and what arrives is written there between two steps. When
 request it is, and all of its KV has come, the request runs.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.core import InvalidRequest, StepPlan
-from shoal.engine import migration_wire
+from shoal.core import InvalidRequest
+from shoal.engine.engine_side import EngineSide
 from shoal.engine.migration_wire import Commit, Declined, Drop, Failed, Reserve, Reserved
-from shoal.engine.transfer import Arrived, Transfer
-from shoal.execute.protocol import Executor
-from shoal.kvcache import BlockPool
-from shoal.schedule import Scheduler
+from shoal.engine.transfer import Arrived
 
 _GROWTH_BLOCKS = 2
 """Room for what is computed while it is copied; more is taken when it comes."""
@@ -33,28 +29,11 @@ class _Import:
 
 
 class Imports:
-    """All imports of one engine; called while no plan is in flight, but for what is a question or ``clear``.
+    """All imports of one engine; called while no plan is in flight, but for questions and ``clear``."""
 
-    run: carries out a plan without rows. tell: sends to the client.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        pool: BlockPool,
-        executor: Executor,
-        transfer: Transfer,
-        run: Callable[[StepPlan], None],
-        tell: Callable[[migration_wire.FromEngine], None],
-        clock: Callable[[], int],
-    ) -> None:
-        self._scheduler = scheduler
-        self._pool = pool
-        self._executor = executor
-        self._transfer = transfer
-        self._run = run
-        self._tell = tell
-        self._clock = clock
+    def __init__(self, engine: EngineSide) -> None:
+        self._engine = engine
+        self._scheduler, self._pool, self._transfer = engine.scheduler, engine.pool, engine.transfer
         self._imports: dict[str, _Import] = {}
 
     @property
@@ -68,17 +47,17 @@ class Imports:
         if migration not in self._imports:
             blocks = -(-order.tokens // size) + _GROWTH_BLOCKS
             if not self._extend(migration, order.service, blocks):
-                self._tell(Declined(migration, f"there is no room for {order.tokens} more tokens"))
+                self._engine.tell(Declined(migration, f"there is no room for {order.tokens} more tokens"))
                 return
             self._imports[migration] = _Import(order.service)
-        self._tell(Reserved(migration))
+        self._engine.tell(Reserved(migration))
 
     def commit(self, order: Commit) -> None:
         """The request whose KV comes; it runs now or when all of it has come."""
         coming = self._imports.get(order.migration)
         if coming is None:
             if not self._scheduler.has_request(order.request.id):
-                self._tell(Failed(order.migration, "no room is kept for it, or not any more"))
+                self._engine.tell(Failed(order.migration, "no room is kept for it, or not any more"))
         elif coming.commit is None:
             coming.commit = order
             if order.migration in self._scheduler.leases:
@@ -91,7 +70,7 @@ class Imports:
         if order.migration in self._imports:
             self._forget(order.migration)
         if order.request_id is not None and not self._scheduler.has_request(order.request_id):
-            self._tell(Failed(order.migration, "it was dropped"))
+            self._engine.tell(Failed(order.migration, "it was dropped"))
 
     def cancel(self, request_id: str) -> None:
         """The client wants a request no more whose KV has not come."""
@@ -126,7 +105,7 @@ class Imports:
         if service not in self._pool.layout.services or not self._scheduler.lease(migration, service, blocks):
             return False
         # Other requests' KV may move away, and what was of another type is cleared, before KV is written.
-        self._run(self._scheduler.pending_plan())
+        self._engine.run(self._scheduler.pending_plan())
         return True
 
     def _write(self, coming: _Import, arrived: Arrived) -> str | None:
@@ -141,7 +120,7 @@ class Imports:
         if end > len(lease.blocks) and not self._extend(migration, coming.service, end - len(lease.blocks)):
             return "there is no room for what was computed meanwhile"
         try:
-            self._executor.write_blocks(coming.service, lease.blocks[first:end], arrived.content)
+            self._engine.executor.write_blocks(coming.service, lease.blocks[first:end], arrived.content)
         except ValueError as error:
             return str(error)
         coming.arrived.update(range(first, end))
@@ -153,17 +132,17 @@ class Imports:
         if order is None or not coming.arrived.issuperset(range(-(-order.computed // self._pool.block_size))):
             return
         try:
-            plan = self._scheduler.join(migration, order.request, order.computed, self._clock())
+            plan = self._scheduler.join(migration, order.request, order.computed, self._engine.now_ns())
         except InvalidRequest as error:
             self._fail(migration, coming, str(error))
             return
         del self._imports[migration]
-        self._run(plan)
+        self._engine.run(plan)
 
     def _fail(self, migration: str, coming: _Import, why: str) -> None:
         self._forget(migration)
         if coming.commit is not None:
-            self._tell(Failed(migration, why))
+            self._engine.tell(Failed(migration, why))
 
     def _forget(self, migration: str) -> None:
         del self._imports[migration]

@@ -5,48 +5,30 @@ What is sent and written there is bounded, as requests that run wait meanwhile.
 """
 
 from collections import deque
-from collections.abc import Callable
 
-from shoal.core import StepPlan
-from shoal.engine import migration_wire, wire
+from shoal.engine import migration_wire
+from shoal.engine.engine_side import EngineSide
 from shoal.engine.exports import Exports
 from shoal.engine.imports import Imports
 from shoal.engine.migration_wire import Abort, Commit, Drop, Export, Release, Reserve
-from shoal.engine.transfer import Transfer
-from shoal.execute.protocol import Executor
-from shoal.kvcache import BlockPool
-from shoal.schedule import Scheduler
 
 _MOST_BYTES = 16 << 20
 """Read, and written, between two steps."""
 
 
 class Migrations:
-    """What the client has ordered, carried out in its order.
+    """What the client has ordered, carried out in its order."""
 
-    tell: sends to the client; what is told is behind the events of all steps that have ended.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        pool: BlockPool,
-        executor: Executor,
-        transfer: Transfer,
-        tell: Callable[[wire.FromEngine], None],
-        clock: Callable[[], int],
-    ) -> None:
-        self._scheduler = scheduler
-        self._executor = executor
-        self._transfer = transfer
+    def __init__(self, engine: EngineSide) -> None:
+        self._engine = engine
         self._orders: deque[migration_wire.ToEngine] = deque()
-        self._exports = Exports(scheduler, pool, executor, transfer, self._run, tell, clock)
-        self._imports = Imports(scheduler, pool, executor, transfer, self._run, tell, clock)
+        self._exports = Exports(engine)
+        self._imports = Imports(engine)
 
     @property
     def ready(self) -> bool:
         """Whether ``work`` would do something."""
-        return bool(self._orders) or self._transfer.has_news() or self._exports.ready
+        return bool(self._orders) or self._engine.transfer.has_news() or self._exports.ready
 
     @property
     def expecting(self) -> bool:
@@ -79,7 +61,7 @@ class Migrations:
 
     def work(self) -> None:
         """Carry out orders, and move KV; no plan is in flight."""
-        self._run(self._scheduler.pending_plan())
+        self._engine.run(self._engine.scheduler.pending_plan())
         while self._orders:
             self._carry_out(self._orders.popleft())
         self._imports.work(_MOST_BYTES)
@@ -99,8 +81,3 @@ class Migrations:
                 self._exports.abort(order)
             case Release():
                 self._exports.release(order.migration)
-
-    def _run(self, plan: StepPlan) -> None:
-        """Have a plan without rows carried out."""
-        self._executor.submit(plan)
-        self._executor.collect()
