@@ -87,7 +87,7 @@ async def main(options: argparse.Namespace) -> None:
                 server = start(options)
                 same = await ready(client) == pid
                 times_s.append(time.perf_counter() - began)
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(1)
                 left = await live_blocks(client)
                 print(f"{times_s[-1]:.2f} s; same engine: {same}; blocks held {held:.0f}, then {left:.0f}")
     finally:

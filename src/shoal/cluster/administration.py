@@ -140,13 +140,12 @@ class Administration:
 
         Raises ConfigError if it is unknown, the last one, or the only one that is to serve some service.
         """
-        self._require_engine(name)
+        leaving = self._require_engine(name)
         others = [engine for engine in self._manager.engines if engine.name != name]
         if not others:
             raise ConfigError(f"engine {name!r} is the last one; add another before")
         elsewhere = {service for engine in others for service in engine.services}
-        engine = next(engine for engine in self._manager.engines if engine.name == name)
-        if only := [service for service in engine.services if service not in elsewhere]:
+        if only := [service for service in leaving.services if service not in elsewhere]:
             raise ConfigError(
                 f"engine {name!r} is the only one of {', '.join(only)}; add an engine of the same services "
                 "before, or remove these"
@@ -168,10 +167,12 @@ class Administration:
     def _engine(self, name: str) -> ManagedEngine | None:
         return next((engine for engine in self._manager.engines if engine.name == name), None)
 
-    def _require_engine(self, name: str) -> None:
-        if self._engine(name) is None:
+    def _require_engine(self, name: str) -> ManagedEngine:
+        engine = self._engine(name)
+        if engine is None:
             known = ", ".join(engine.name for engine in self._manager.engines)
             raise ConfigError(f"there is no engine {name!r}; there are: {known}")
+        return engine
 
     def _require_service(self, name: str) -> None:
         if name not in self._fleet.services:

@@ -87,8 +87,7 @@ class Assignment:
 
     def hand_over(self, call: Call, engine: Engine) -> None:
         """An engine that has the request in its load has it from now on, in the next attempt."""
-        if call.engine is not None:
-            self.release(call)
+        self.release(call)
         call.engine = engine
         call.attempt += 1
         engine.calls[call.told.request] = call

@@ -104,13 +104,10 @@ class DecodeRuns:
         if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
             self._rejected = (request, step, self._removals())
 
-    def forget_rejected(self) -> None:
-        """There may be room for who was rejected, although nobody has left."""
-        self._rejected = None
-
     def _removals(self) -> int:
-        """How many requests have left the running batches: they ended, were preempted, or went elsewhere."""
-        return sum([state.running.num_removals for state in self._store.services.values()])
+        """How often memory was given up: by requests that ended, were preempted or left, and by leases."""
+        removals = sum([state.running.num_removals for state in self._store.services.values()])
+        return removals + self._store.leases.num_ended
 
     def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
         """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.

@@ -29,6 +29,8 @@ class Leases:
     def __init__(self, pool: BlockPool) -> None:
         self.demand = 0
         """Merged blocks (split: units) that all of them take up; shared ones count for each."""
+        self.num_ended = 0
+        """How many have ended: others may have their memory since."""
         self._pool = pool
         self._leases: dict[str, Lease] = {}
 
@@ -54,6 +56,7 @@ class Leases:
     def take(self, key: str) -> Lease:
         """Forget a lease, whose blocks are the caller's from now on."""
         lease = self._leases.pop(key)
+        self.num_ended += 1
         self._count()
         return lease
 

@@ -449,8 +449,7 @@ class Scheduler:
 
     def release(self, key: str) -> None:
         """A lease ends, and with it a request that was held. Unknown ones are ignored."""
-        if self._changed(self._store.leases.release(key)):
-            self._runs.forget_rejected()
+        self._changed(self._store.leases.release(key))
 
     def _follow_layout(self) -> None:
         self._begin_anew()
