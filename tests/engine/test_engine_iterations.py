@@ -156,7 +156,7 @@ def test_a_plan_without_rows_is_taken():
     plan = StepPlan(
         number=9, service="a", seq_ids=(), new_tokens=(), sampled=(), left=tuple(executor.sequences)
     )
-    scheduler._in_flight.append(InFlightStep(plan, (PlannedRows(plan, [], slice(0), 0),), [], []))
+    scheduler._steps.in_flight.append(InFlightStep(plan, (PlannedRows(plan, [], slice(0), 0),), [], []))
     executor.submit(plan)
     result = executor.collect()
     assert [list(tokens) for tokens in result.tokens] == [[]]

@@ -37,6 +37,7 @@ from shoal.schedule.orders import (
     WeightedTurns,
 )
 from shoal.schedule.request_state import RequestState
+from shoal.schedule.resumption import to_resume
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
 from shoal.schedule.validation import ServiceLimits
@@ -82,4 +83,5 @@ __all__ = [
     "WeightedTurns",
     "admission_class",
     "describe",
+    "to_resume",
 ]

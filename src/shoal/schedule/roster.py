@@ -37,6 +37,11 @@ class Roster:
             self._enter(name, limits)
         self.refresh()
 
+    @property
+    def running(self) -> int:
+        """Requests that hold memory."""
+        return sum([len(state.running) for state in self.states.values()])
+
     def add(self, service: str, limits: ServiceLimits) -> None:
         """A service comes, of which the pool has a view by now."""
         self._enter(service, limits)

@@ -1,7 +1,6 @@
 """The iteration scheduler: turns policies' choices into plans, and results into events."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from shoal.core import (
@@ -13,28 +12,25 @@ from shoal.core import (
     TokenEvent,
 )
 from shoal.kvcache import BlockPool
-from shoal.schedule.admitter import Admitter
-from shoal.schedule.batching import Batcher, ScheduledBatch
-from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
+from shoal.schedule.choosing import PlanChooser
+from shoal.schedule.decode_runs import DecodeRun, Growth
 from shoal.schedule.leases import Leases
 from shoal.schedule.moving import Held, KVTable, Mover
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.orders import Turn
 from shoal.schedule.output import OutputProcessor, check_result
 from shoal.schedule.planning import InFlightStep, Planner
-from shoal.schedule.preemption import Drain, Preemptor
-from shoal.schedule.recovery import Recovery, with_trials
-from shoal.schedule.request_state import RequestState
+from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.resumption import to_resume
 from shoal.schedule.roster import Roster
 from shoal.schedule.running_batch import IntArray
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
+from shoal.schedule.steps import Steps
 from shoal.schedule.submission import Submitter
 from shoal.schedule.token_gaps import TokenGapGuard
 from shoal.schedule.validation import ServiceLimits, longest_total
-from shoal.schedule.view import SchedulerView, ServiceView
+from shoal.schedule.view import ServiceView
 
 
 class Scheduler:
@@ -61,32 +57,32 @@ class Scheduler:
         on_end: OnEnd | None = None,
     ) -> None:
         self.options = options
-        self.on_steps: Callable[[int, int], None] | None = None
-        """Told of the first step planned and of how many at most, in all of which those run who run now."""
         self._pool = pool
-        self._order = options.order
-        self._admission = options.admission
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
         self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
         self._roster = Roster(pool, options, self._guard.due_ns, services)
         self._services, self._limits = self._roster.states, self._roster.limits
-        self._store = RequestStore(pool, self._services, self._order, host, on_end, self._gaps.most_ns)
+        self._store = RequestStore(pool, self._services, options.order, host, on_end, self._gaps.most_ns)
         self._submitter = Submitter(pool, self._limits, self._store)
         self._mover = Mover(pool, self._store, self._submitter, self._limits)
-        self._batcher = Batcher(pool, self._admission.slice_tokens)
         self._outputs = OutputProcessor(pool, self._store)
         self._recovery = Recovery(self._store, self._outputs)
-        self._in_flight: deque[InFlightStep] = deque()
-        self._preemptor = Preemptor(pool, self._store, options, self._in_flight)
+        self._steps = Steps()
         self._begin_anew()
-        self._num_steps = 0
-        self._epoch = 0
-        """Goes up with everything that happens; in the same epoch a second look is the same as the first."""
 
     def _begin_anew(self) -> None:
         """Make those who remember something of services and layouts."""
         self._planner = Planner(self._pool, self._store, self.options)
-        self._runs = DecodeRuns(self._pool, self._store, self._guard, self.options)
+        self._chooser = PlanChooser(
+            self._pool,
+            self._store,
+            self._roster,
+            self.options,
+            self._steps,
+            self._planner,
+            self._guard,
+            self._gaps,
+        )
 
     @property
     def max_running(self) -> int:
@@ -97,6 +93,10 @@ class Scheduler:
     def services(self) -> Mapping[str, ServiceView]:
         """What policies see of each service, for those who watch a scheduler; not to be changed."""
         return self._services
+
+    def tell_steps(self, told: Callable[[int, int], None]) -> None:
+        """From now on tell of the first step of each plan, and of how many at most it has."""
+        self._steps.on_steps = told
 
     def tell_gaps(self, told: Callable[[str, IntArray, int | IntArray], None]) -> None:
         """From now on tell of the times between tokens: of which service, in ns (0: none), how often each."""
@@ -116,7 +116,7 @@ class Scheduler:
     @property
     def newest_ids(self) -> list[str]:
         """Ids of the requests of the newest plan in flight."""
-        return [request.request.id for rows in self._in_flight[-1].parts for request in rows.requests]
+        return [request.request.id for rows in self._steps.in_flight[-1].parts for request in rows.requests]
 
     @property
     def waiting(self) -> int:
@@ -126,12 +126,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Requests that hold memory."""
-        return sum([len(state.running) for state in self._services.values()])
+        return self._roster.running
 
     @property
     def in_flight(self) -> int:
         """Plans made and not yet updated."""
-        return len(self._in_flight)
+        return len(self._steps.in_flight)
 
     def most_tokens(self, service: str, prompt_tokens: int) -> int:
         """Most output tokens that such a prompt leaves room for; below 1 where it leaves none."""
@@ -150,7 +150,7 @@ class Scheduler:
             InvalidRequest: one of them can never be served as asked, or its id is in use.
         """
         events = self._submitter.submit_all(requests, now_ns)
-        self._epoch += len(events)
+        self._steps.note(bool(events))
         return events
 
     def cancel(
@@ -161,7 +161,7 @@ class Scheduler:
         reason: CANCELLED, or STOP where its text is complete: only then its length is remembered.
         """
         event = self._store.cancel(request_id, now_ns, reason)
-        self._changed(event is not None)
+        self._steps.note(event is not None)
         return event
 
     def take_refused(self) -> list[TokenEvent]:
@@ -176,117 +176,28 @@ class Scheduler:
         request = self._store.requests.get(request_id)
         if request is None or request.ending is not None:
             return None
-        self._epoch += 1
+        self._steps.note(True)
         self._store.remove(request)
         return to_resume(request, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
-        if len(self._in_flight) >= self.options.depth:
-            return Idle()
-        self._changed(self._store.give_up_hopeless(now_ns, refuse=self.options.on_hopeless == "refuse"))
-        if self.options.max_iterations > 1:
-            run = self.decode_run(now_ns, self.options.max_iterations)
-            if run is not None and run.steps > 1:
-                return self.commit_run(run, run.steps)[0]
-        try:
-            plan = self._serve_starved(now_ns)
-            while plan is None:
-                decision = self._order.decide(SchedulerView(self._services, self._num_steps), now_ns)
-                epoch = self._epoch
-                turns = with_trials(decision.turns, self._services)
-                for turn in self._gaps.turns(turns, self._services.values(), now_ns):
-                    plan = self._take(turn, now_ns)
-                    if plan is not None:
-                        return plan
-                # A turn that made room may have preempted the very requests it was for.
-                if epoch == self._epoch and not self._changed(self._preemptor.unstick()):
-                    return self._idle(decision.until_ns, now_ns)
-        except Drain:
-            return Idle()
-        return plan
+        return self._chooser.choose(now_ns)
 
-    def _serve_starved(self, now_ns: int) -> StepPlan | None:
-        for request, turn in self._guard.turns(self._services, now_ns):
-            plan = self._take(turn, now_ns, urgent=request)
-            if plan is not None:
-                if request in self._in_flight[-1].parts[0].requests:
-                    self._guard.served(self._services[turn.service], now_ns)
-                return plan
-        return None
+    def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
+        """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
-    def _idle(self, until_ns: int | None, now_ns: int) -> Idle:
-        if self._in_flight or not self.unfinished:
-            return Idle(until_ns)
-        starves_ns = self._guard.next_ns(self._services.values())
-        if starves_ns is not None and starves_ns < now_ns and self.leases.demand:
-            starves_ns = None  # whoever starves already waits for leases to end, and no time does that
-        times = [until_ns, starves_ns]
-        times += [state.waiting.next_hopeless_ns for state in self._services.values()]
-        return Idle(min([time for time in times if time is not None], default=None))
-
-    def _take(self, turn: Turn, now_ns: int, urgent: RequestState | None = None) -> StepPlan | None:
-        """The plan for a turn, or None if it comes to nothing.
-
-        urgent: a starved request that the turn is for; if it waits, it preempts whom it must.
+        None where the next step may be another; ``most`` is rounded up to whole plans. Changes nothing.
         """
-        state = self._services[turn.service]
-        batch, waiting = state.running, turn.waiting
-        while True:
-            scheduled = self._batcher.form(batch, turn, state.limit)
-            if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
-                if not self._changed(self._preemptor.help_to_slice(urgent)):
-                    return None
-                continue
-            if scheduled.new_blocks and not self._pool.can_allocate(turn.service, scheduled.new_blocks):
-                if turn.prefill and not scheduled.prefills(batch):
-                    return None
-                self._changed(self._preemptor.make_room(turn.service, scheduled.new_blocks))
-                if urgent is None:
-                    waiting = ()  # nobody is to take it, least of all who made it
-                continue
-            admitter = Admitter(self._pool, self._admission, turn.service, self._store, scheduled)
-            self._ask(admitter, waiting, urgent)
-            if admitter.admitted or admitter.rejected is None:
-                break
-            request, rejection = admitter.rejected
-            done = self._preemptor.make_room_for(
-                request, rejection, admitter.needed, starved=request is urgent
-            )
-            if not self._changed(done):
-                break
-            # Room was made for this one; nobody else, least of all who made it, is to take it.
-            waiting = (request,)
-        if turn.prefill and not admitter.admitted and not scheduled.prefills(batch):
-            return None
-        if scheduled.empty and not admitter.admitted:
-            return None
-        return self._commit(turn.service, scheduled, admitter, now_ns)
+        return self._chooser.decode_run(now_ns, most)
 
-    def _changed(self, something: bool) -> bool:
-        """Note that ``something`` was changed, if it was."""
-        self._epoch += something
-        return something
+    def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
+        """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
-    def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter, now_ns: int) -> StepPlan:
-        state, admitted = self._services[service], admitter.admitted
-        step = self._planner.commit(self._num_steps, state, scheduled, admitted, now_ns)
-        self._in_flight.append(step)
-        if self.on_steps is not None:
-            self.on_steps(self._num_steps, 1)
-        self._num_steps += 1
-        self._epoch += 1
-        return step.plan
-
-    def _ask(self, admitter: Admitter, waiting: Iterable[RequestState], urgent: RequestState | None) -> None:
-        """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
-        running = self.running
-        if urgent is None and running and self._num_steps % self._admission.admit_every:
-            return
-        running += len(self._store.leases)
-        admitter.admit_all(waiting, running, self.max_running, self._epoch, urgent)
-        if admitter.rejected is not None:
-            self._runs.rejected(*admitter.rejected, self._num_steps)
+        It leaves the same blocks as the plans of the run would, one after another; nobody may have been
+        admitted, ended or preempted since.
+        """
+        return self._chooser.commit_run(run, steps)
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Process what the oldest plan in flight produced; returns one event for each request it changed.
@@ -294,8 +205,9 @@ class Scheduler:
         Raises:
             ValueError: the plan is not the oldest in flight, or the result does not fit it.
         """
-        if not self._in_flight or self._in_flight[0].plan is not plan:
-            oldest = self._in_flight[0].plan.number if self._in_flight else "none"
+        in_flight = self._steps.in_flight
+        if not in_flight or in_flight[0].plan is not plan:
+            oldest = in_flight[0].plan.number if in_flight else "none"
             raise ValueError(f"update of plan {plan.number}, but the oldest in flight is {oldest}")
         check_result(plan, result)
         step = self._finish_oldest(len(result.durations_ns))
@@ -311,41 +223,15 @@ class Scheduler:
         All their copies and changes of the batch were carried out. Returns the last events of requests that
         end: one that failed by itself, and those cancelled meanwhile. A plan taken back counts as a step.
         """
-        steps = [self._finish_oldest(1) for _ in range(len(self._in_flight))]
+        steps = [self._finish_oldest(1) for _ in range(self.in_flight)]
         return self._recovery.take_back(steps, error, now_ns)
 
     def _finish_oldest(self, iterations: int) -> InFlightStep:
         """The oldest plan in flight is over after so many iterations."""
-        step = self._in_flight.popleft()
-        self._epoch += 1
-        missing = step.plan.iterations - iterations
+        step, missing = self._steps.finish_oldest(iterations)
         if missing:
-            self._num_steps -= missing
             self._planner.uncount_steps(self._services[step.plan.service], missing)
         return step
-
-    def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
-        """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
-
-        None where the next step may be another; ``most`` is rounded up to whole plans. Changes nothing.
-        """
-        return None if self._in_flight else self._runs.next_run(now_ns, most, self._num_steps)
-
-    def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
-        """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
-
-        It leaves the same blocks as the plans of the run would, one after another; nobody may have been
-        admitted, ended or preempted since.
-        """
-        state = self._services[run.service]
-        if self.on_steps is not None:
-            self.on_steps(self._num_steps, steps)
-        growth = self._runs.grow(state, steps)
-        step = self._planner.commit_run(self._num_steps, state, steps, growth)
-        self._in_flight.append(step)
-        self._num_steps += steps
-        self._epoch += 1
-        return step.plan, growth
 
     def add_service(self, service: str, limits: ServiceLimits) -> None:
         """A service comes, of which the pool has a view by now; no plan is in flight."""
@@ -398,7 +284,22 @@ class Scheduler:
 
     def pending_plan(self) -> StepPlan:
         """A plan without rows: all that the executor is still to be told. It is not updated."""
-        return self._planner.pending(self._num_steps)
+        return self._planner.pending(self._steps.planned)
+
+    def num_tokens(self, request_id: str) -> int | None:
+        """Length of an unfinished request, prompt and output so far; None: there is none of that id.
+
+        One that is held counts, since it may go on here.
+        """
+        request = self._store.requests.get(request_id)
+        if request is None:
+            held = [lease.held for name in self._services for lease in self.leases.of(name)]
+            lengths = [each.num_tokens for each in held if each is not None and each.request.id == request_id]
+            return max(lengths, default=None)
+        if request.seq_id < 0:
+            return request.num_tokens
+        batch = self._services[request.service].running
+        return request.num_prompt_tokens + int(batch.num_generated[batch.row_of(request)])
 
     def table_of(self, request_id: str) -> KVTable | None:
         """Where the KV of a request lies, as long as no plan is in flight; None: it does not run."""
@@ -414,21 +315,21 @@ class Scheduler:
 
         Nobody is preempted for it. They may be written when ``pending_plan`` was carried out.
         """
-        if self._admission.slice_tokens is not None:
+        if self.options.admission.slice_tokens is not None:
             return False  # a slice is handed out with its blocks
         if key not in self.leases and self.running + len(self.leases) >= self.max_running:
             return False
-        return self._changed(self._mover.lease(key, service, blocks))
+        return self._steps.note(self._mover.lease(key, service, blocks))
 
     def hold(self, key: str, request_id: str, now_ns: int) -> Held | None:
         """Take a running request out, and lease its blocks; no plan is in flight.
 
         It has no further event here. None, and nothing changes: it does not run, or in slices.
         """
-        if self._admission.slice_tokens is not None:
+        if self.options.admission.slice_tokens is not None:
             return None
         held = self._mover.hold(key, request_id, now_ns)
-        self._changed(held is not None)
+        self._steps.note(held is not None)
         return held
 
     def join(self, key: str, request: Request, computed: int, now_ns: int) -> StepPlan:
@@ -438,26 +339,26 @@ class Scheduler:
         Raises InvalidRequest, and nothing changes, where this request cannot run on this lease.
         """
         state = self._mover.join(key, request, computed, now_ns)
-        self._epoch += 1
-        return self._planner.pending(self._num_steps, state)
+        self._steps.note(True)
+        return self._planner.pending(self._steps.planned, state)
 
     def resume(self, key: str, now_ns: int, request_id: str | None = None) -> StepPlan:
         """Let a request that was held run again, under another id if one is given; as ``join`` does."""
         state = self._mover.resume(key, request_id, now_ns)
-        self._epoch += 1
-        return self._planner.pending(self._num_steps, state)
+        self._steps.note(True)
+        return self._planner.pending(self._steps.planned, state)
 
     def release(self, key: str) -> None:
         """A lease ends, and with it a request that was held. Unknown ones are ignored."""
-        self._changed(self._store.leases.release(key))
+        self._steps.note(self._store.leases.release(key))
 
     def _follow_layout(self) -> None:
         self._begin_anew()
-        self._epoch += 1
+        self._steps.note(True)
 
     def stats(self) -> SchedulerStats:
         """Counts so far."""
-        return self._store.stats(self._num_steps)
+        return self._store.stats(self._steps.planned)
 
     def observed(self, now_ns: int) -> dict[str, Observed]:
         """What was learned of each service; reads all requests of the windows, unlike ``stats``."""
