@@ -13,7 +13,10 @@ QUEUED = 2
 
 
 class FakeTransfer:
-    """Implements ``Transfer`` for one process."""
+    """Implements ``KVTransfer`` for one process."""
+
+    message_bytes = 2 << 20
+    turn_bytes = 16 << 20
 
     def __init__(self, backend: "FakeBackend", process: "FakeProcess") -> None:
         self._backend = backend

@@ -3,6 +3,7 @@
 Their executor reads every token back from the pool before it samples, so that KV that was lost is noticed.
 """
 
+import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -113,8 +114,8 @@ def test_a_request_that_is_stopped_at_once_has_no_rounds():
 @pytest.mark.parametrize("live", [True, False])
 def test_progress_is_told_of_every_part(live, monkeypatch):
     """A client that waits for a whole round of much KV would give it up."""
-    monkeypatch.setattr("shoal.engine.exports._MESSAGE_BYTES", 1)
-    monkeypatch.setattr("shoal.engine.migrations._MOST_BYTES", 1)
+    monkeypatch.setattr("shoal.engine.transfer.Transfer.message_bytes", 1)
+    monkeypatch.setattr("shoal.engine.transfer.Transfer.turn_bytes", 1)
     request = ask(prompt=60, output=60)
     with pair() as (source, destination):
         client = Client(source, destination, [Move(request, 5, live)])
@@ -262,14 +263,22 @@ def test_a_commit_waits_for_bytes_that_are_late_or_doubled(depth, times):
         [move] = client.moves.values()
         while move.state != "committing":
             client.turn()
+        client.turn()
         client.destination.send(client.commit_order(move))  # doubled
+        began_ns = time.monotonic_ns()
         for _ in range(20):
             client.turn()
+        waited_ns = time.monotonic_ns() - began_ns
         assert move.state == "committing"
         withheld.open = True
+        while move.state != "done":
+            client.turn()
+        # Its client has waited, too.
+        batch = destination.engine._scheduler.services["a"].running
+        [row] = [row for row, state in enumerate(batch.requests) if state.request.id == move.new_id]
+        assert batch.largest_gap_ns[row] >= waited_ns
         client.run()
         check(client, request, other)
-        assert move.state == "done"
 
 
 @pytest.mark.parametrize("how", ["drop", "cancel"])

@@ -114,6 +114,19 @@ class Request:
         """The request with the arrival that its age means on a clock that shows ``now_ns``."""
         return self if self.carried is None else replace(self, arrival_ns=now_ns - self.carried.age_ns)
 
+    def later(self, passed_ns: int) -> "Request":
+        """The request when so much time has passed since its ages were taken."""
+        carried = self.carried
+        if carried is None:
+            return self
+        aged = replace(
+            carried,
+            age_ns=carried.age_ns + passed_ns,
+            first_token_age_ns=carried.first_token_age_ns + passed_ns,
+            last_token_age_ns=carried.last_token_age_ns + passed_ns,
+        )
+        return replace(self, carried=aged)
+
 
 class FinishReason(StrEnum):
     """Why a request ended; ``stop`` and ``length`` are OpenAI's words."""

@@ -32,7 +32,7 @@ from shoal.engine.migrations import Migrations
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
-from shoal.engine.transfer import Transfer
+from shoal.engine.transfer import KVTransfer
 from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
@@ -156,9 +156,12 @@ class Engine:
         It has no further event here. None: it is unknown, or about to end.
         """
         self._idle = None
-        return self._scheduler.detach(request_id, self._clock())
+        request = self._scheduler.detach(request_id, self._clock())
+        if request is None and self._migrations is not None:
+            request = self._migrations.detach(request_id)
+        return request
 
-    def connect(self, transfer: Transfer, tell: Callable[[wire.FromEngine], None]) -> None:
+    def connect(self, transfer: KVTransfer, tell: Callable[[wire.FromEngine], None]) -> None:
         """From now on requests may move to other engines, and come from such, with their KV.
 
         tell: sends to who orders it; called by ``begin``, when all events so far were returned.
@@ -208,6 +211,11 @@ class Engine:
             self._fail(error)
             raise
 
+    def begin_with(self, plan: StepPlan) -> None:
+        """In place of ``begin``, where the scheduler has made the next plan, and none is in flight."""
+        self._executor.submit(plan)
+        self._in_flight.append(plan)
+
     def complete(self) -> list[TokenEvent]:
         """The second half: wait for the oldest plan, if there is any, and return what happened."""
         self._require_sound()
@@ -234,7 +242,14 @@ class Engine:
     @property
     def waits(self) -> bool:
         """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
-        return self._idle is not None and not self._in_flight and not self._ended and not self._pausing
+        return self._idle is not None and not self._in_flight and not self._ended and not self.pausing
+
+    @property
+    def pausing(self) -> bool:
+        """Whether something is to be done for which no plan may be in flight."""
+        if self._changes is not None and self._changes.ready:
+            return True
+        return self._migrations is not None and self._migrations.ready
 
     @property
     def polls(self) -> bool:
@@ -268,13 +283,6 @@ class Engine:
         """Release the executor."""
         self._executor.close()
 
-    @property
-    def _pausing(self) -> bool:
-        """Whether something is to be done for which no plan may be in flight."""
-        if self._changes is not None and self._changes.ready:
-            return True
-        return self._migrations is not None and self._migrations.ready
-
     def _fail(self, error: BaseException) -> None:
         self._broken = f"{type(error).__name__}: {error}"
 
@@ -284,7 +292,7 @@ class Engine:
 
     def _fill_pipeline(self) -> None:
         self._idle = None
-        if self._pausing:
+        if self.pausing:
             if self._in_flight:
                 return  # services and KV come and go when no plan is in flight
             self._change()
@@ -299,7 +307,7 @@ class Engine:
                 return
             if self.observer is not None:
                 self.observer.begin(plan, self._scheduler.newest_ids)
-            self._executor.submit(plan, lambda: self._pausing or self.interrupted())
+            self._executor.submit(plan, lambda: self.pausing or self.interrupted())
             self._in_flight.append(plan)
 
     def _change(self) -> None:

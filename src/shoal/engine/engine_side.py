@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shoal.core import StepPlan
 from shoal.engine import wire
-from shoal.engine.transfer import Transfer
+from shoal.engine.transfer import KVTransfer
 from shoal.execute.protocol import Executor
 from shoal.kvcache import BlockPool
 from shoal.schedule import Scheduler
@@ -21,7 +21,7 @@ class EngineSide:
     """Its KV pool."""
     executor: Executor
     """Its executor."""
-    transfer: Transfer
+    transfer: KVTransfer
     """Where KV comes and goes."""
     tell: Callable[[wire.FromEngine], None]
     """Sends to the client, behind the events of all steps that have ended."""

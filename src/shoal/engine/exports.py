@@ -5,22 +5,21 @@ computed when it began. When little is left, or after some rounds, the request i
 batch, the rest is sent, and its blocks are kept until the client says what becomes of it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import zmq
 
-from shoal.core import InvalidRequest
+from shoal.core import InvalidRequest, Request
 from shoal.engine import wire
 from shoal.engine.engine_side import EngineSide
 from shoal.engine.migration_wire import Abort, Copied, Export, NotExported, Stopped
 from shoal.engine.transfer import Blocks
-from shoal.schedule import Held, KVTable
+from shoal.schedule import Held, KVTable, to_resume
 
 _LAST_BLOCKS = 2
 """With no more than so many left, a request is stopped: another round would send as many again."""
 _MOST_ROUNDS = 8
-_MESSAGE_BYTES = 2 << 20
-"""About the size of a message, of one block at least."""
 
 
 @dataclass(slots=True)
@@ -84,6 +83,22 @@ class Exports:
         """Stop an export; a request that was stopped is forgotten."""
         if self._forget(migration) is not None:
             self._scheduler.release(migration)
+
+    def detach(self, request_id: str, released: Collection[str]) -> Request | None:
+        """Forget a request that was stopped, and its export; it is returned as it is now.
+
+        released: migrations to be forgotten as well.
+        """
+        for migration, export in self._exports.items():
+            if migration in released:
+                continue
+            if export.held is not None and export.order.request_id == request_id:
+                lease = self._scheduler.leases.find(migration)
+                assert lease is not None
+                assert lease.held is not None
+                self.release(migration)
+                return to_resume(lease.held, self._engine.now_ns())
+        return None
 
     def clear(self) -> None:
         """The same for all."""
@@ -154,7 +169,7 @@ class Exports:
         """Send up to the target, as long as the queue takes it; returns how many bytes."""
         order = export.order
         block_bytes = self._pool.layout.services[table.service].shape.block_bytes(self._pool.block_size)
-        at_once = max(1, _MESSAGE_BYTES // block_bytes)
+        at_once = max(1, self._transfer.message_bytes // block_bytes)
         done = 0
         while export.sent < export.target and done < most_bytes and self._transfer.can_send(order.to):
             some = table.blocks[export.sent : min(export.target, export.sent + at_once)]

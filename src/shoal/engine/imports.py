@@ -26,6 +26,8 @@ class _Import:
     """Blocks that have come, by their places in the table."""
     commit: Commit | None = None
     """Which request it is, once that is known."""
+    committed_ns: int = 0
+    """When that was told: the request's ages are those of then."""
 
 
 class Imports:
@@ -59,7 +61,7 @@ class Imports:
             if not self._scheduler.has_request(order.request.id):
                 self._engine.tell(Failed(order.migration, "no room is kept for it, or not any more"))
         elif coming.commit is None:
-            coming.commit = order
+            coming.commit, coming.committed_ns = order, self._engine.now_ns()
             if order.migration in self._scheduler.leases:
                 self._join_if_complete(order.migration, coming)
             else:
@@ -131,8 +133,10 @@ class Imports:
         order = coming.commit
         if order is None or not coming.arrived.issuperset(range(-(-order.computed // self._pool.block_size))):
             return
+        now_ns = self._engine.now_ns()
+        request = order.request.later(now_ns - coming.committed_ns)
         try:
-            plan = self._scheduler.join(migration, order.request, order.computed, self._engine.now_ns())
+            plan = self._scheduler.join(migration, request, order.computed, now_ns)
         except InvalidRequest as error:
             self._fail(migration, coming, str(error))
             return

@@ -6,14 +6,12 @@ What is sent and written there is bounded, as requests that run wait meanwhile.
 
 from collections import deque
 
+from shoal.core import Request
 from shoal.engine import migration_wire
 from shoal.engine.engine_side import EngineSide
 from shoal.engine.exports import Exports
 from shoal.engine.imports import Imports
 from shoal.engine.migration_wire import Abort, Commit, Drop, Export, Release, Reserve
-
-_MOST_BYTES = 16 << 20
-"""Read, and written, between two steps."""
 
 
 class Migrations:
@@ -53,6 +51,14 @@ class Migrations:
             elif isinstance(order, Abort) and self._exports.renamed(order) == request_id:
                 self._orders[at] = Release(order.migration)
 
+    def detach(self, request_id: str) -> Request | None:
+        """Take out a request that was stopped here, with its output; None: there is none of that id.
+
+        No order about it counts any more.
+        """
+        released = {order.migration for order in self._orders if isinstance(order, Release)}
+        return self._exports.detach(request_id, released)
+
     def clear(self) -> None:
         """The client is gone: nothing is kept for it."""
         self._orders.clear()
@@ -64,8 +70,8 @@ class Migrations:
         self._engine.run(self._engine.scheduler.pending_plan())
         while self._orders:
             self._carry_out(self._orders.popleft())
-        self._imports.work(_MOST_BYTES)
-        self._exports.work(_MOST_BYTES)
+        self._imports.work(self._engine.transfer.turn_bytes)
+        self._exports.work(self._engine.transfer.turn_bytes)
 
     def _carry_out(self, order: migration_wire.ToEngine) -> None:
         match order:

@@ -4,6 +4,7 @@ Everybody takes KV at one address, and connects to others' addresses while there
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -38,13 +39,50 @@ class Arrived:
     """Their bytes."""
 
 
+class KVTransfer(Protocol):
+    """What an engine needs to exchange KV with others; nothing of it keeps an engine waiting."""
+
+    @property
+    def message_bytes(self) -> int:
+        """About the size of a message, of one block at least."""
+        ...
+
+    @property
+    def turn_bytes(self) -> int:
+        """Read, and written, between two steps: requests that run wait meanwhile."""
+        ...
+
+    def has_news(self) -> bool:
+        """Whether something has come."""
+        ...
+
+    def receive(self) -> Arrived | None:
+        """The next blocks that have come, if any."""
+        ...
+
+    def can_send(self, to: str) -> bool:
+        """Whether ``send`` to this address would be taken now; raises zmq.ZMQError where it never will."""
+        ...
+
+    def send(self, to: str, blocks: Blocks, content: memoryview) -> None:
+        """Send blocks where ``can_send`` says so; they are lost if nobody is there."""
+        ...
+
+    def disconnect(self, to: str) -> None:
+        """Nothing more is sent there for now."""
+        ...
+
+
 def transfer_address(bind: str) -> str:
     """Where an engine takes KV that listens to its client at ``bind``."""
     return bind + TRANSFER_SUFFIX if bind.startswith("ipc:") else bind
 
 
 class Transfer:
-    """One engine's end."""
+    """One engine's end, as a ``KVTransfer``."""
+
+    message_bytes = 2 << 20
+    turn_bytes = 16 << 20
 
     def __init__(self, bind: str) -> None:
         """Listen at a ZeroMQ address, which may name a port "*"; raises zmq.ZMQError where that fails."""
