@@ -2,7 +2,8 @@
 
     python benchmarks/manager.py [--engines 64] [--requests 100000] [--unfinished 2000] [--dispatch max-min]
 
-Engines beat and time is ticked as in a server, and as many requests as ``--unfinished`` says are under way.
+Engines beat and time is ticked as in a server. As many requests as ``--unfinished`` says are under way, which
+fill two thirds of the engines. A packer is told every second how far they are; none grows.
 Times are the process's own.
 """
 
@@ -15,40 +16,48 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cluster.dispatch import DISPATCHES, dispatch_named
+from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
 from shoal.cluster.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
     EngineBeat,
     EngineReady,
+    EpochBegan,
     ServiceSpeed,
     Submitted,
     Ticked,
 )
 from shoal.cluster.manager import Manager
 from shoal.cluster.options import ClusterOptions
+from shoal.cluster.packing import PACKERS
 
-NAMES = [name for name in DISPATCHES if name != "least-loaded"]
+NAMES = [name for name in DISPATCH_NAMES if name != "least-loaded"]
 RATE = 10_000
 """Requests per second on the manager's clock."""
+_MEAN_TOKENS = 1055
+"""Of a request in an epoch of a second: half of the longest prompt, and 50 tokens of output."""
 
 
 def make_events(
-    engines: int, requests: int, unfinished: int, prefixes: bool
+    engines: int, requests: int, unfinished: int, prefixes: bool, packs: bool
 ) -> list[tuple[int, ClusterEvent]]:
     """What a manager is told, with the times."""
     random = Random(1)
     speeds = {name: ServiceSpeed(2e-4, 2e-2) for name in ("chat", "code")}
     names = [f"e{number}" for number in range(engines)]
     events: list[tuple[int, ClusterEvent]] = [(0, EngineAdded(name, tuple(speeds))) for name in names]
-    events += [(0, EngineReady(name, 1, speeds)) for name in names]
+    kv_tokens = round(1.5 * unfinished * _MEAN_TOKENS / engines)
+    room = dict.fromkeys(speeds, kv_tokens)
+    events += [(0, EngineReady(name, 1, speeds, {}, kv_tokens, room)) for name in names]
     under_way: deque[str] = deque()
     for number in range(requests):
         now_ns = round(number / RATE * 1e9)
         if number % (RATE // 4) == 0:
             events.append((now_ns, Ticked()))
             events += [(now_ns, EngineBeat(name, 1)) for name in names]
+        if packs and number % RATE == 0:
+            events.append((now_ns, EpochBegan(dict.fromkeys(under_way, 0))))
         family = random.randrange(500)
         request = Submitted(
             f"3f9a01bc-{number}",
@@ -80,8 +89,9 @@ def main() -> None:
     for name in arguments.dispatch:
         policy = dispatch_named(name)
         # A forecast looks at every unfinished request of every engine.
-        requests = arguments.requests // 50 if name == "forecast" else arguments.requests
-        events = make_events(arguments.engines, requests, arguments.unfinished, policy.reads_prefixes)
+        packs = name in PACKERS
+        requests = arguments.requests // (50 if name == "forecast" else 10 if packs else 1)
+        events = make_events(arguments.engines, requests, arguments.unfinished, policy.reads_prefixes, packs)
         manager = Manager(ClusterOptions(dispatch=name), policy)
         gc.collect()
         started = time.process_time()

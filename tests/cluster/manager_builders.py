@@ -21,6 +21,8 @@ from shoal.cluster.options import ClusterOptions
 
 SECOND = 1_000_000_000
 SPEED = ServiceSpeed(prefill_s=0.001, decode_s=0.01)
+KV_BYTES = 1000
+"""Memory of engines that say how many tokens fill it."""
 
 
 class Bench:
@@ -32,6 +34,10 @@ class Bench:
         self.now_ns = 0
         self.kv_format = ""
         """Of engines that become ready; "": their KV cannot move."""
+        self.kv_tokens: dict[str, int] = {}
+        """By service: tokens that fill the memory of engines that become ready."""
+        self.host = ""
+        """Where engines are that become ready; "": each has a machine of its own."""
         self.tell(Ticked())
 
     def tell(self, *events: ClusterEvent) -> list[ClusterAction]:
@@ -51,7 +57,9 @@ class Bench:
     def ready(self, engine: str, incarnation: int, *, speed: ServiceSpeed = SPEED) -> list[ClusterAction]:
         [services] = [each.services for each in self.manager.engines if each.name == engine]
         formats = dict.fromkeys(services, self.kv_format) if self.kv_format else {}
-        return self.tell(EngineReady(engine, incarnation, dict.fromkeys(services, speed), formats))
+        speeds, kv_bytes = dict.fromkeys(services, speed), KV_BYTES if self.kv_tokens else 0
+        pool = (kv_bytes, self.kv_tokens, 1, self.host)
+        return self.tell(EngineReady(engine, incarnation, speeds, formats, *pool))
 
     def submit(
         self,

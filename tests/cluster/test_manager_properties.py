@@ -22,11 +22,12 @@ from shoal.cluster.actions import (
     MoveOutcome,
     RefusalKind,
     Refuse,
+    Release,
     Reserve,
     StartEngine,
     Withdraw,
 )
-from shoal.cluster.dispatch import DISPATCHES, dispatch_named
+from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
 from shoal.cluster.event_log import EventLogWriter, replay
 from shoal.cluster.events import (
     ClusterEvent,
@@ -38,6 +39,7 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    EpochBegan,
     MoveCopied,
     MoveDeclined,
     MoveFailed,
@@ -52,10 +54,13 @@ from shoal.cluster.events import (
 )
 from shoal.cluster.manager import Manager
 from shoal.cluster.options import ClusterOptions, RestartOptions
+from shoal.cluster.packing import PACKERS
 
 SERVICES = {"e0": ("a", "b"), "e1": ("a", "b"), "e2": ("a",), "e3": ("b",)}
 KV_FORMATS = {"e0": {"a": "x", "b": "x"}, "e1": {"a": "x", "b": "y"}, "e2": {"a": "x"}, "e3": {"b": "x"}}
 """By engine and service; KV can go between e0, e1 and e2 for a, and between e0 and e3 for b."""
+KV_TOKENS = 70
+"""Of each engine: one large request, or a few small ones."""
 OPTIONS = {
     "heartbeat_s": 1.0,
     "hung_after_s": 4.0,
@@ -68,7 +73,8 @@ OPTIONS = {
 def ready(engine: str, incarnation: int) -> EngineReady:
     """An engine has loaded."""
     speeds = dict.fromkeys(SERVICES[engine], SPEED)
-    return EngineReady(engine, incarnation, speeds, KV_FORMATS[engine])
+    kv_tokens = dict.fromkeys(SERVICES[engine], KV_TOKENS)
+    return EngineReady(engine, incarnation, speeds, KV_FORMATS[engine], 2 * KV_TOKENS, kv_tokens)
 
 
 @dataclass
@@ -110,8 +116,9 @@ class ModelMove:
 class ManagerMachine(RuleBasedStateMachine):
     """Processes that live and die by themselves, and a model of what a manager may do."""
 
-    @initialize(dispatch=st.sampled_from(sorted(DISPATCHES)))
+    @initialize(dispatch=st.sampled_from(sorted(DISPATCH_NAMES)))
     def begin(self, dispatch: str) -> None:
+        self.packs = dispatch in PACKERS
         options = ClusterOptions(dispatch=dispatch, **OPTIONS)  # type: ignore[arg-type]
         self.manager = Manager(options, dispatch_named(dispatch))
         self.log = io.BytesIO()
@@ -198,6 +205,10 @@ class ManagerMachine(RuleBasedStateMachine):
             elif comes == "failure":
                 self.tell(MoveFailed(migration, "some of its KV was lost"))
 
+    @rule(tokens=st.lists(st.integers(0, 25), max_size=12))
+    def begin_epoch(self, tokens: list[int]) -> None:
+        self.tell(EpochBegan(dict(zip(self.requests, tokens, strict=False))))
+
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), stays=st.booleans())
     def deliver(self, data: st.DataObject, stays: bool) -> None:
@@ -263,7 +274,11 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.waiting(service) == len(waiting)
             assert self.manager.service(service).ready == len(self.ready(service))
             # At most one engine for each request in quarantine is closed to others.
-            if len(self.ready(service)) > sum(each.alone for each in self.requests.values()):
+            if self.packs:
+                idle = [name for name in self.ready(service) if self.is_idle(name)]
+                spare = len(idle) - sum(each.alone for each in self.requests.values())
+                assert spare <= 0 or all(each.alone for each in waiting)
+            elif len(self.ready(service)) > sum(each.alone for each in self.requests.values()):
                 assert all(each.alone for each in waiting)
         for each in self.manager.engines:
             kept = [move for move in self.moves.values() if move.keeper == each.name]
@@ -285,6 +300,11 @@ class ManagerMachine(RuleBasedStateMachine):
         for _ in range(len(self.requests)):
             for name in [name for name, each in self.requests.items() if each.alone and each.owner]:
                 self.progressed(name)
+        while self.packs and self.requests:
+            request = next(name for name, each in self.requests.items() if each.owner)
+            self.leave(request)
+            del self.requests[request]
+            self.tell(Ended(request, 3))
         assert all(each.owner for each in self.requests.values())
         replay(self.log.getvalue().splitlines(keepends=True))
 
@@ -296,6 +316,11 @@ class ManagerMachine(RuleBasedStateMachine):
             for name, engine in self.engines.items()
             if service in SERVICES[name] and engine.state == "ready" and not engine.draining
         ]
+
+    def is_idle(self, engine: str) -> bool:
+        """Whether an engine has nothing, and nothing is on its way to it."""
+        kept = any(move.keeper == engine for move in self.moves.values())
+        return not self.engines[engine].requests and not kept
 
     def find(self, engine: str, incarnation: int) -> None:
         self.processes.add((engine, incarnation))
@@ -389,6 +414,11 @@ class ManagerMachine(RuleBasedStateMachine):
             self.leave(action.request)
         elif isinstance(action, Reserve | Export | Commit | Abort | MoveEnded):
             self.moved(action)
+        elif isinstance(action, Release):
+            move = self.moves[action.migration]
+            assert action.engine == move.source
+            if move.keeper == move.source:
+                move.keeper = None
         elif isinstance(action, Refuse):
             each = self.requests.pop(action.request)
             assert each.owner is None

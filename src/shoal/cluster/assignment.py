@@ -1,6 +1,7 @@
 """Which engine has which request."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from shoal.cluster.actions import Dispatch, Withdraw
 from shoal.cluster.dispatch import DispatchPolicy
@@ -10,6 +11,37 @@ from shoal.cluster.state import Call, Engine
 from shoal.cluster.waiting import WaitingCalls
 
 
+class Chooser(Protocol):
+    """Chooses among engines."""
+
+    def engines_changed(self) -> None:
+        """Other engines take requests, or of other services."""
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
+        """Where a request goes that no engine has; engines: all that may get it. None: it waits."""
+        ...
+
+    def choose_target(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
+        """Where a request goes that leaves its engine; engines: where it can go. None: nowhere now."""
+        ...
+
+
+class ByPolicy:
+    """What a dispatch policy chooses, which always chooses one."""
+
+    def __init__(self, policy: DispatchPolicy) -> None:
+        self._policy = policy
+
+    def engines_changed(self) -> None:
+        """Policies remember nothing."""
+
+    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """The policy's choice."""
+        return engines[0] if len(engines) == 1 else self._policy.choose(newcomer, engines)
+
+    choose_target = choose
+
+
 class Assignment:
     """Chooses engines for requests, and keeps what engines have and how loaded they are up to date.
 
@@ -17,8 +49,8 @@ class Assignment:
     take requests. quarantine: of requests that run alone.
     """
 
-    def __init__(self, policy: DispatchPolicy, engines: Mapping[str, Engine], quarantine: Quarantine) -> None:
-        self._policy = policy
+    def __init__(self, chooser: Chooser, engines: Mapping[str, Engine], quarantine: Quarantine) -> None:
+        self._chooser = chooser
         self._engines = engines
         self._quarantine = quarantine
         self._chosen: dict[str, int] = {}
@@ -30,6 +62,7 @@ class Assignment:
     def settle(self, now_ns: int) -> list[Dispatch]:
         """After a change of who takes requests: dispatch what waits, quarantined requests first."""
         self._open.clear()
+        self._chooser.engines_changed()
         for engine in self._engines.values():
             held = engine.reserved
             if held is None or held.engine is engine:
@@ -37,10 +70,18 @@ class Assignment:
             if held.quarantined_ns is None or not engine.takes_requests:
                 engine.reserved = None
         dispatched = [each for call in self._quarantine.pending for each in self._seat(call, now_ns)]
+        return dispatched + self.dispatch_waiting(now_ns)
+
+    def dispatch_waiting(self, now_ns: int) -> list[Dispatch]:
+        """Dispatch what waits, as far as there is room."""
+        dispatched = []
         for service in self.waiting.services:
-            engines = self.open_engines(service)
-            if engines:
-                dispatched += [self.dispatch(call, engines, now_ns) for call in self.waiting.take(service)]
+            for call in self.waiting.of(service):
+                dispatch = self.dispatch(call, now_ns)
+                if dispatch is None:
+                    break
+                self.waiting.remove(call)
+                dispatched.append(dispatch)
         return dispatched
 
     def _seat(self, call: Call, now_ns: int) -> list[Dispatch]:
@@ -58,7 +99,7 @@ class Assignment:
         if chosen is None:
             return []
         chosen.reserved = call
-        return [self.dispatch(call, [chosen.load], now_ns)] if chosen.idle else []
+        return [self._give(call, self._newcomer(call, now_ns), chosen)] if chosen.idle else []
 
     def open_engines(self, service: str) -> list[EngineLoad]:
         """Loads of the engines to which requests of a service may go."""
@@ -71,15 +112,21 @@ class Assignment:
             ]
         return engines
 
-    def reserve(self, call: Call, engines: Sequence[EngineLoad], now_ns: int) -> Engine:
-        """Choose one of some engines, which has the request in its load from now on."""
-        service = call.told.service
-        turn = self._chosen.get(service, 0)
-        self._chosen[service] = turn + 1
-        newcomer = Newcomer(call.told, call.tokens, turn, now_ns)
-        load = engines[0] if len(engines) == 1 else self._policy.choose(newcomer, engines)
+    def choose_target(self, call: Call, engines: Sequence[EngineLoad], now_ns: int) -> Engine | None:
+        """One of some engines for a request that leaves its own; None: nowhere now."""
+        load = self._chooser.choose_target(self._newcomer(call, now_ns), engines)
+        return None if load is None else self._engines[load.name]
+
+    def reserve(self, call: Call, engine: Engine, now_ns: int) -> None:
+        """An engine has the request in its load from now on."""
+        self._add(self._newcomer(call, now_ns), engine.load)
+
+    def _add(self, newcomer: Newcomer, load: EngineLoad) -> None:
+        self._chosen[newcomer.call.service] = newcomer.turn + 1
         load.add(newcomer)
-        return self._engines[load.name]
+
+    def _newcomer(self, call: Call, now_ns: int) -> Newcomer:
+        return Newcomer(call.told, call.tokens, self._chosen.get(call.told.service, 0), now_ns)
 
     def unreserve(self, call: Call, engine: Engine) -> None:
         """The request does not come to an engine that has it in its load."""
@@ -92,9 +139,17 @@ class Assignment:
         call.attempt += 1
         engine.calls[call.told.request] = call
 
-    def dispatch(self, call: Call, engines: Sequence[EngineLoad], now_ns: int) -> Dispatch:
-        """Give a request to one of some engines."""
-        engine = self.reserve(call, engines, now_ns)
+    def dispatch(self, call: Call, now_ns: int) -> Dispatch | None:
+        """Give a request to an engine; None: no engine is open to it, or has room."""
+        engines = self.open_engines(call.told.service)
+        if not engines:
+            return None
+        newcomer = self._newcomer(call, now_ns)
+        load = self._chooser.choose(newcomer, engines)
+        return None if load is None else self._give(call, newcomer, self._engines[load.name])
+
+    def _give(self, call: Call, newcomer: Newcomer, engine: Engine) -> Dispatch:
+        self._add(newcomer, engine.load)
         self.hand_over(call, engine)
         return Dispatch(call.told.request, engine.name, engine.incarnation, call.attempt)
 

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from shoal.cluster.engine_load import EngineLoad, Newcomer
+from shoal.cluster.packing import PACKERS, Packer, Packing
 from shoal.core import ConfigError
 
 
@@ -113,8 +114,27 @@ DISPATCHES: Mapping[str, DispatchPolicy] = {
 """Policies by name; ``least-loaded`` is another name of ``least-requests``."""
 
 
-def dispatch_named(name: str) -> DispatchPolicy:
+@dataclass(frozen=True, slots=True)
+class PackerDispatch:
+    """Requests go where a packer puts them, and move when it says so (docs/packing.md)."""
+
+    name: str
+    """Of the packer, in ``PACKERS``."""
+    reads_prefixes: bool = False
+
+    def packer(self) -> Packer:
+        """A new one, which knows of no engine yet."""
+        return PACKERS[self.name](Packing([]))
+
+
+DISPATCH_NAMES = (*DISPATCHES, *PACKERS)
+"""Everything that can choose engines for requests."""
+
+
+def dispatch_named(name: str) -> DispatchPolicy | PackerDispatch:
     """The dispatch called ``name``; raises ConfigError with the possible names."""
+    if name in PACKERS:
+        return PackerDispatch(name)
     if name not in DISPATCHES:
-        raise ConfigError(f"dispatch {name!r} is not known; possible are {', '.join(DISPATCHES)}")
+        raise ConfigError(f"dispatch {name!r} is not known; possible are {', '.join(DISPATCH_NAMES)}")
     return DISPATCHES[name]

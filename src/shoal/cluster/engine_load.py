@@ -28,13 +28,17 @@ class Newcomer(NamedTuple):
     """The present time."""
 
 
-class _Assigned(NamedTuple):
-    """A request that the engine has."""
+class Assigned(NamedTuple):
+    """A request that the engine has, or is about to get."""
 
     call: Submitted
+    """As it was submitted."""
     tokens: int
+    """Output tokens that are expected of each choice."""
     cost_ns: int
+    """What it adds to ``remaining_ns``."""
     since_ns: int
+    """When it was sent."""
 
 
 class EngineLoad:
@@ -51,8 +55,10 @@ class EngineLoad:
         self.remaining_ns = 0
         """Sum of their estimated times. Each is what the request would take alone, so work that is done
         concurrently is overstated; it counts in full until the request has ended."""
+        self.changes = 0
+        """How often a request came or went."""
         self._speeds: dict[str, ServiceSpeed] = {}
-        self._assigned: dict[str, _Assigned] = {}
+        self._assigned: dict[str, Assigned] = {}
         # In the order in which they were sent last. The values mean nothing.
         self._blocks: dict[int, None] | None = {} if indexes_prefixes else None
 
@@ -60,9 +66,19 @@ class EngineLoad:
         """The engine starts with nothing, and computes so fast."""
         self._speeds = dict(speeds)
         self.unfinished = self.remaining_ns = 0
+        self.changes += 1
         self._assigned.clear()
         if self._blocks:
             self._blocks.clear()
+
+    @property
+    def assigned(self) -> Mapping[str, Assigned]:
+        """The requests by id."""
+        return self._assigned
+
+    def speed(self, service: str) -> ServiceSpeed:
+        """How fast the engine computes a service."""
+        return self._speeds.get(service, _UNKNOWN)
 
     def learn(self, service: str, speed: ServiceSpeed) -> None:
         """The engine computes another service, so fast."""
@@ -78,7 +94,8 @@ class EngineLoad:
         """A request is sent to the engine."""
         call = newcomer.call
         cost_ns = self.cost_ns(newcomer)
-        self._assigned[call.request] = _Assigned(call, newcomer.tokens, cost_ns, newcomer.now_ns)
+        self.changes += 1
+        self._assigned[call.request] = Assigned(call, newcomer.tokens, cost_ns, newcomer.now_ns)
         self.unfinished += call.choices
         self.remaining_ns += cost_ns
         if self._blocks is not None:
@@ -86,6 +103,7 @@ class EngineLoad:
 
     def remove(self, request: str) -> None:
         """The engine does not have the request any more."""
+        self.changes += 1
         gone = self._assigned.pop(request)
         self.unfinished -= gone.call.choices
         self.remaining_ns -= gone.cost_ns
@@ -102,7 +120,7 @@ class EngineLoad:
         from the time since it was sent, at the speed of a request that runs alone.
         """
         rows: dict[str, list[tuple[int, int]]] = {}
-        everyone = [*self._assigned.values(), _Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns)]
+        everyone = [*self._assigned.values(), Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns)]
         for assigned in everyone:
             made = self._generated(assigned, newcomer.now_ns)
             # The choices of one request share their prompt's KV.
@@ -111,8 +129,8 @@ class EngineLoad:
             service_rows += [(max(1, made), assigned.tokens - made)] * (assigned.call.choices - 1)
         return sum(_peak(service_rows) for service_rows in rows.values())
 
-    def _generated(self, assigned: _Assigned, now_ns: int) -> int:
-        speed = self._speeds.get(assigned.call.service, _UNKNOWN)
+    def _generated(self, assigned: Assigned, now_ns: int) -> int:
+        speed = self.speed(assigned.call.service)
         decoding_s = (now_ns - assigned.since_ns) / 1e9 - speed.prefill_s * assigned.call.prompt_tokens
         return max(0, min(int(decoding_s / max(speed.decode_s, 1e-9)), assigned.tokens - 1))
 

@@ -59,6 +59,14 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """By service."""
     kv_formats: dict[str, str] = {}
     """By service: KV can go to engines of the same format; there is none where it cannot be moved."""
+    kv_bytes: int = 0
+    """Memory for KV; 0: not known."""
+    kv_tokens: dict[str, int] = {}
+    """By service: tokens that fill that memory."""
+    block_size: int = 1
+    """Tokens in a block: a request takes up whole blocks."""
+    host: str = ""
+    """The machine that it runs on; empty: it shares its machine with no other engine."""
 
 
 class EngineBeat(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +146,8 @@ class ServiceLoaded(msgspec.Struct, frozen=True, tag=True):
     speed: ServiceSpeed
     """How fast it is computed there."""
     kv_format: str = ""
+    """As in ``EngineReady``."""
+    kv_tokens: int = 0
     """As in ``EngineReady``."""
 
 
@@ -259,6 +269,13 @@ class MoveFailed(msgspec.Struct, frozen=True, tag=True):
     """In words."""
 
 
+class EpochBegan(msgspec.Struct, frozen=True, tag=True):
+    """It is time to look at how requests have grown, where the dispatch packs them."""
+
+    output_tokens: dict[str, int]
+    """By request that has not ended: tokens of all its choices so far."""
+
+
 class Ticked(msgspec.Struct, frozen=True, tag=True):
     """Time passed, and the loop that tells of events was awake."""
 
@@ -283,5 +300,6 @@ ClusterEvent = (
     | Ended
     | MoveWanted
     | MoveEvent
+    | EpochBegan
     | Ticked
 )

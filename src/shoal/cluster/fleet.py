@@ -185,7 +185,8 @@ class Fleet:
         assert engine.info is not None
         info = answer.services[service.name]
         speed = self._speed((engine.info.device, engine.info.threads), service.name, info)
-        self._tell(ServiceLoaded(name, action.incarnation, service.name, speed, info.kv_format))
+        told = (name, action.incarnation, service.name, speed, info.kv_format, info.kv_tokens)
+        self._tell(ServiceLoaded(*told))
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
         try:
@@ -296,7 +297,9 @@ class Fleet:
             service: self._speed(equals, service, info) for service, info in event.info.services.items()
         }
         formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
-        self._tell(EngineReady(name, event.incarnation, speeds, formats))
+        kv_tokens = {service: info.kv_tokens for service, info in event.info.services.items()}
+        pool = (event.info.kv_bytes, kv_tokens, event.info.block_size, event.info.host)
+        self._tell(EngineReady(name, event.incarnation, speeds, formats, *pool))
         self._describe()
 
     def _speed(self, equals: tuple[str, int], service: str, info: ServiceInfo) -> ServiceSpeed:

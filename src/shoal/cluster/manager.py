@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from shoal.cluster.actions import ClusterAction, KillEngine, RefusalKind, Refuse, Withdraw
-from shoal.cluster.assignment import Assignment
-from shoal.cluster.dispatch import DispatchPolicy
+from shoal.cluster.assignment import Assignment, ByPolicy
+from shoal.cluster.dispatch import DispatchPolicy, PackerDispatch
 from shoal.cluster.engine_load import EngineLoad
 from shoal.cluster.events import (
     ClusterEvent,
@@ -17,6 +17,7 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    EpochBegan,
     MoveEvent,
     MoveWanted,
     Progressed,
@@ -28,7 +29,9 @@ from shoal.cluster.events import (
 from shoal.cluster.lengths import ExpectedLengths
 from shoal.cluster.migration import Migrations
 from shoal.cluster.options import ClusterOptions
+from shoal.cluster.packed import PackedCalls
 from shoal.cluster.quarantine import Quarantine
+from shoal.cluster.repacking import Repacking
 from shoal.cluster.residency import Residency
 from shoal.cluster.state import Call, Engine, ManagedEngine, running_engine
 from shoal.cluster.status import EngineState, ServiceStatus
@@ -44,7 +47,7 @@ class Manager:
     requests are ignored, and so is one that is submitted again before it ended.
     """
 
-    def __init__(self, options: ClusterOptions, dispatch: DispatchPolicy) -> None:
+    def __init__(self, options: ClusterOptions, dispatch: DispatchPolicy | PackerDispatch) -> None:
         self._policy = dispatch
         self._wait_ns = round(options.wait_for_engine_s * 1e9)
         self._wait_s = options.wait_for_engine_s
@@ -57,9 +60,18 @@ class Manager:
         self._incarnations: dict[str, int] = {}
         self._calls: dict[str, Call] = {}
         self._submitted = 0
-        self._assignment = Assignment(dispatch, self._engines, self._quarantine)
+        chooser: ByPolicy | PackedCalls
+        if isinstance(dispatch, PackerDispatch):
+            chooser = PackedCalls(dispatch.packer(), self._engines, options.packing.epoch_s)
+        else:
+            chooser = ByPolicy(dispatch)
+        self._assignment = Assignment(chooser, self._engines, self._quarantine)
         self._waiting = self._assignment.waiting
         self._migrations = Migrations(self._assignment, self._engines)
+        self._repacking: Repacking | None = None
+        if isinstance(chooser, PackedCalls):
+            moving = (self._assignment, self._migrations, self._engines, self._calls)
+            self._repacking = Repacking(chooser, *moving, options.packing)
         self._actions: list[ClusterAction] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             EngineAdded: self._added,
@@ -75,6 +87,7 @@ class Manager:
             Ended: self._ended,
             MoveWanted: self._move_wanted,
             **dict.fromkeys(get_args(MoveEvent), self._move_told),
+            EpochBegan: self._epoch_began,
             Ticked: self._ticked,
         }
 
@@ -115,6 +128,8 @@ class Manager:
         """What is to be done after an event, in this order. now_ns: when it was told, never decreasing."""
         self._actions = []
         self._handlers[type(event)](event, now_ns)
+        if self._repacking is not None:
+            self._actions += self._repacking.carry_out(now_ns)
         return self._actions
 
     # Engines
@@ -146,6 +161,8 @@ class Manager:
         engine.move(EngineState.READY)
         engine.ready_ns = now_ns
         engine.kv_formats = dict(event.kv_formats)
+        engine.kv_bytes, engine.kv_tokens = event.kv_bytes, dict(event.kv_tokens)
+        engine.block_size, engine.host = event.block_size, event.host
         engine.load.begin(event.speeds)
         self._actions += self._residency.ready(engine, event.speeds, now_ns)
         self._settle(now_ns)
@@ -237,11 +254,12 @@ class Manager:
         self._submitted += 1
         self._calls[told.request] = call
         self._actions += self._residency.submitted(told.service, self._engines.values())
-        engines = self._assignment.open_engines(told.service)
-        if engines:
-            self._actions.append(self._assignment.dispatch(call, engines, now_ns))
-        else:
+        waits = self._waiting.has(told.service)
+        dispatch = None if waits else self._assignment.dispatch(call, now_ns)
+        if dispatch is None:
             self._assignment.wait(call, now_ns)
+        else:
+            self._actions.append(dispatch)
 
     def _progressed(self, event: Progressed, now_ns: int) -> None:
         call = self._calls.get(event.request)
@@ -270,6 +288,8 @@ class Manager:
         self._forget(call, now_ns)
         if self._quarantine.pending or moved or (engine is not None and engine.reserved is call):
             self._settle(now_ns)
+        elif self._waiting:
+            self._actions += self._assignment.dispatch_waiting(now_ns)
 
     def _lost(self, call: Call, now_ns: int) -> None:
         """A request's engine is gone, and does not have it any more."""
@@ -305,6 +325,12 @@ class Manager:
                 self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
     # Moves
+
+    def _epoch_began(self, event: EpochBegan, now_ns: int) -> None:
+        if self._repacking is not None:
+            self._repacking.begin_epoch(event)
+            self._actions += self._repacking.carry_out(now_ns)
+            self._actions += self._assignment.dispatch_waiting(now_ns)
 
     def _move_wanted(self, event: MoveWanted, now_ns: int) -> None:
         call = self._calls.get(event.request)

@@ -82,11 +82,12 @@ class Migrations:
                 if kv_format and self._engines[load.name].kv_formats.get(service) == kv_format
             ]
             method, others = (method, alike) if alike else (MoveMethod.TOKENS, others)
-        if not others:
+        target = self._assignment.choose_target(call, others, now_ns) if others else None
+        if target is None:
             return []
         self._begun += 1
         request = call.told.request
-        target = self._assignment.reserve(call, others, now_ns)
+        self._assignment.reserve(call, target, now_ns)
         move = Move(f"{request}m{self._begun}", call, source, target, method, now_ns, now_ns)
         self._moves[move.id] = move
         call.migration = move.id
@@ -260,7 +261,7 @@ class Migrations:
     def _go_back(self, move: Move, why: str, now_ns: int) -> list[ClusterAction]:
         """The request runs at the source again, which kept its KV."""
         call, source = move.call, move.source
-        self._assignment.reserve(call, [source.load], now_ns)
+        self._assignment.reserve(call, source, now_ns)
         self._assignment.hand_over(call, source)
         call.stays_until_ns = now_ns + RETRY_NS
         abort = Abort(move.id, call.told.request, source.name, call.attempt)

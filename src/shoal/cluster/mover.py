@@ -16,17 +16,9 @@ from shoal.cluster.actions import (
     Reserve,
 )
 from shoal.cluster.calls import Calls
-from shoal.cluster.events import (
-    ClusterEvent,
-    MoveCopied,
-    MoveDeclined,
-    MoveFailed,
-    MoveMethod,
-    MoveNotExported,
-    MoveReserved,
-    MoveStopped,
-)
+from shoal.cluster.events import ClusterEvent, MoveMethod
 from shoal.cluster.fleet import Fleet
+from shoal.cluster.move_messages import event_of
 from shoal.core import Request
 from shoal.engine import migration_wire
 
@@ -90,19 +82,10 @@ class Mover:
         move = self._moves.get(migration)
         if move is None:
             return
-        match message:
-            case migration_wire.Reserved():
-                self._tell(MoveReserved(migration))
-            case migration_wire.Declined():
-                self._tell(MoveDeclined(migration, message.why))
-            case migration_wire.Copied():
-                self._tell(MoveCopied(migration))
-            case migration_wire.Stopped():
-                self._stopped(engine, move, message)
-            case migration_wire.NotExported():
-                self._tell(MoveNotExported(migration, message.why))
-            case migration_wire.Failed():
-                self._tell(MoveFailed(migration, message.why))
+        if isinstance(message, migration_wire.Stopped):
+            self._stopped(engine, move, message)
+        else:
+            self._tell(event_of(message))
 
     def _reserve(self, action: Reserve) -> None:
         call = self._calls.get(action.request)
@@ -129,7 +112,7 @@ class Mover:
             self._fleet.distrust(engine, why)
             return
         move.stopped = message
-        self._tell(MoveStopped(message.migration))
+        self._tell(event_of(message))
 
     def _commit(self, action: Commit) -> None:
         call, move = self._calls.get(action.request), self._moves.get(action.migration)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal.cluster.packing.hybrid import MoveBudgets
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
 
@@ -38,6 +39,21 @@ class RestartOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackingOptions:
+    """How a packer that is the dispatch moves requests."""
+
+    epoch_s: float = 1.0
+    """It looks at how requests have grown so often."""
+    budgets: MoveBudgets = field(default_factory=MoveBudgets)
+    """What moves may take in an epoch."""
+
+    def __post_init__(self) -> None:
+        """Refuse epochs that have no length; raises ConfigError."""
+        if not self.epoch_s > 0:
+            raise ConfigError(f"packing.epoch must be more than 0, got {self.epoch_s:g} s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """How engines are run, watched and chosen."""
 
@@ -49,7 +65,9 @@ class ClusterOptions:
     address: str = "auto"
     """Address of the Ray cluster."""
     dispatch: str = "max-min"
-    """Which engine a request goes to; in ``dispatch.DISPATCHES``."""
+    """Which engine a request goes to; in ``dispatch.DISPATCH_NAMES``."""
+    packing: PackingOptions = field(default_factory=PackingOptions)
+    """How often a packer that is the dispatch looks at requests, and what moves may take."""
     heartbeat_s: float = 1.0
     """Engines give a sign of life so often."""
     hung_after_s: float = 10.0

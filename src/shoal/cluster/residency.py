@@ -69,6 +69,7 @@ class Residency:
         if isinstance(event, ServiceLoaded):
             engine.load.learn(service, event.speed)
             engine.kv_formats[service] = event.kv_format
+            engine.kv_tokens[service] = event.kv_tokens
             return self._moved(service, engine, Residence.LOADED, now_ns)
         if isinstance(event, ServiceFailed):
             return self._moved(service, engine, Residence.FAILED, now_ns, event.error)

@@ -20,8 +20,8 @@ from shoal.cluster.administration import Administration
 from shoal.cluster.backend import EngineBackend
 from shoal.cluster.call import Call
 from shoal.cluster.calls import Calls
-from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.events import ClusterEvent, Submitted, Ticked
+from shoal.cluster.dispatch import PackerDispatch, dispatch_named
+from shoal.cluster.events import ClusterEvent, EpochBegan, Submitted, Ticked
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import Manager
 from shoal.cluster.mover import Mover
@@ -148,6 +148,8 @@ class Router:
         """The rest of ``start``."""
         self._spawn(self._tick())
         self._spawn(self._watch())
+        if isinstance(self._dispatch, PackerDispatch):
+            self._spawn(self._begin_epochs())
         try:
             await self._fleet.start(progress)
             self.administration.watch_idle_services()
@@ -300,6 +302,12 @@ class Router:
         while True:
             await asyncio.sleep(self._options.tick_s)
             self._tell(Ticked())
+
+    async def _begin_epochs(self) -> None:
+        """Tell the manager how far requests are, for its packer."""
+        while True:
+            await asyncio.sleep(self._options.packing.epoch_s)
+            self._tell(EpochBegan({call.id: call.output_tokens for call in self._calls.all()}))
 
     async def _watch(self) -> None:
         """Keep the engines' stats up to date, so that their readers need not wait for a step to end."""

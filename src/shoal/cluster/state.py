@@ -50,6 +50,8 @@ class ManagedEngine:
     """Requests of other engines for which it keeps blocks."""
     moves: Mapping[tuple[MoveMethod, MoveOutcome], int]
     """Migrations from it that are over."""
+    evicted: int
+    """Requests that a packer took from it, because they had room nowhere any more."""
 
 
 class Residence(Enum):
@@ -140,6 +142,16 @@ class Engine:
     """A request that is to run on it alone."""
     kv_formats: dict[str, str] = field(default_factory=dict)
     """What KV it has, by service, where it can be moved."""
+    kv_bytes: int = 0
+    """Its memory for KV; 0: not known."""
+    kv_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens that fill that memory, by service."""
+    block_size: int = 1
+    """Tokens in a block."""
+    host: str = ""
+    """The machine that it runs on; empty: one of its own."""
+    evicted: int = 0
+    """Requests that a packer took from it, because they had room nowhere any more."""
     leases: int = 0
     """Requests of other engines for which it keeps blocks: they come, or may come back."""
     moves: Counter[tuple[MoveMethod, MoveOutcome]] = field(default_factory=Counter)
@@ -197,6 +209,7 @@ class Engine:
             last_error=self.last_error,
             leases=self.leases,
             moves=dict(self.moves),
+            evicted=self.evicted,
         )
 
 

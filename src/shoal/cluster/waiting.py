@@ -11,10 +11,17 @@ class WaitingCalls:
     def __init__(self) -> None:
         self._calls: dict[str, dict[str, Call]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
     @property
     def services(self) -> Sequence[str]:
         """Services whose requests wait."""
-        return [service for service, calls in self._calls.items() if calls]
+        return list(self._calls)
+
+    def has(self, service: str) -> bool:
+        """Whether requests of a service wait."""
+        return service in self._calls
 
     def of(self, service: str) -> Sequence[Call]:
         """Those of a service."""
@@ -24,13 +31,13 @@ class WaitingCalls:
         """One more waits; one that lost its engine waits before those that came after it."""
         self._calls.setdefault(call.told.service, {})[call.told.request] = call
 
-    def take(self, service: str) -> Sequence[Call]:
-        """Those of a service, which do not wait any more."""
-        return _in_order(self._calls.pop(service, {}))
-
     def remove(self, call: Call) -> None:
         """One does not wait any more, if it did."""
-        self._calls.get(call.told.service, {}).pop(call.told.request, None)
+        calls = self._calls.get(call.told.service)
+        if calls is not None:
+            calls.pop(call.told.request, None)
+            if not calls:
+                del self._calls[call.told.service]
 
 
 def _in_order(calls: Mapping[str, Call]) -> Sequence[Call]:

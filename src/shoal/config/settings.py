@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shoal.cluster.dispatch import DISPATCHES
+from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.config.api_keys import KeyFile, SecretFile, api_key_section
 from shoal.config.devices import (
@@ -198,7 +198,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (Config, "threads"): Maybe(integer(1)),
         (Config, "devices"): Several(device_section()),
         (Config, "placement"): PlacementKind(),
-        (ClusterOptions, "dispatch"): Choice(tuple(DISPATCHES)),
+        (ClusterOptions, "dispatch"): Choice(DISPATCH_NAMES),
     }
     rules[Config, "services"] = Several(service_section(folder))
     rules[Config, "scheduler"] = scheduler_section()

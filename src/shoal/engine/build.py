@@ -1,6 +1,7 @@
 """Building an engine from options."""
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,7 @@ def assemble_engine(
         max_running=scheduler.max_running,
         takes_priorities=options.scheduler.order.reads_priorities,
         kernels=native_status() if models.device.type == "cpu" else "torch only: native kernels are for CPUs",
+        host=socket.gethostname(),
     )
     return engine, info
 

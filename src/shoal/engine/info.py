@@ -54,3 +54,5 @@ class EngineInfo:
     """Whether the order of the scheduler looks at ``Request.priority``."""
     kernels: str = "torch only"
     """What computes on the device, as ``native_status`` says it."""
+    host: str = ""
+    """The name of the machine that it runs on; empty: not known."""

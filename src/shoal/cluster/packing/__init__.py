@@ -2,13 +2,14 @@
 
 Here belong items, groups, classes of sizes, the packers and what they share: pure, deterministic, without
 clock. A packer is told what arrived, grew and ended, and answers with placements, migrations, preemptions and
-groups that begin or end. Carrying that out, and choosing how a request migrates, is not here.
+groups that begin or end; how each request migrates is chosen under budgets. Carrying that out is not here.
 """
 
 from shoal.cluster.packing.changes import Arrival, Changes, Growth, Migration, Operations
 from shoal.cluster.packing.classes import SizeClass, size_class
 from shoal.cluster.packing.fit_packers import BestFit, WorstFit
 from shoal.cluster.packing.fits import NEEDS, forecast_peak, present, reserve_mean
+from shoal.cluster.packing.hybrid import EpochSpending, MoveBudgets, WantedMove, choose_methods
 from shoal.cluster.packing.items import DeviceGroup, Item
 from shoal.cluster.packing.lazy_mell import LazyMell
 from shoal.cluster.packing.load_balance import LoadBalance
@@ -29,11 +30,13 @@ __all__ = [
     "Changes",
     "ClassMell",
     "DeviceGroup",
+    "EpochSpending",
     "Growth",
     "Item",
     "LazyMell",
     "LoadBalance",
     "Migration",
+    "MoveBudgets",
     "Occupancy",
     "Operations",
     "Packer",
@@ -41,8 +44,10 @@ __all__ = [
     "Priority",
     "SizeClass",
     "Structure",
+    "WantedMove",
     "WorstFit",
     "bundle_of",
+    "choose_methods",
     "forecast_peak",
     "present",
     "reserve_mean",

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from shoal.cluster.packing.changes import Changes, Operations
+from shoal.cluster.packing.changes import Arrival, Changes, Operations
 from shoal.cluster.packing.fits import Need, present
 from shoal.cluster.packing.items import Item
 from shoal.cluster.packing.packing import Occupancy, Packing
@@ -27,7 +27,7 @@ class Packer(ABC):
     def apply(self, operations: Operations) -> Changes:
         """Carry the operations out; departures, then updates, then arrivals.
 
-        Afterwards no group is over its memory. Requests that are refused or preempted are no longer known.
+        After updates no group is over its memory. Requests that are refused or preempted are no longer known.
         """
         packing = self.packing
         packing.begin()
@@ -36,7 +36,8 @@ class Packer(ABC):
         for id, growth in operations.updates.items():
             packing.resize(id, growth)
         self.updated(list(operations.updates))
-        for occupancy in packing.active():
+        # Only what grows or was admitted overloads a group; arrivals need not wait for what comes of that.
+        for occupancy in packing.active() if operations.updates else ():
             if occupancy.overloaded:
                 self.relieve(occupancy)
         for arrival in operations.arrivals:
@@ -45,6 +46,10 @@ class Packer(ABC):
                 packing.give_up(item)
         self.rearrange()
         return packing.finish()
+
+    def admit(self, arrival: Arrival, group: str) -> None:
+        """Take notice of a request that is in a group already, which may be over its memory until updates."""
+        self.packing.put(self.packing.enter(arrival), self.packing.groups[group])
 
     @abstractmethod
     def place(self, item: Item) -> bool:

@@ -1,5 +1,6 @@
 """Where every request is: the one owner of that, and the journal of what a batch of operations changed."""
 
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from shoal.cluster.packing.changes import Arrival, Changes, Growth, Migration
@@ -38,10 +39,8 @@ class Packing:
 
     def __init__(self, groups: Sequence[DeviceGroup]) -> None:
         """Raises ConfigError where two groups have one name."""
-        self.groups = {group.name: Occupancy(group) for group in groups}
+        self.groups: dict[str, Occupancy] = {}
         """All groups by name."""
-        if len(self.groups) < len(groups):
-            raise ConfigError("device groups must have different names")
         self.items: dict[str, Item] = {}
         """All running requests by id."""
         self.used = 0
@@ -52,7 +51,24 @@ class Packing:
         self._origins: dict[str, str | None] = {}
         self._preempted: list[str] = []
         self._refused: list[str] = []
-        self._largest_first = sorted(self.groups.values(), key=lambda one: -one.group.capacity)
+        self._largest_first: list[Occupancy] = []
+        for group in groups:
+            self.open(group)
+
+    def open(self, group: DeviceGroup) -> None:
+        """Another group, which holds nothing; raises ConfigError where there is one of its name."""
+        if group.name in self.groups:
+            raise ConfigError("device groups must have different names")
+        occupancy = self.groups[group.name] = Occupancy(group)
+        insort(self._largest_first, occupancy, key=lambda one: -one.group.capacity)
+
+    def close(self, name: str) -> None:
+        """A group is gone; its requests are not known any more."""
+        occupancy = self.groups.pop(name)
+        self._largest_first.remove(occupancy)
+        self._active.pop(name, None)
+        for item in occupancy.items.values():
+            self._forget(item)
 
     def active(self) -> list[Occupancy]:
         """Groups that hold something, by activation."""

@@ -1,0 +1,72 @@
+"""What a packer decides, made moves and evictions of running requests."""
+
+from collections.abc import Mapping
+
+from shoal.cluster.actions import ClusterAction
+from shoal.cluster.assignment import Assignment
+from shoal.cluster.events import EpochBegan
+from shoal.cluster.migration import Migrations
+from shoal.cluster.options import PackingOptions
+from shoal.cluster.packed import PackedCalls
+from shoal.cluster.packing.hybrid import EpochSpending, choose_methods
+from shoal.cluster.state import Call, Engine
+
+
+class Repacking:
+    """Carries out what ``packed`` wants of running requests, within the budgets of each epoch.
+
+    calls: all that have not ended, by id.
+    """
+
+    def __init__(
+        self,
+        packed: PackedCalls,
+        assignment: Assignment,
+        migrations: Migrations,
+        engines: Mapping[str, Engine],
+        calls: Mapping[str, Call],
+        options: PackingOptions,
+    ) -> None:
+        self._packed = packed
+        self._assignment = assignment
+        self._migrations = migrations
+        self._engines = engines
+        self._calls = calls
+        self._budgets = options.budgets
+        self._spending = self._new_spending()
+
+    def begin_epoch(self, event: EpochBegan) -> None:
+        """Requests have grown, and moves may take as much again."""
+        self._spending = self._new_spending()
+        self._packed.begin_epoch(event.output_tokens)
+
+    def _new_spending(self) -> EpochSpending:
+        hosts = {name: engine.host for name, engine in self._engines.items() if engine.host}
+        return EpochSpending(self._budgets, hosts)
+
+    def carry_out(self, now_ns: int) -> list[ClusterAction]:
+        """Move and evict whom the packer wants to."""
+        actions: list[ClusterAction] = []
+        wanted = self._packed.take_wanted()
+        methods = choose_methods(wanted, self._spending)
+        for move in wanted:
+            method = methods.get(move.request)
+            begun: list[ClusterAction] = []
+            if method is not None:
+                begun = self._migrations.want(self._calls[move.request], move.target, method, now_ns)
+            if begun:
+                self._packed.moved(move.request)
+                actions += begun
+            else:
+                self._packed.disobey(move.source, move.target)
+        for request in self._packed.take_preempted():
+            call = self._calls[request]
+            engine = call.engine
+            if engine is None:
+                continue
+            if call.migration or call.suspected:
+                self._packed.disobey(engine.name)
+                continue
+            engine.evicted += 1
+            actions.append(self._assignment.withdraw(call, now_ns))
+        return actions

@@ -1,0 +1,300 @@
+"""A packer as dispatch: it places requests, moves them as they grow, and evicts whom nobody has room for."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manager_builders import SPEED, Bench, dispatched
+
+from hypothesis_profiles import examples
+from shoal.cluster.actions import ClusterAction, Dispatch, Reserve, Withdraw
+from shoal.cluster.dispatch import PackerDispatch, dispatch_named
+from shoal.cluster.engine_load import EngineLoad, Newcomer
+from shoal.cluster.events import (
+    EngineDraining,
+    EpochBegan,
+    MoveCopied,
+    MoveDeclined,
+    MoveMethod,
+    MoveReserved,
+    MoveStopped,
+    MoveWanted,
+    Submitted,
+)
+from shoal.cluster.options import ClusterOptions, PackingOptions
+from shoal.cluster.packed import AHEAD_EPOCHS, PackedCalls
+from shoal.cluster.packing import MoveBudgets
+from shoal.cluster.state import Engine, Residence
+from shoal.cluster.status import EngineState
+from shoal.core import ConfigError
+
+
+def packing_bench(
+    *engines: str,
+    dispatch: str = "best-fit",
+    tokens: int = 100,
+    kv_format: str = "f",
+    host: str = "",
+    **budgets: int,
+) -> Bench:
+    """Engines that hold ``tokens`` each, and a packer that looks one token ahead."""
+    options = PackingOptions(epoch_s=SPEED.decode_s / AHEAD_EPOCHS, budgets=MoveBudgets(**budgets))
+    bench = Bench(ClusterOptions(packing=options), dispatch)
+    bench.kv_format, bench.kv_tokens = kv_format, {"a": tokens, "b": tokens // 2}
+    bench.host = host
+    bench.add(*engines, services=("a", "b"))
+    return bench
+
+
+def epoch(bench: Bench, **tokens: int) -> list[ClusterAction]:
+    return bench.tell(EpochBegan(tokens))
+
+
+def engines_of(actions: Sequence[ClusterAction]) -> dict[str, str]:
+    return {request: engine for request, engine, _ in dispatched(actions)}
+
+
+def place(bench: Bench, **prompts: int) -> dict[str, str]:
+    """Requests arrive one after the other: who goes where."""
+    return engines_of(
+        [each for name, prompt in prompts.items() for each in bench.submit(name, prompt=prompt)]
+    )
+
+
+def evictions(bench: Bench) -> dict[str, int]:
+    return {engine.name: engine.evicted for engine in bench.manager.engines}
+
+
+def test_requests_go_where_the_packer_puts_them() -> None:
+    prompts = {"r0": 30, "r1": 30, "r2": 60, "r3": 20}
+    best = place(packing_bench("e0", "e1"), **prompts)
+    worst = place(packing_bench("e0", "e1", dispatch="worst-fit"), **prompts)
+    # Each is a token larger than its prompt when the epoch ends.
+    assert best == {"r0": "e0", "r1": "e0", "r2": "e1", "r3": "e0"}
+    assert worst == {"r0": "e0", "r1": "e0", "r2": "e1", "r3": "e1"}
+
+
+def test_engines_stay_empty_while_others_have_room() -> None:
+    bench = packing_bench("e0", "e1", "e2", dispatch="mell")
+    assert set(place(bench, **{f"r{number}": 10 for number in range(7)}).values()) == {"e0"}
+
+
+def test_a_token_takes_what_its_service_needs() -> None:
+    bench = packing_bench("e0", "e1")
+    # 40 tokens of b are 80 of a.
+    assert engines_of(bench.submit("r0", "b", prompt=40)) == {"r0": "e0"}
+    assert place(bench, r1=30, r2=10) == {"r1": "e1", "r2": "e0"}
+
+
+def test_choices_share_their_prompt() -> None:
+    bench = packing_bench("e0", "e1")
+    bench.submit("r0", prompt=40, choices=10)
+    assert place(bench, r1=55, r2=45) == {"r1": "e1", "r2": "e0"}
+
+
+def test_requests_wait_for_room_in_their_order() -> None:
+    bench = packing_bench("e0")
+    assert place(bench, r0=80, r1=60, r2=5) == {"r0": "e0"}
+    assert bench.manager.waiting("a") == 2
+    # One of another service is not held up.
+    assert engines_of(bench.submit("r3", "b", prompt=5)) == {"r3": "e0"}
+    assert engines_of(bench.end("r0")) == {"r1": "e0", "r2": "e0"}
+    assert bench.manager.waiting("a") == 0
+
+
+def test_a_request_that_no_engine_could_hold_gets_one_of_its_own() -> None:
+    bench = packing_bench("e0", "e1")
+    assert place(bench, r0=5, r1=150, r2=5) == {"r0": "e0", "r1": "e1", "r2": "e0"}
+    assert epoch(bench, r0=1, r1=3, r2=1) == []
+
+
+def test_growth_moves_a_request_with_its_kv() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell")
+    place(bench, r0=60, r1=30)
+    assert epoch(bench, r0=1, r1=1) == []
+    actions = epoch(bench, r0=7, r1=1)
+    assert actions == [Reserve("r1m1", "r1", "e1")]
+    actions = bench.tell(MoveReserved("r1m1"), MoveCopied("r1m1"), MoveStopped("r1m1"))
+    assert bench.manager.owner("r1") == "e1"
+    assert evictions(bench) == {"e0": 0, "e1": 0}
+
+
+def test_a_request_moves_by_its_tokens_where_its_kv_cannot() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell", kv_format="")
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    assert epoch(bench, r0=7, r1=1) == [Withdraw("r1"), Dispatch("r1", "e1", 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "moves"),
+    [
+        ({}, "kv"),
+        ({"engine_bytes": 310}, "kv"),
+        ({"engine_bytes": 309}, "tokens"),
+        ({"engine_bytes": 309, "prefill_tokens": 31}, "tokens"),
+        ({"engine_bytes": 309, "prefill_tokens": 30}, "stays"),
+    ],
+)
+def test_moves_keep_to_their_budgets(budgets: dict[str, int], moves: str) -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell", **budgets)
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    actions = epoch(bench, r0=7, r1=1)
+    kinds: dict[tuple[type, ...], str] = {(Reserve,): "kv", (Withdraw, Dispatch): "tokens", (): "stays"}
+    assert kinds[tuple(type(action) for action in actions)] == moves
+    # Who had to stay is thought of in the next epoch again, which has a budget of its own.
+    assert epoch(bench, r0=7, r1=1) == (actions if moves == "stays" else [])
+
+
+@pytest.mark.parametrize(("host", "moves"), [("h", True), ("", False)])
+def test_the_budget_of_a_host_is_for_moves_to_others(host: str, moves: bool) -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell", host=host, host_bytes=0, prefill_tokens=0)
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    assert epoch(bench, r0=7, r1=1) == ([Reserve("r1m1", "r1", "e1")] if moves else [])
+
+
+def test_nobody_moves_twice_within_five_epochs() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell", kv_format="")
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    assert engines_of(epoch(bench, r0=7, r1=1)) == {"r1": "e1"}
+    bench.progress("r1")
+    # There would be room for both on one engine again, if r0 were small.
+    assert engines_of(bench.end("r0")) == {}
+    place(bench, r2=5)
+    moved = [engines_of(epoch(bench, r1=number, r2=number)) for number in range(2, 8)]
+    assert moved[:3] == [{}, {}, {}]
+
+
+def test_who_has_no_room_anywhere_is_evicted_and_comes_back() -> None:
+    bench = packing_bench("e0", "e1")
+    assert place(bench, r0=80, r1=80, r2=15) == {"r0": "e0", "r1": "e1", "r2": "e0"}
+    epoch(bench, r0=1, r1=1, r2=0)
+    assert epoch(bench, r0=5, r1=5, r2=1) == [Withdraw("r2")]
+    assert (evictions(bench), bench.manager.waiting("a")) == ({"e0": 1, "e1": 0}, 1)
+    assert epoch(bench, r0=6, r1=6, r2=1) == []
+    assert bench.end("r1") == [Dispatch("r2", "e1", 1, 2)]
+
+
+def test_a_move_that_was_declined_leaves_the_request_where_it_was() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell")
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    epoch(bench, r0=7, r1=1)
+    bench.tell(MoveDeclined("r1m1", "no room"))
+    assert bench.manager.owner("r1") == "e0"
+    # It counts at e0, not at e1.
+    assert place(bench, r2=95) == {"r2": "e1"}
+
+
+def test_a_request_on_its_way_counts_where_it_goes() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell")
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    epoch(bench, r0=7, r1=1)
+    assert place(bench, r2=70) == {}
+    assert place(bench, r3=1) == {}, "it waits behind r2"
+
+
+def test_moves_that_others_want_are_followed() -> None:
+    bench = packing_bench("e0", "e1")
+    place(bench, r0=40, r1=40)
+    bench.tell(MoveWanted("r1", "e1", MoveMethod.LIVE), MoveReserved("r1m1"), MoveStopped("r1m1"))
+    assert bench.manager.owner("r1") == "e1"
+    assert place(bench, r2=55, r3=55) == {"r2": "e0", "r3": "e1"}
+
+
+def test_requests_of_a_dead_engine_go_where_there_is_room() -> None:
+    bench = packing_bench("e0", "e1")
+    place(bench, r0=60, r1=60)
+    assert place(bench, r2=35) == {"r2": "e0"}
+    assert engines_of(bench.die("e0", 1)) == {}
+    assert bench.manager.waiting("a") == 2, "r2 waits behind r0, which has room nowhere"
+    bench.wait(2)
+    assert engines_of(bench.ready("e0", 2))["r0"] == "e0"
+    assert bench.manager.waiting("a") == 0
+
+
+def test_a_drained_engine_gets_nothing_and_its_requests_leave_as_there_is_room() -> None:
+    bench = packing_bench("e0", "e1", "e2")
+    assert place(bench, r0=30, r1=30, r2=60, r3=60) == {"r0": "e0", "r1": "e0", "r2": "e1", "r3": "e2"}
+    actions = bench.tell(EngineDraining("e0"))
+    assert [each.engine for each in actions if isinstance(each, Reserve)] == ["e1", "e2"]
+    assert place(bench, r4=5) == {"r4": "e1"}
+
+
+def test_engines_that_do_not_say_what_they_have_hold_everything() -> None:
+    bench = Bench(ClusterOptions(), "mell")
+    bench.add("e0", "e1")
+    assert set(place(bench, **{f"r{number}": 10_000 for number in range(50)}).values()) == {"e0"}
+
+
+def test_policies_do_not_care_for_epochs() -> None:
+    bench = Bench()
+    bench.add("e0")
+    bench.submit("r0")
+    assert epoch(bench, r0=100_000) == []
+
+
+def test_epochs_have_a_length() -> None:
+    with pytest.raises(ConfigError, match=r"packing.epoch must be more than 0, got 0 s"):
+        PackingOptions(epoch_s=0)
+
+
+# What happened behind the packer's back
+
+
+@given(data=st.data())
+@settings(max_examples=examples(200))
+def test_the_choice_is_best_fits_whatever_happened_to_loads(data: st.DataObject) -> None:
+    engines = {f"e{number}": _engine(f"e{number}", data) for number in range(3)}
+    dispatch = dispatch_named("best-fit")
+    assert isinstance(dispatch, PackerDispatch)
+    packed = PackedCalls(dispatch.packer(), engines, epoch_s=SPEED.decode_s / AHEAD_EPOCHS)
+    sizes: dict[str, int] = {}
+    for number in range(data.draw(st.integers(1, 25))):
+        size = data.draw(st.integers(1, 60))
+        new = _newcomer(f"r{number}", size)
+        sizes[new.call.request] = size + 1
+        chosen = packed.choose(new, [engine.load for engine in engines.values()])
+        free = {name: engine.kv_bytes - _used(engine, sizes) for name, engine in engines.items()}
+        used = [room for name, room in free.items() if engines[name].load.assigned and size + 1 <= room]
+        idle = [room for name, room in free.items() if not engines[name].load.assigned and size + 1 <= room]
+        # The fullest that has something and room, else the largest that has nothing.
+        best = min(used) if used else max(idle, default=None)
+        assert (None if chosen is None else free[chosen.name]) == best
+        assert not used or chosen is None or chosen.assigned
+        if chosen is not None:
+            chosen.add(new)
+        for request in data.draw(st.lists(st.sampled_from(sorted(sizes)), max_size=3, unique=True)):
+            _change(request, engines, sizes, data)
+
+
+def _engine(name: str, data: st.DataObject) -> Engine:
+    engine = Engine(EngineLoad(name), EngineState.READY, 1, runs=True)
+    engine.load.begin({"a": SPEED})
+    tokens = data.draw(st.integers(61, 150))
+    engine.kv_bytes, engine.kv_tokens = tokens, {"a": tokens}
+    engine.residences["a"] = Residence.LOADED
+    return engine
+
+
+def _newcomer(request: str, prompt: int) -> Newcomer:
+    return Newcomer(Submitted(request, "a", prompt, 100), 1, turn=0, now_ns=0)
+
+
+def _used(engine: Engine, sizes: dict[str, int]) -> int:
+    return sum(sizes[request] for request in engine.load.assigned)
+
+
+def _change(request: str, engines: dict[str, Engine], sizes: dict[str, int], data: st.DataObject) -> None:
+    """A request ends, or is somewhere else."""
+    holders = [engine for engine in engines.values() if request in engine.load.assigned]
+    for engine in holders:
+        engine.load.remove(request)
+    if holders and data.draw(st.booleans()):
+        target = data.draw(st.sampled_from(sorted(engines)))
+        engines[target].load.add(_newcomer(request, sizes[request] - 1))

@@ -1,0 +1,28 @@
+"""A small run of the benchmark of packers as dispatch: real streams move and say what they would have."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_streams_are_packed_and_say_what_they_say_undisturbed(tmp_path):
+    found = tmp_path / "packed.json"
+    run = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "packed_serving.py"), "--small", "--json", str(found)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr[-4000:]
+    outcomes = json.loads(found.read_text())
+    assert all(outcome["passed"] and outcome["compared"] == 24 for outcome in outcomes.values())
+    # How many engines are in use depends on how busy the machine is: simulations test that.
+    assert all(outcome["in_use"] > 0 for outcome in outcomes.values())
+    assert outcomes["max-min"]["moves"] == {}
