@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 from config_builders import from_yaml, scenario
 
+from shoal.cluster.options import PackingOptions
+from shoal.cluster.packing import MoveBudgets
 from shoal.config import flag_settings, load_scenario, prepare
-from shoal.config.scenario import FitLatency, RooflineLatency
+from shoal.config.scenario import FitLatency, Incident, RooflineLatency
 from shoal.config.scenario_file import scenario_section
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_pool import capacity
 from shoal.config.scenario_run import time_alone
 from shoal.config.units import LONGEST_S
 from shoal.core import SLO, ConfigError
+from shoal.core.cluster import Link
 from shoal.forecast import FittedTimes, LatencyModel, LatencyProfile, StepRows, save_profile
 from shoal.forecast.device_specs import device_spec
 from shoal.forecast.model_spec import ModelSpec, model_spec
@@ -31,11 +34,16 @@ EVERYTHING = """\
 engines: 3
 dispatch: least-loaded
 sample: 250ms
+link: {bandwidth: 1e9, latency: 250ms}
+drains: [{engine: 2, at: 20s}, {engine: 0, at: 1m}]
+deaths: {engine: 1, at: 30s}
+load: 5s
 latency: {fit: latency.json, service: chat, tp: 1}
 kv_cache:
   {memory: 40GiB, utilisation: 80%, reserved: 1GiB, block_size: 32, layout: split, swap: 64GiB,
    swap_bytes_per_s: 2e9, prefix_caching: false}
 scheduler: {preset: vllm, admission: oracle, lengths: oracle, starvation: never, max_running: 8}
+packing: {epoch: 2s, budgets: {engine: 1GiB, host: 2GiB, prefill_tokens: 500}}
 services:
   - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4}
   - {name: code, model: meta-llama/Llama-3.1-8B-Instruct, execution: 1.2s,
@@ -58,6 +66,28 @@ def trace(folder: Path, *rows: tuple[float, int, int]) -> None:
     (folder / "trace.csv").write_text("\n".join([head, *lines]) + "\n")
 
 
+def test_drained_engines_and_dead_ones_change_a_run(tmp_path):
+    profile(tmp_path, "default")
+    text = (
+        "latency: {fit: latency.json}\nservices: [{name: default, model: llama-3.1-8b}]\nengines: 2\n"
+        "kv_cache: {memory: 4GiB}\nworkload: {lengths: {prompt: 100, output: 50}, rate: 5, requests: 40}\n"
+    )
+    plain = prepare(scenario(tmp_path, text))
+    assert {row.engine for row in plain.run().requests} == {0, 1}
+    drained = prepare(scenario(tmp_path, text + "drains: {engine: 0, at: 1s}\n"))
+    assert drained.facts["incidents"] == "engine 0 is drained after 1s"
+    record = drained.run()
+    assert set(record.moves) == {"tokens"}
+    linked = prepare(
+        scenario(tmp_path, text + "drains: {engine: 0, at: 1s}\nlink: {bandwidth: 1e9, latency: 1ms}\n")
+    )
+    assert "link" in linked.facts
+    assert set(linked.run().moves) == {"live"}
+    died = prepare(scenario(tmp_path, text + "deaths: {engine: 0, at: 1s}\nload: 2s\n")).run()
+    assert any(row.recomputed_tokens for row in died.requests)
+    assert all(row.answered for row in [*record.requests, *died.requests])
+
+
 def test_every_key_is_read(tmp_path):
     (tmp_path / "shape").mkdir()
     shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
@@ -74,6 +104,11 @@ def test_every_key_is_read(tmp_path):
     assert (read.preset, read.scheduler.order, read.scheduler.admission) == ("vllm", Fcfs(), Oracle())
     assert (read.scheduler.lengths, read.scheduler.starvation_s) == ("oracle", LONGEST_S)
     assert read.scheduler.max_running == 8
+    budgets = MoveBudgets(engine_bytes=2**30, host_bytes=2**31, prefill_tokens=500)
+    assert read.packing == PackingOptions(epoch_s=2, budgets=budgets)
+    assert read.link == Link(bytes_per_s=1e9, latency_s=0.25)
+    assert read.drains == (Incident(engine=2, at_s=20), Incident(engine=0, at_s=60))
+    assert (read.deaths, read.load_s) == ((Incident(engine=1, at_s=30),), 5)
     chat, code = read.services
     assert chat.model == ModelSpec.from_config(shape | {"num_key_value_heads": 2}, "shape")
     assert (chat.dtype, chat.context_tokens, chat.quota) == ("float32", 4096, 4)

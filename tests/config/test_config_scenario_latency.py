@@ -142,6 +142,20 @@ def test_ranks_are_engines_that_step_together(tmp_path: Path) -> None:
     assert slower.end_ns > 3 * run.end_ns
 
 
+@pytest.mark.parametrize(
+    ("rest", "name"),
+    [
+        ("link: {bandwidth: 1e9, latency: 1ms}", "link"),
+        ("drains: {engine: 0, at: 1s}", "drains"),
+        ("deaths: {engine: 0, at: 1s}", "deaths"),
+    ],
+)
+def test_ranks_of_a_group_neither_move_requests_nor_die(tmp_path: Path, rest: str, name: str) -> None:
+    moe_folder(tmp_path / "tables")
+    with pytest.raises(ConfigError, match=f"a group of ranks is one engine; leave out {name}"):
+        prepare(scenario(tmp_path, RANKS % "" + rest + "\n"))
+
+
 def test_a_rank_holds_its_share_of_the_experts(tmp_path: Path) -> None:
     moe_folder(tmp_path / "tables")
     model, device = model_spec("qwen3-30b-a3b"), device_spec("rtx-pro-6000")

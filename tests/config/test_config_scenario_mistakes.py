@@ -108,6 +108,10 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
         ("{fit: latency.json}", "kv_cache: nothing says how much memory KV of service default takes"),
         ("{fit: latency.json}\nkv_cache: {tokens: 160, layout: split}", "split needs to know the KV of"),
         ("{fit: latency.json}\nkv_cache: {tokens: 160, swap: 1GiB}", "kv_cache.swap: nothing says"),
+        (
+            "{fit: latency.json}\nkv_cache: {tokens: 160}\nlink: {bandwidth: 1e9, latency: 1ms}",
+            "link: nothing says how many bytes of KV would move",
+        ),
         ("{fit: latency.json}\nservices: [llama-3.1-8b]", "nothing says how large the pool is"),
         (
             "{roofline: {device: h100}}\nservices: [llama-3.1-8b, qwen3-8b]\nkv_cache: {blocks: 9}",
@@ -137,6 +141,11 @@ def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
         ("kv_cache: {utilisation: 110%}", "kv_cache.utilisation: must be at most 1"),
         ("engines: 0", "engines: must be at least 1"),
         ("dispatch: random", "dispatch: expected one of round-robin, least-requests, least-loaded"),
+        ("link: {bandwidth: 0, latency: 1ms}", "link.bandwidth: must be more than 0"),
+        ("link: {latency: 1ms}", "link.bandwidth: missing"),
+        ("engines: 2\ndrains: [{engine: 2, at: 1s}]", "engine 2 cannot be drained: there are 2, from 0"),
+        ("deaths: {engine: 1, at: 1s}", "engine 1 cannot die: there are 1, from 0"),
+        ("deaths: [{engine: 0}]", "line 3: deaths[0].at: missing"),
         ("sample: 0s", "sample: must be more than 0s"),
         ("scheduler: {admision: oracle}", "scheduler.admision: unknown key, did you mean 'admission'?"),
         ("scheduler: {starvation: rarely}", "got 'rarely', or never"),

@@ -132,6 +132,7 @@ def test_json_holds_every_figure():
         "kv_used_mean",
         "kv_used_peak",
         "engines",
+        "moves",
     }
     assert set(plain["overall"]["tpot_s"]) == {"mean", "p50", "p90", "p95", "p99"}
     assert plain["engines"][0]["steps"] == 5000
@@ -145,6 +146,16 @@ def test_tables_have_a_row_for_each_service_and_one_for_all():
     assert len(requests_grid(summarise(random_run(services=("chat",)))).rows) == 1
     assert [row[1] for row in latency_grid(summary).rows][:5] == ["TTFT", "TPOT", "E2E", "MTPOT", "x alone"]
     assert [row[1] for row in latency_grid(summary).rows].count("x alone") == 2  # chat's, and all
+
+
+def test_a_table_says_how_many_requests_moved_if_any_did():
+    assert "Moves" not in printed(*summary_tables(summarise(make_run([make_row()]))))
+    moves = {"live": {"done": 1234, "aborted": 5}, "tokens": {"ended": 2}}
+    summary = summarise(make_run([make_row()], moves=moves))
+    assert summary.to_dict()["moves"] == moves
+    lines = printed(*summary_tables(summary)).splitlines()
+    told = [line.split() for line in lines if line.split()[:1] in (["live"], ["tokens"])]
+    assert told == [["live", "1,234", "5", "0"], ["tokens", "0", "0", "2"]]
 
 
 def test_tables_fit_a_narrow_terminal_and_take_names_as_they_are():

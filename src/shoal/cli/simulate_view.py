@@ -1,6 +1,7 @@
 """Shows a simulation on the terminal: its progress, and its results."""
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -46,7 +47,7 @@ class SimulationProgress:
 
 def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
     """Print the facts and results of a run, and the speed of the simulation."""
-    console.print(facts_table(run))
+    console.print(described(run.facts))
     if not run.requests:
         console.print(Text("The workload has no requests, so there is nothing to tell.", style="yellow"))
         return
@@ -61,12 +62,12 @@ def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
     console.print(Text(f"Simulated in {speed}, {speedup} times real time.", style="dim"))
 
 
-def facts_table(run: RunRecord) -> Table:
-    """The facts of a run."""
+def described(facts: Mapping[str, str]) -> Table:
+    """What is run: facts by name."""
     table = Table(box=box.SIMPLE, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in run.facts.items():
+    for name, value in facts.items():
         table.add_row(Text(name), Text(value))
     return table
 

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shoal.cluster.options import PackingOptions
 from shoal.core import NO_GOALS, SLO, ConfigError
+from shoal.core.cluster import Link as EngineLink
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead
@@ -90,6 +92,8 @@ class ScenarioService:
     """What requests ask for."""
     model: ModelSpec | None = None
     """Its shape, which says how much memory KV takes; None: that of ``latency``, if it has one."""
+    model_name: str | None = None
+    """The model as it was written, a path from the root: what a server may find it by."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float8"] = "auto"
     """Of weights and KV; "auto": the model's own."""
     latency: Latency | None = None
@@ -143,6 +147,16 @@ class ScenarioPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something happens to an engine."""
+
+    engine: int
+    """Its number, from 0."""
+    at_s: float
+    """When, from the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """Everything that a scenario file and flags can say."""
 
@@ -155,7 +169,17 @@ class Scenario:
     engines: int = 1
     """Replicas, each with all services and a pool of its own."""
     dispatch: str = "round-robin"
-    """Which engine a request goes to; in ``cluster.dispatch.DISPATCHES``."""
+    """Which engine a request goes to; in ``cluster.dispatch.DISPATCH_NAMES``."""
+    packing: PackingOptions = field(default_factory=PackingOptions)
+    """How a packer that is the dispatch moves requests."""
+    link: EngineLink | None = None
+    """Of each engine, over which KV goes to others; None: none does."""
+    drains: tuple[Incident, ...] = ()
+    """Engines that get no more requests, and that theirs leave."""
+    deaths: tuple[Incident, ...] = ()
+    """Engines that die."""
+    load_s: float = 10.0
+    """How long an engine that died loads before it takes requests again."""
     kv_cache: ScenarioPool = field(default_factory=ScenarioPool)
     """The pool of each engine."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
@@ -166,3 +190,12 @@ class Scenario:
     """Time between samples of the engines' state."""
     title: str = "simulation"
     """For the head of a report."""
+
+    def __post_init__(self) -> None:
+        """Refuse incidents of engines that are not there; raises ConfigError."""
+        for incidents, what in ((self.drains, "be drained"), (self.deaths, "die")):
+            for incident in incidents:
+                if incident.engine >= self.engines:
+                    raise ConfigError(
+                        f"engine {incident.engine} cannot {what}: there are {self.engines}, from 0"
+                    )

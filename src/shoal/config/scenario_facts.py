@@ -6,8 +6,10 @@ from shoal.config.presets import PRESETS
 from shoal.config.scenario import FitLatency, Latency, ProfileLatency, RooflineOptions, Scenario
 from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
 from shoal.config.scenario_latency import link_section, overhead_section
+from shoal.config.scenario_moves import engine_link_section
 from shoal.config.scenario_pool import Deployment, Pools, capacity
-from shoal.config.settings import scheduler_section
+from shoal.config.scheduler_yaml import in_words
+from shoal.config.units import format_duration
 from shoal.forecast import NO_OVERHEAD
 from shoal.simulate import EngineSpec
 from shoal.workload import Workload, WorkloadOptions
@@ -36,11 +38,24 @@ def state_facts(
         if alone is not None:
             facts[f"{service.name} alone"] = _alone(alone, service.execution_s is None, means[service.name])
     facts["engines"] = str(scenario.engines) + (f", {scenario.dispatch}" if scenario.engines > 1 else "")
+    if incidents := _incidents(scenario):
+        facts["incidents"] = incidents
+    if scenario.link is not None:
+        facts["link"] = engine_link_section().show(scenario.link)
     facts["scheduler"] = _scheduler(scenario)
     facts["KV pool"] = _pool(engine, pools)
     if scenario.scheduler.preemption_mode == "swap":
         facts["swap"] = _swap(pools)
     return facts
+
+
+def _incidents(scenario: Scenario) -> str:
+    """Engines that are drained and that die."""
+    words = [
+        f"engine {each.engine} is drained after {format_duration(each.at_s)}" for each in scenario.drains
+    ]
+    words += [f"engine {each.engine} dies after {format_duration(each.at_s)}" for each in scenario.deaths]
+    return ", ".join(words)
 
 
 def _workload(options: WorkloadOptions, requests: int) -> str:
@@ -87,13 +102,8 @@ def _alone(seconds: float, computed: bool, mean: tuple[int, int] | None) -> str:
 
 def _scheduler(scenario: Scenario) -> str:
     """The preset, and what differs from it."""
-    preset = PRESETS[scenario.preset].scheduler
-    own = {
-        key.name: key.kind.show(getattr(scenario.scheduler, key.field))
-        for key in scheduler_section(offline=True).keys
-        if key.name != "preset" and getattr(scenario.scheduler, key.field) != getattr(preset, key.field)
-    }
-    return ", ".join([f"preset {scenario.preset}", *(f"{name} {value}" for name, value in own.items())])
+    own = in_words(scenario.scheduler, PRESETS[scenario.preset].scheduler)
+    return f"preset {scenario.preset}" + (f", {own}" if own else "")
 
 
 def _pool(engine: EngineSpec, pools: Pools) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.dispatch import DISPATCHES
-from shoal.config.kinds import Choice, Kind, Maybe, Several, integer, number, seconds
+from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.config.kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
-from shoal.config.scenario import Scenario, ScenarioPool, ScenarioService
+from shoal.config.scenario import Incident, Scenario, ScenarioPool, ScenarioService
 from shoal.config.scenario_flags import lay_over
 from shoal.config.scenario_kinds import (
     FilePath,
@@ -16,8 +16,10 @@ from shoal.config.scenario_kinds import (
     Shares,
     arrivals_kind,
     lengths_kind,
+    located,
 )
 from shoal.config.scenario_latency import latency_kind
+from shoal.config.scenario_moves import engine_link_section
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.settings import elsewhere, scheduler_section
@@ -73,6 +75,9 @@ def _timed(options: WorkloadOptions) -> bool:
 class ScenarioServiceSection(Section):
     """A service; with only a model it may be that model's name alone."""
 
+    folder: Path = Path()
+    """Where relative paths start."""
+
     def read(self, node: Node, path: str) -> ScenarioService:
         """The service, named after its model where no name was written."""
         if isinstance(node, Scalar) and node.text is not None:
@@ -85,6 +90,10 @@ class ScenarioServiceSection(Section):
                 )
             fields["name"] = fields["model"].name
         check_name(fields["name"], place_of(node, "name"), path)
+        written = as_table(node, path).entries.get("model")
+        if isinstance(written, Scalar) and written.text is not None:
+            file = located(written.text, written.where, self.folder)
+            fields["model_name"] = str(file.resolve()) if file.exists() else written.text
         service = ScenarioService(**fields)
         # Where no execution time is written, the workload gives one.
         if found := slo_problem(service.slo, service.execution_s or 1.0):
@@ -146,16 +155,20 @@ def scenario_section(folder: Path = Path()) -> Section:
         (ScenarioPool, "swap_bytes_per_s"): number(above=0),
         (Scenario, "latency"): Maybe(latency),
         (Scenario, "engines"): integer(1),
-        (Scenario, "dispatch"): Choice(tuple(DISPATCHES)),
+        (Scenario, "dispatch"): Choice(DISPATCH_NAMES),
+        (Scenario, "link"): Maybe(engine_link_section()),
+        (Incident, "engine"): integer(0),
         (Scenario, "scheduler"): scheduler_section(offline=True),
         (Scenario, "sample_s"): seconds(above=0),
         (Scenario, "workload"): _workload_section(folder),
     }
     service = section_of(ScenarioService, rules, {"context_tokens": "context"})
     keys = tuple(
-        replace(key, default="the model's name") if key.name == "name" else key for key in service.keys
+        replace(key, default="the model's name") if key.name == "name" else key
+        for key in service.keys
+        if key.name != "model_name"
     )
-    rules[Scenario, "services"] = Several(ScenarioServiceSection(ScenarioService, keys))
+    rules[Scenario, "services"] = Several(ScenarioServiceSection(ScenarioService, keys, folder=folder))
     plain = section_of(Scenario, rules)
     return ScenarioSection(Scenario, tuple(key for key in plain.keys if key.name not in ("preset", "title")))
 

@@ -1,6 +1,6 @@
 """Flags of scenarios; those of the scheduler are the same as of servers."""
 
-from shoal.cluster.dispatch import DISPATCHES
+from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
 from shoal.config.nodes import Node, Table
 
@@ -24,7 +24,7 @@ SCENARIO_FLAGS = (
     ),
     Flag("seed", "workload.seed", "N", "Keys every draw."),
     Flag("engines", "engines", "N", "Replicas of the engine."),
-    Flag("dispatch", "dispatch", "NAME", f"Which engine a request goes to: {', '.join(DISPATCHES)}."),
+    Flag("dispatch", "dispatch", "NAME", f"Which engine a request goes to: {', '.join(DISPATCH_NAMES)}."),
     Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of each engine's KV pool, e.g. 40GiB."),
     Flag("kv-tokens", "kv_cache.tokens", "N", "The same in tokens."),
     *(flag for flag in ENGINE_FLAGS if flag.name in _SAME or flag.key.startswith("scheduler.")),

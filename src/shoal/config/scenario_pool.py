@@ -8,10 +8,9 @@ from shoal.config.scenario import Scenario, ScenarioPool
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.model_spec import ModelSpec
-from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
-from shoal.simulate import token_layout
+from shoal.kvcache import KVShape, PoolLayout, plan_layout
+from shoal.simulate import kv_shape, token_layout
 
-_DTYPES = {4.0: "float32", 2.0: "bfloat16", 1.0: "bfloat16"}
 _SWAP_POOLS = 4
 """Host memory for swapped KV, in pools, where nothing else is asked for; as in the real engine."""
 
@@ -78,21 +77,6 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
     else:
         layout = _of_blocks(blocks, shapes, pool.block_size, kind)
     return Pools(layout=layout, host=_host(scenario, layout, unknown), sized=not unknown)
-
-
-def kv_shape(model: ModelSpec, tp: int, int8: bool) -> KVShape:
-    """The KV of ``model`` on each of ``tp`` devices; one-byte KV is laid out as half as many of two bytes.
-
-    int8: with the scales of our own int8 KV.
-    """
-    if int8:
-        layer = LayerShape(model.kv_heads_on(tp), model.head_dim, model.head_dim)
-        return KVShape("bfloat16", (layer,) * model.layers, int8=True)
-    dtype = _DTYPES.get(model.kv_bytes_each)
-    if dtype is None:
-        raise ConfigError(f"model {model.name}: KV of {model.kv_bytes_each} bytes a number has no layout")
-    width = model.head_dim if model.kv_bytes_each > 1 else max(1, model.head_dim // 2)
-    return KVShape(dtype, (LayerShape(model.kv_heads_on(tp), width, width),) * model.layers)
 
 
 def capacity(layout: PoolLayout, service: str) -> int:

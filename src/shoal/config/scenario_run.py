@@ -15,6 +15,7 @@ from shoal.config.scenario import (
     ScenarioService,
 )
 from shoal.config.scenario_facts import state_facts
+from shoal.config.scenario_moves import check_alone, deaths_of, moving_of
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
 from shoal.forecast import (
@@ -37,6 +38,7 @@ from shoal.measure import RunRecord
 from shoal.simulate import (
     ClosedLoop,
     EngineSpec,
+    Moving,
     OpenLoop,
     ServiceSpec,
     Simulation,
@@ -63,6 +65,8 @@ class PreparedRun:
     """What is run, by name, for a report's head."""
     models: Mapping[str, ModelSpec | None]
     """Each service's model; None: it is not known."""
+    moving: Moving
+    """How its requests move."""
     ranks: int = 1
     """Data-parallel ranks of the engine; above 1 it is the only one."""
 
@@ -91,6 +95,8 @@ class PreparedRun:
             [self.engine] * (self.ranks if grouped else self.scenario.engines),
             OpenLoop(self.requests) if clients is None else ClosedLoop(self.requests, clients),
             dispatch=None if grouped else dispatch_named(self.scenario.dispatch),
+            deaths=None if grouped else deaths_of(self.scenario),
+            moving=None if grouped else self.moving,
             lock_step=grouped,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
@@ -105,7 +111,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
         for service in scenario.services
     }
     ranks = _ranks(scenario, list(deployments.values()))
-    times = {name: _step_times(name, latency, deployments[name].model) for name, latency in latencies.items()}
+    times = {name: step_times(name, latency, deployments[name].model) for name, latency in latencies.items()}
     pools = plan_pools(scenario, deployments)
     workload = build_workload(scenario.workload, list(times), scenario.kv_cache.block_size)
     requests = workload.requests
@@ -140,7 +146,13 @@ def prepare(scenario: Scenario) -> PreparedRun:
     facts = state_facts(scenario, latencies, deployments, engine, pools, means, workload)
     models = {name: deployment.model for name, deployment in deployments.items()}
     return PreparedRun(
-        scenario=scenario, engine=engine, requests=requests, facts=facts, models=models, ranks=ranks
+        scenario=scenario,
+        engine=engine,
+        requests=requests,
+        facts=facts,
+        models=models,
+        moving=moving_of(scenario, pools),
+        ranks=ranks,
     )
 
 
@@ -191,6 +203,8 @@ def _ranks(scenario: Scenario, deployments: Sequence[Deployment]) -> int:
     ranks = max(deployment.ranks for deployment in deployments)
     if ranks > 1 and scenario.engines > 1:
         raise ConfigError("latency.data_parallel: a group of ranks is one engine; leave out engines")
+    if ranks > 1:
+        check_alone(scenario)
     return ranks
 
 
@@ -235,16 +249,24 @@ def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> De
             f"service {service.name} runs {model.name}, but its latency is that of {timed.name}; leave the "
             "model out of latency, or give the service a latency of its own"
         )
-    if model is not None and service.dtype != "auto":
-        size = _BYTES[service.dtype]
-        model = replace(model, weight_bytes_each=size, kv_bytes_each=size)
+    if model is not None:
+        model = in_dtype(model, service.dtype)
     if model is not None and int8_kv:
         model = replace(model, kv_bytes_each=1 + scales_of(model.head_dim) * SCALE_BYTES / model.head_dim)
     ranks = place.data_parallel if isinstance(place, ProfileLatency) else 1
     return Deployment(model=model, device=device, tp=place.tp, int8_kv=int8_kv, ranks=ranks)
 
 
-def _step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:
+def in_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
+    """The model with weights and KV in ``dtype``; "auto": as it is."""
+    if dtype == "auto":
+        return model
+    size = _BYTES[dtype]
+    return replace(model, weight_bytes_each=size, kv_bytes_each=size)
+
+
+def step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:
+    """How long steps of service ``name`` take; raises ConfigError for what ``latency`` leaves open."""
     if isinstance(latency, FitLatency):
         return _fitted(name, latency)
     if isinstance(latency, ProfileLatency):

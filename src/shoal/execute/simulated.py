@@ -94,7 +94,8 @@ class SimulatedExecutor:
     """Runs plans in virtual time, one after the other.
 
     clock: nanoseconds of virtual time; a plan starts when it is submitted and those before it have ended.
-    watch: told of every plan when it is submitted, when it starts, and when it ends unless it is interrupted.
+    watch: told of every plan with rows when it is submitted, when it starts, and when it ends unless it is
+    interrupted. Plans without rows take only the time of what they copy.
     """
 
     models: Mapping[str, SimulatedModel]
@@ -118,13 +119,19 @@ class SimulatedExecutor:
             durations_ns[0] += self._copying_ns(plan)
         self._begin(plan, durations_ns)
 
+    @property
+    def free_ns(self) -> int:
+        """When the plans so far have ended, or what they copy."""
+        return self._free_ns
+
     def _begin(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
         """Note when the iterations of a plan end, which start when those before it have ended."""
         start_ns = max(self.clock(), self._free_ns)
         ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
         self._free_ns = ends_ns[-1]
         self._in_flight.append(_InFlightPlan(plan, start_ns, ends_ns))
-        self.watch(plan, start_ns, self._free_ns)
+        if plan.seq_ids:
+            self.watch(plan, start_ns, self._free_ns)
 
     def collect(self) -> StepResult:
         """What the oldest plan in flight produced; to be asked at ``ends_ns``, when it ends."""
@@ -177,9 +184,10 @@ class SimulatedExecutor:
 
     def _durations_ns(self, plan: StepPlan) -> list[int]:
         """Of each iteration of a plan, copies apart."""
-        rows = self._rows(plan)
         if not plan.seq_ids:
-            return [1]
+            self._note_changes(plan)
+            return [0]
+        rows = self._rows(plan)
         times = self.models[plan.service].times
         if plan.iterations == 1:
             return [duration(times.step_time(rows))]
@@ -187,15 +195,19 @@ class SimulatedExecutor:
 
     def _rows(self, plan: StepPlan) -> StepRows:
         """What the plan computes; remembers how far every sequence has come."""
-        self._drop(plan.left)
-        for joined in plan.joined:
-            self._progress[plan.service].join(joined.seq_id, joined.computed)
+        self._note_changes(plan)
         context, chunks = 0, []
         for service, rows in plan.rows_by_service():
             attended, own = self._progress[service].step(plan.seq_ids[rows], plan.new_tokens[rows])
             context += attended
             chunks += own
         return StepRows(len(plan.seq_ids) - len(chunks), context, tuple(chunks), len(plan.sampled))
+
+    def _note_changes(self, plan: StepPlan) -> None:
+        """Who came and who left."""
+        self._drop(plan.left)
+        for joined in plan.joined:
+            self._progress[plan.service].join(joined.seq_id, joined.computed)
 
     def _drop(self, left: tuple[int, ...]) -> None:
         for number in left:

@@ -123,5 +123,8 @@ class RunRecord:
     """By service, the times between tokens; may lack services."""
     end_ns: int = 0
     """When the last step ended."""
+    moves: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """How many moves of running requests ended how, by method (``live``, ``stop`` or ``tokens``), then
+    ``done``, ``aborted`` or ``ended`` (the request was over before)."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What was run, by name, for the head of a report."""

@@ -1,7 +1,7 @@
 """The figures of a run, over all its requests and of each service."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -106,6 +106,8 @@ class Summary:
     """Largest share of the pool in use in any engine; None without steps."""
     engines: tuple[EngineTotals, ...]
     """Totals of each engine, by its number."""
+    moves: Mapping[str, Mapping[str, int]]
+    """As in ``RunRecord``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON: dicts, lists, text, numbers and None; no NaN."""
@@ -158,6 +160,7 @@ def summarise(run: RunRecord) -> Summary:
         kv_used_mean=weighted / steps if steps else None,
         kv_used_peak=max(engine.kv_used_peak for engine in run.engines if engine.steps) if steps else None,
         engines=tuple(run.engines),
+        moves=run.moves,
     )
 
 

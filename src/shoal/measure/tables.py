@@ -53,14 +53,16 @@ class Grid:
 
 
 def summary_tables(summary: Summary) -> list[Table]:
-    """The summary for a terminal: requests, latencies, tokens, and engines where there are several."""
+    """The summary for a terminal: requests, latencies, tokens, engines where there are several, moves."""
     return [grid.to_rich() for grid in summary_grids(summary)]
 
 
 def summary_grids(summary: Summary) -> list[Grid]:
     """The tables of a summary as text."""
     grids = [requests_grid(summary), latency_grid(summary), tokens_grid(summary)]
-    return [*grids, engines_grid(summary)] if len(summary.engines) > 1 else grids
+    if len(summary.engines) > 1:
+        grids.append(engines_grid(summary))
+    return [*grids, moves_grid(summary)] if summary.moves else grids
 
 
 def requests_grid(summary: Summary) -> Grid:
@@ -131,6 +133,16 @@ def engines_grid(summary: Summary) -> Grid:
     heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "evicted", "again"]
     rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
     return Grid(title="Engines", heads=heads, rows=rows)
+
+
+def moves_grid(summary: Summary) -> Grid:
+    """One row for each way in which running requests moved: how many moves were done, how others ended."""
+    outcomes = ("done", "aborted", "ended")
+    rows = [
+        [method, *(f"{counts.get(outcome, 0):,}" for outcome in outcomes)]
+        for method, counts in summary.moves.items()
+    ]
+    return Grid(title="Moves of running requests", heads=["by", *outcomes], rows=rows)
 
 
 def compare(runs: Mapping[str, RunRecord]) -> Table:

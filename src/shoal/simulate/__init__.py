@@ -5,15 +5,17 @@ by the rooms below (``cluster``, ``engine``, ``schedule``, ``kvcache``), which a
 ``forecast`` says how long a step takes, and ``measure`` evaluates the records.
 """
 
+from shoal.simulate.kv_shape import kv_shape
 from shoal.simulate.overhead_fit import OverheadFit, fit_overhead
 from shoal.simulate.simulation import Simulation
 from shoal.simulate.sources import ClosedLoop, OpenLoop, Source
-from shoal.simulate.spec import Deaths, EngineSpec, ServiceSpec, Watch, token_layout
+from shoal.simulate.spec import Deaths, EngineSpec, Moving, ServiceSpec, Watch, token_layout
 
 __all__ = [
     "ClosedLoop",
     "Deaths",
     "EngineSpec",
+    "Moving",
     "OpenLoop",
     "OverheadFit",
     "ServiceSpec",
@@ -21,5 +23,6 @@ __all__ = [
     "Source",
     "Watch",
     "fit_overhead",
+    "kv_shape",
     "token_layout",
 ]

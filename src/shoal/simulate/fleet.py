@@ -1,18 +1,38 @@
 """The engines of a simulation, and the manager whose decisions are carried out on them."""
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from shoal.cluster.actions import ClusterAction, Dispatch, Refuse, StartEngine
-from shoal.cluster.dispatch import DispatchPolicy
+from shoal.cluster.actions import (
+    Abort,
+    ClusterAction,
+    Commit,
+    Dispatch,
+    Drop,
+    Export,
+    MoveEnded,
+    MoveOutcome,
+    Refuse,
+    Release,
+    Reserve,
+    StartEngine,
+    Withdraw,
+)
+from shoal.cluster.dispatch import DispatchPolicy, PackerDispatch
 from shoal.cluster.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
+    EngineDraining,
     EngineEnded,
     EngineReady,
+    EpochBegan,
+    MoveMethod,
+    MoveWanted,
+    Progressed,
     ServiceSpeed,
     Submitted,
     Ticked,
@@ -23,17 +43,16 @@ from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
 from shoal.forecast import StepRows, StepTimes
 from shoal.schedule import RequestState, SchedulerStats
+from shoal.simulate.moving import Moves, aged
 from shoal.simulate.replica import Replica, VirtualClock
-from shoal.simulate.spec import Deaths, EngineSpec
+from shoal.simulate.spec import Deaths, EngineSpec, Moving
+from shoal.simulate.timers import Timers
 
 _OPTIONS = ClusterOptions(hung_after_s=math.inf, load_timeout_s=math.inf)
 """Simulated engines give no signs of life, so silence means nothing."""
 _TICK_NS = round(_OPTIONS.heartbeat_s / 4 * 1e9)
 _SPEED_TOKENS = 256
 """Length of the prompt of which an engine's speed is taken."""
-
-Timer = tuple[int, int, ClusterEvent]
-"""When, how many were set before it, and what is told then."""
 
 
 class Fleet:
@@ -46,13 +65,14 @@ class Fleet:
     def __init__(
         self,
         specs: Sequence[EngineSpec],
-        policy: DispatchPolicy,
+        policy: DispatchPolicy | PackerDispatch,
         clock: VirtualClock,
         build: Callable[[int], Replica],
         refuse: Callable[[Request, int, str], None],
         deaths: Deaths,
+        moving: Moving,
     ) -> None:
-        self.replicas = [build(number) for number in range(len(specs))]
+        self.replicas: list[Replica] = []
         """By number."""
         self.lost: list[list[SchedulerStats]] = [[] for _ in specs]
         """Counts of engines that died, by number."""
@@ -60,16 +80,35 @@ class Fleet:
         """Engines that got something to do; whoever begins their steps empties it."""
         self._specs = specs
         self._clock = clock
-        self._build = build
+        self._make = build
         self._refuse = refuse
         self._load_ns = round(deaths.load_s * 1e9)
-        self._manager = Manager(_OPTIONS, policy)
+        self._manager = Manager(replace(_OPTIONS, packing=moving.packing), policy)
         self._reads_prefixes = policy.reads_prefixes
         self._requests: dict[str, Request] = {}
+        self._places: dict[str, int] = {}
+        """Numbers of the engines that were given requests last."""
         self._incarnations = [1] * len(specs)
-        self._timers: list[Timer] = []
-        self._timers_set = 0
+        self._timers = Timers()
+        self._untold: deque[ClusterEvent] = deque()
+        """What the manager is to be told; the first is it just being told."""
+        self._ended: deque[Ended] = deque()
+        """Of which the manager was not told yet."""
         self._ticks = False
+        self.replicas += [self._build(number) for number in range(len(specs))]
+        self._moves: Moves | None = None
+        if moving.link is not None:
+            self._moves = Moves(
+                moving.link,
+                specs,
+                self.replicas,
+                self._requests,
+                self._places,
+                clock,
+                self._timers,
+                self._tell,
+                self.touched.add,
+            )
         # Between engines is chosen by them; one that is alone gets everything.
         several = len(specs) > 1
         self._speeds = [
@@ -78,16 +117,22 @@ class Fleet:
         ]
         for number, spec in enumerate(specs):
             self._manager.handle(EngineAdded(str(number), tuple(spec.services)), 0)
-            self._manager.handle(EngineReady(str(number), 1, self._speeds[number]), 0)
+            self._manager.handle(self._ready(number, 1), 0)
         for time_s, number in deaths.times:
-            if not 0 <= number < len(specs):
-                raise ConfigError(f"engine {number} cannot die: there are {len(specs)}, from 0")
-            self._set(round(time_s * 1e9), EngineEnded(str(number), 0, "killed"))
+            self._set(time_s, partial(self._kill, self._checked(number, "die"), "killed"))
+        for time_s, number in moving.drains:
+            self._set(time_s, partial(self._drain, self._checked(number, "be drained")))
+        for time_s, request, target, method in moving.wanted:
+            engine = None if target is None else str(self._checked(target, "take requests"))
+            self._set(time_s, partial(self._tell, MoveWanted(request, engine, method)))
+        if isinstance(policy, PackerDispatch):
+            self._epoch_ns = round(moving.packing.epoch_s * 1e9)
+            self._timers.set(self._epoch_ns, self._begin_epoch)
 
     @property
     def next_ns(self) -> int | None:
         """When ``pass_time`` is to be called next; None: not at all."""
-        return self._timers[0][0] if self._timers else None
+        return self._timers.next_ns
 
     @property
     def unfinished(self) -> int:
@@ -110,23 +155,56 @@ class Fleet:
         self._tell(Submitted(request.id, request.service, len(prompt), most, 1, hashes))
 
     def ended(self, state: RequestState, reason: FinishReason) -> None:
-        """A request ended on its engine."""
+        """A request ended on its engine, which is in the midst of a step: the manager is told afterwards."""
         finished = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        del self._requests[state.request.id]
-        self._tell(Ended(state.request.id, state.num_generated if finished else None))
+        self._forget(state.request.id)
+        self._ended.append(Ended(state.request.id, state.num_generated if finished else None))
+
+    def tell_ended(self) -> None:
+        """Tell the manager who has ended; no engine is in the midst of anything."""
+        while self._ended:
+            self._tell(self._ended.popleft())
 
     def pass_time(self) -> None:
-        """Do what is due now: engines die, or have loaded, or the manager looks at its clock."""
-        while self._timers and self._timers[0][0] <= self._clock.now_ns:
-            event = heapq.heappop(self._timers)[2]
-            if isinstance(event, EngineEnded):
-                self._kill(int(event.engine), event.reason)
-            elif isinstance(event, Ticked):
-                self._ticks = False
-                self._tell(event)
-                self._tick()
-            else:
-                self._tell(event)
+        """Do what is due now: engines die, or have loaded, KV arrives, or the manager looks at its clock."""
+        self.tell_ended()
+        self._timers.run_due(self._clock.now_ns)
+
+    @property
+    def moves(self) -> Mapping[tuple[MoveMethod, MoveOutcome], int]:
+        """Moves of running requests that are over."""
+        return sum([Counter(engine.moves) for engine in self._manager.engines], Counter())
+
+    def _build(self, number: int) -> Replica:
+        replica = self._make(number)
+        replica.tell_progress(lambda request: self._tell(Progressed(request)))
+        return replica
+
+    def _checked(self, number: int, what: str) -> int:
+        if not 0 <= number < len(self._specs):
+            raise ConfigError(f"engine {number} cannot {what}: there are {len(self._specs)}, from 0")
+        return number
+
+    def _ready(self, number: int, incarnation: int) -> EngineReady:
+        formats = {} if self._moves is None else _kv_formats(self._specs[number])
+        speeds, replica = self._speeds[number], self.replicas[number]
+        layout = self._specs[number].layout
+        pool = (layout.total_bytes, replica.kv_tokens, layout.block_size)
+        return EngineReady(str(number), incarnation, speeds, formats, *pool)
+
+    def _begin_epoch(self) -> None:
+        """Tell the manager how far requests are, for its packer."""
+        output = {}
+        for name, request in self._requests.items():
+            number = self._places.get(name)
+            tokens = None if number is None else self.replicas[number].num_tokens(name)
+            output[name] = request.num_output_tokens if tokens is None else tokens - len(request.prompt)
+        self._tell(EpochBegan(output))
+        self._timers.set(self._clock.now_ns + self._epoch_ns, self._begin_epoch)
+
+    def _drain(self, number: int) -> None:
+        self._tell(EngineDraining(str(number)))
+        self._tick()
 
     def _kill(self, number: int, reason: str) -> None:
         """An engine dies, or loads no further; nobody is to blame."""
@@ -138,59 +216,110 @@ class Fleet:
         for request in replica.abandon(owned):
             self._requests[request.id] = request
         self.lost[number].append(replica.scheduler.stats())
-        self.replicas[number] = self._build(number)
+        replica = self.replicas[number] = self._build(number)
+        if self._moves is not None:
+            self._moves.began(number, replica)
         self._tell(EngineEnded(str(number), self._incarnations[number], reason))
         self._tick()
 
     def _tick(self) -> None:
-        """Set the next tick, if the manager waits for one: an engine is to be started, or requests wait."""
-        if not self._ticks and any(each.state is not EngineState.READY for each in self._manager.engines):
-            self._ticks = True
-            self._set(self._clock.now_ns + _TICK_NS, Ticked())
+        """Set the next tick, if the manager waits for one.
 
-    def _set(self, time_ns: int, event: ClusterEvent) -> None:
-        self._timers_set += 1
-        heapq.heappush(self._timers, (time_ns, self._timers_set, event))
+        It does while an engine is to be started, requests wait, or are to leave engines.
+        """
+        if self._ticks:
+            return
+        if self._moves or any(
+            each.requests if each.state is EngineState.DRAINING else each.state is not EngineState.READY
+            for each in self._manager.engines
+        ):
+            self._ticks = True
+            self._timers.set(self._clock.now_ns + _TICK_NS, self._ticked)
+
+    def _ticked(self) -> None:
+        self._ticks = False
+        self._tell(Ticked())
+        self._tick()
+
+    def _set(self, time_s: float, do: Callable[[], None]) -> None:
+        self._timers.set(round(time_s * 1e9), do)
 
     def _tell(self, event: ClusterEvent) -> None:
-        for action in self._manager.handle(event, self._clock.now_ns):
-            self._carry_out(action)
+        """Tell the manager what happened, and carry out what it decides, one event after the other."""
+        self._untold.append(event)
+        if len(self._untold) > 1:
+            return
+        while self._untold:
+            for action in self._manager.handle(self._untold[0], self._clock.now_ns):
+                self._carry_out(action)
+            self._untold.popleft()
 
     def _carry_out(self, action: ClusterAction) -> None:
-        if isinstance(action, Dispatch):
-            number = int(action.engine)
-            request = _aged(self._requests[action.request], self._clock.now_ns)
-            try:
-                self.replicas[number].submit(request)
-                self.touched.add(number)
-            except InvalidRequest as error:
-                del self._requests[action.request]
-                self._refuse(request, number, str(error))
-                self._tell(Ended(action.request))
-        elif isinstance(action, StartEngine):
-            number = int(action.engine)
-            self._incarnations[number] = action.incarnation
-            ready = EngineReady(action.engine, action.incarnation, self._speeds[number])
-            self._set(self._clock.now_ns + self._load_ns, ready)
-        elif isinstance(action, Refuse):
-            self._refuse(self._requests.pop(action.request), -1, action.message)
-        else:
-            raise RuntimeError(f"no engine of a simulation is suspected, silent or drained, but: {action}")
+        match action:
+            case Dispatch():
+                self._dispatch(action)
+            case Withdraw():
+                self._withdraw(action.request)
+            case StartEngine():
+                number = int(action.engine)
+                self._incarnations[number] = action.incarnation
+                ready = self._ready(number, action.incarnation)
+                self._timers.set(self._clock.now_ns + self._load_ns, partial(self._tell, ready))
+            case Refuse():
+                if (request := self._forget(action.request)) is not None:
+                    self._refuse(request, -1, action.message)
+            case MoveEnded() if self._moves is None:
+                pass
+            case Reserve() | Export() | Commit() | Abort() | Release() | Drop() | MoveEnded():
+                assert self._moves is not None
+                self._moves.carry_out(action)
+                self._tick()
+            case _:
+                raise RuntimeError(f"no engine of a simulation is suspected or silent, but: {action}")
+
+    def _dispatch(self, action: Dispatch) -> None:
+        request, number = self._requests.get(action.request), int(action.engine)
+        if request is None:
+            return  # it ended when it was withdrawn
+        request = aged(request, self._clock.now_ns)
+        try:
+            self.replicas[number].submit(request)
+        except InvalidRequest as error:
+            self._forget(request.id)
+            self._refuse(request, number, str(error))
+            self._tell(Ended(request.id))
+            return
+        self._places[request.id] = number
+        self.touched.add(number)
+        if action.attempt > 1:
+            self.replicas[number].expect(request)
+
+    def _forget(self, name: str) -> Request | None:
+        """A request has ended."""
+        self._places.pop(name, None)
+        return self._requests.pop(name, None)
+
+    def _withdraw(self, name: str) -> None:
+        """Take a request from the engine that has it."""
+        number = self._places.pop(name, None)
+        if number is None:
+            return  # it has ended
+        request = self.replicas[number].detach(name)
+        self.touched.add(number)
+        if request is not None:
+            self._requests[name] = request
 
 
-def _aged(request: Request, now_ns: int) -> Request:
-    """A request that is submitted now, whose ages were taken earlier on the same clock."""
-    carried = request.carried
-    if carried is None:
-        return request
-    since_ns = now_ns - request.arrival_ns - carried.age_ns
-    aged = replace(
-        carried,
-        age_ns=carried.age_ns + since_ns,
-        first_token_age_ns=carried.first_token_age_ns + since_ns,
-        last_token_age_ns=carried.last_token_age_ns + since_ns,
-    )
-    return replace(request, carried=aged)
+def _kv_formats(spec: EngineSpec) -> dict[str, str]:
+    """As in ``engine.kv_format``, where the engine's models are those of their services' names."""
+    layout = spec.layout
+    if spec.scheduler.admission.slice_tokens is not None:
+        return {}
+    unit_bytes = layout.merged_bytes if layout.kind == "split" else 0
+    return {
+        name: repr((layout.kind, layout.block_size, unit_bytes, layout.services[name].shape))
+        for name in spec.services
+    }
 
 
 _ALONE = ServiceSpeed(prefill_s=1e-3, decode_s=1e-2)

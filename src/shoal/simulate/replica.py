@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from shoal.core import ANONYMOUS_TOKEN, Request, StepPlan, StepResult
+from shoal.core import ANONYMOUS_TOKEN, FinishReason, Request, StepPlan, StepResult
+from shoal.engine import migration_wire, wire
 from shoal.engine.core import Engine
-from shoal.execute.simulated import SimulatedExecutor, SimulatedModel, cut_behind, decode_durations
+from shoal.engine.transfer import KVTransfer
+from shoal.execute.simulated import SimulatedExecutor, cut_behind, decode_durations
 from shoal.kvcache import BlockPool
-from shoal.schedule import Scheduler, ServiceLimits
+from shoal.schedule import RequestState, Scheduler
 from shoal.schedule.decode_runs import DecodeRun
 from shoal.schedule.request_store import OnEnd
 from shoal.simulate.lock_step import LockStep
@@ -22,6 +24,8 @@ LONGEST_RUN, SHORTEST_RUN = 512, 64
 _RETRY_NS = 1_000_000
 """An engine that wants to be asked again at once is asked after this time."""
 
+OnProgress = Callable[[str], None]
+"""Told of the first token of a request that was expected."""
 OnPlan = Callable[[StepPlan, int, Sequence[int]], None]
 """Told of a plan that is over, when it was made, and how long each of its iterations took, in ns."""
 
@@ -49,6 +53,13 @@ class _Ahead:
     """When its steps end."""
     waiting: int
     """Requests that wait meanwhile."""
+
+    def done(self, now_ns: int) -> int:
+        """How many steps of plans that have ended there are by now."""
+        ended = bisect_right(self.ends_ns, now_ns)
+        if ended == len(self.ends_ns):
+            return ended
+        return ended - ended % self.run.max_iterations
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +100,40 @@ class Replica:
         self.recorder = recorder
         self.due_ns: int | None = None
         self._clock = clock
-        self._on_plan = on_plan
+        self._on_end, self._on_plan = on_end, on_plan
         self._untold: deque[tuple[StepPlan, int]] = deque()
         """Plans in flight, and when they were made, where somebody is to be told."""
         self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
         swaps = spec.scheduler.preemption_mode == "swap" and spec.host is not None
         host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
-        self.scheduler = Scheduler(self._pool, _limits(spec), spec.scheduler, host, on_end)
+        self.scheduler = Scheduler(self._pool, spec.limits, spec.scheduler, host, self._ended)
         executor = SimulatedExecutor if lock_step is None else lock_step.executor
-        self._executor = executor(_models(spec), clock, self._watch)
+        self._executor = executor(spec.models, clock, self._watch)
         depth = spec.scheduler.depth
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
         self._skips = skip_ahead and depth == 1 and lock_step is None
         self._ahead: _Ahead | None = None
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
+        self._waiting: int | None = None
+        """Requests that wait, where those of now are not meant."""
+        self._expected: dict[str, int] = {}
+        """Requests whose next token is to be told, and how long they are without it."""
+        self._on_progress: OnProgress = _nobody
+
+    def connect(self, transfer: KVTransfer, tell: Callable[[wire.FromEngine], None]) -> None:
+        """From now on requests may move to other engines, and come from such, with their KV."""
+        self._engine.connect(transfer, tell)
+
+    def tell_progress(self, told: OnProgress) -> None:
+        """From now on tell of the first tokens of requests that are expected."""
+        self._on_progress = told
+
+    @property
+    def kv_tokens(self) -> dict[str, int]:
+        """By service: tokens that fill the pool."""
+        pool = self._pool
+        return {name: pool.max_blocks(name) * pool.block_size for name in self.spec.services}
 
     @property
     def unfinished(self) -> int:
@@ -113,6 +143,33 @@ class Replica:
     def submit(self, request: Request) -> None:
         """A request arrives now; raises InvalidRequest if it can never be served."""
         self._engine.submit(request)
+        self.interrupt()
+
+    def order(self, order: migration_wire.ToEngine) -> None:
+        """Carry out an order about a request that moves, once the step under way has ended."""
+        self._engine.migrate(order)
+        self.interrupt()
+
+    def expect(self, request: Request) -> None:
+        """Tell when a request that comes has its next token here."""
+        self._expected[request.id] = len(request.prompt) + request.num_output_tokens
+
+    def detach(self, request: str) -> Request | None:
+        """Take a request out now, with the output of all plans that have ended; None: it is not here."""
+        self._catch_up()
+        self._expected.pop(request, None)
+        self.interrupt()
+        return self._engine.detach(request)
+
+    def num_tokens(self, request: str) -> int | None:
+        """Its length now, prompt and output; None: it is not here."""
+        count = self.scheduler.num_tokens(request)
+        if count is None or self._ahead is None or self.scheduler.table_of(request) is None:
+            return count
+        return count + self._ahead.done(self._clock.now_ns)
+
+    def interrupt(self) -> None:
+        """Something has come: what runs without a decision ends with the step under way."""
         if self._ahead is not None:
             cut_behind(self._ahead.ends_ns, self._clock.now_ns)
             self.due_ns = self._ahead.ends_ns[-1]
@@ -131,6 +188,7 @@ class Replica:
             if self._on_plan is not None:
                 self._on_plan(*self._untold.popleft(), self._executor.durations_ns)
             self._engine.complete()
+            self._tell_first_tokens()
         self.due_ns = None
 
     def begin(self) -> None:
@@ -138,7 +196,7 @@ class Replica:
         under_way = self._executor.ends_ns
         if self._ahead is not None or (under_way is not None and under_way == self.due_ns):
             return
-        if self._skips and self._look_ahead():
+        if self._may_skip and self._look_ahead():
             return
         self._engine.begin()
         self.due_ns = self._executor.ends_ns
@@ -152,8 +210,7 @@ class Replica:
     def abandon(self, requests: Sequence[str]) -> list[Request]:
         """The engine dies now: its ``requests``, with the output of all plans that have ended."""
         if self._ahead is not None:
-            done = bisect_right(self._ahead.ends_ns, self._clock.now_ns)
-            del self._ahead.ends_ns[done - done % self._ahead.run.max_iterations :]
+            del self._ahead.ends_ns[self._ahead.done(self._clock.now_ns) :]
             if self._ahead.ends_ns:
                 self._account(self._ahead)
         detached = [self._engine.detach(request) for request in requests]
@@ -162,6 +219,44 @@ class Replica:
     def close(self) -> None:
         """Prove the pool's state; raises IntegrityError."""
         self._pool.check_integrity()
+
+    def _ended(self, state: RequestState, reason: FinishReason, now_ns: int) -> None:
+        self._expected.pop(state.request.id, None)
+        self._on_end(state, reason, now_ns)
+
+    def _tell_first_tokens(self) -> None:
+        for request, tokens in list(self._expected.items()):
+            present = self.scheduler.num_tokens(request)
+            if present is not None and present > tokens:
+                del self._expected[request]
+                self._on_progress(request)
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether nothing but decode steps may be to do, and nobody waits for news of one of them."""
+        if not self._skips or self._engine.pausing or self._executor.free_ns > self._clock.now_ns:
+            return False
+        return all(self.scheduler.table_of(request) is None for request in self._expected)
+
+    def _catch_up(self) -> None:
+        """Of steps that were looked ahead those that have ended are over; the one under way is a plan."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        now_ns, run = self._clock.now_ns, ahead.run
+        done = ahead.done(now_ns)
+        began_ns = ahead.ends_ns[done - 1] if done else ahead.start_ns
+        del ahead.ends_ns[done:]
+        self._ahead = self.due_ns = None
+        if done:
+            self._account(ahead)
+        if done and began_ns == now_ns:
+            return
+        plan, _ = self.scheduler.commit_run(run, min(run.max_iterations, run.steps - done))
+        self._clock.now_ns, self._waiting = began_ns, ahead.waiting
+        self._engine.begin_with(plan)
+        self._clock.now_ns, self._waiting = now_ns, None
+        self.due_ns = self._executor.ends_ns
 
     def _look_ahead(self) -> bool:
         """Look for a run of decodes that begins now; whether there is one."""
@@ -198,9 +293,16 @@ class Replica:
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
         used = growth.live_blocks(steps, run.max_iterations)
-        if per_merged > 1 or units > 1:
-            used = [-(-blocks // per_merged) * units for blocks in used]
+        leased = self._used(but=run.service)  # of requests that move: no other service has one that runs
+        if per_merged > 1 or units > 1 or leased:
+            used = [-(-blocks // per_merged) * units + leased for blocks in used]
         self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used)
+
+    def _used(self, but: str | None = None) -> int:
+        """Merged blocks in use; but: of all services except this one."""
+        pool = self._pool
+        names = [name for name in self.spec.services if name != but]
+        return sum([pool.merged_demand(name, pool.live_blocks(name)) for name in names])
 
     def _note_iterations(self, under_way: _Iterations) -> None:
         """A plan of several iterations has come to its end."""
@@ -212,19 +314,19 @@ class Replica:
         )
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
-        pool = self._pool
-        used = sum([pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services])
+        waiting = self.scheduler.waiting if self._waiting is None else self._waiting
+        used = self._used()
         if self._on_plan is not None:
             self._untold.append((plan, self._clock.now_ns))
         if plan.iterations > 1:
-            self._iterations = _Iterations(plan, start_ns, self.scheduler.waiting, used)
+            self._iterations = _Iterations(plan, start_ns, waiting, used)
             return
         decodes = plan.new_tokens.count(1)
         self.recorder.step(
             plan.service,
             start_ns,
             end_ns,
-            waiting=self.scheduler.waiting,
+            waiting=waiting,
             running=self.scheduler.running,
             used=used,
             decodes=decodes,
@@ -233,24 +335,5 @@ class Replica:
         )
 
 
-def _limits(spec: EngineSpec) -> dict[str, ServiceLimits]:
-    return {
-        name: ServiceLimits(
-            service.context_tokens,
-            slo=service.slo,
-            execution_s=service.execution_s,
-            quota=service.quota,
-            weights=service.weights,
-        )
-        for name, service in spec.services.items()
-    }
-
-
-def _models(spec: EngineSpec) -> dict[str, SimulatedModel]:
-    return {
-        name: SimulatedModel(
-            times=service.times,
-            copy_s=spec.layout.services[name].held_block_bytes / spec.host_bytes_per_s,
-        )
-        for name, service in spec.services.items()
-    }
+def _nobody(request: str) -> None:
+    """Nobody is told."""

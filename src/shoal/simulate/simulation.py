@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from shoal.cluster.dispatch import DispatchPolicy, RoundRobin
+from shoal.cluster.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
 from shoal.core import ConfigError, FinishReason, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord, TokenGaps
@@ -16,7 +16,7 @@ from shoal.simulate.lock_step import LockStep, RankBalance
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.sources import Source
-from shoal.simulate.spec import Deaths, EngineSpec, Watch
+from shoal.simulate.spec import Deaths, EngineSpec, Moving, Watch
 
 OnPlan = Callable[[int, StepPlan, int, Sequence[int]], None]
 """Told of a plan that is over: the number of its engine, the plan, when it was made, and how long each of its
@@ -40,16 +40,17 @@ class Simulation:
         engines: Sequence[EngineSpec],
         source: Source,
         *,
-        dispatch: DispatchPolicy | None = None,
+        dispatch: DispatchPolicy | PackerDispatch | None = None,
         watch: Watch | None = None,
         on_plan: OnPlan | None = None,
         deaths: Deaths | None = None,
+        moving: Moving | None = None,
         lock_step: bool = False,
     ) -> None:
         if not engines:
             raise ConfigError("a simulation needs at least one engine")
         if lock_step:
-            _check_ranks(engines, dispatch, deaths)
+            _check_ranks(engines, dispatch, deaths, moving)
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source
@@ -66,11 +67,13 @@ class Simulation:
         ]
         self._lock_step = LockStep() if lock_step else None
         policy = RankBalance(self._counted) if lock_step else dispatch or RoundRobin()
-        self._fleet = Fleet(engines, policy, self._clock, self._replica, self._refuse, deaths or Deaths())
+        self._fleet = Fleet(
+            engines, policy, self._clock, self._replica, self._refuse, deaths or Deaths(), moving or Moving()
+        )
 
     def _replica(self, number: int) -> Replica:
         def ended(state: RequestState, reason: FinishReason, now_ns: int) -> None:
-            self._rows.append(_row(state, reason, now_ns, number))
+            self._rows.append(row_of(state, reason, now_ns, number))
             self._fleet.ended(state, reason)
             self._source.ended(state.request.id, now_ns)
 
@@ -135,11 +138,14 @@ class Simulation:
         # Who waits for answers may ask as soon as a step has ended.
         while (arrival_ns := source.next_ns) is not None and arrival_ns <= now_ns:
             self._arrive(source.take())
-        for number in self._begin(sorted(touched)):
-            due_ns = replicas[number].due_ns
-            if due_ns is not None:
-                heapq.heappush(due, (due_ns, number))
-        touched.clear()
+        while touched:
+            some = sorted(touched)
+            touched.clear()
+            for number in self._begin(some):
+                due_ns = replicas[number].due_ns
+                if due_ns is not None:
+                    heapq.heappush(due, (due_ns, number))
+            fleet.tell_ended()
         return True
 
     def _begin(self, touched: Sequence[int]) -> Sequence[int]:
@@ -223,12 +229,23 @@ class Simulation:
             execution_s=execution_s,
             token_gaps=self._gaps,
             end_ns=end_ns,
+            moves=_moves(self._fleet),
             facts=facts,
         )
 
 
+def _moves(fleet: Fleet) -> Mapping[str, Mapping[str, int]]:
+    moves: dict[str, dict[str, int]] = {}
+    for (method, outcome), count in sorted(fleet.moves.items()):
+        moves.setdefault(method.value, {})[outcome.value] = count
+    return moves
+
+
 def _check_ranks(
-    engines: Sequence[EngineSpec], dispatch: DispatchPolicy | None, deaths: Deaths | None
+    engines: Sequence[EngineSpec],
+    dispatch: DispatchPolicy | PackerDispatch | None,
+    deaths: Deaths | None,
+    moving: Moving | None,
 ) -> None:
     """Raise ConfigError for what a group of ranks cannot have."""
     options = engines[0].scheduler
@@ -237,13 +254,15 @@ def _check_ranks(
         "one service": len(engines[0].services) > 1,
         "a dispatch of their own": dispatch is not None,
         "to live": deaths is not None,
+        "to keep its requests": moving is not None,
     }
     for what, found in refused.items():
         if found:
             raise ConfigError(f"data-parallel ranks step together, and need {what}")
 
 
-def _row(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:
+def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:
+    """The record of a request that ended now."""
     return RequestRow(
         request_id=state.request.id,
         service=state.service,

@@ -3,10 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shoal.cluster.events import MoveMethod
+from shoal.cluster.options import PackingOptions
 from shoal.core import NO_GOALS, SLO, ConfigError
+from shoal.core.cluster import Link
+from shoal.execute.simulated import SimulatedModel
 from shoal.forecast import StepTimes
 from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
-from shoal.schedule import SchedulerOptions
+from shoal.schedule import SchedulerOptions, ServiceLimits
 
 HOST_BYTES_PER_S = 16e9
 """Default rate between device and host memory: about PCIe 4 with 16 lanes, as measured."""
@@ -55,6 +59,31 @@ class EngineSpec:
                 f"{', '.join(sorted(self.layout.services))}"
             )
 
+    @property
+    def limits(self) -> dict[str, ServiceLimits]:
+        """What its scheduler knows of the services."""
+        return {
+            name: ServiceLimits(
+                service.context_tokens,
+                slo=service.slo,
+                execution_s=service.execution_s,
+                quota=service.quota,
+                weights=service.weights,
+            )
+            for name, service in self.services.items()
+        }
+
+    @property
+    def models(self) -> dict[str, SimulatedModel]:
+        """What its executor knows of them."""
+        return {
+            name: SimulatedModel(
+                times=service.times,
+                copy_s=self.layout.services[name].held_block_bytes / self.host_bytes_per_s,
+            )
+            for name, service in self.services.items()
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deaths:
@@ -65,6 +94,22 @@ class Deaths:
     not die; one that loads begins anew."""
     load_s: float = 10.0
     """How long an engine loads once it is started again; when that is, ``ClusterOptions`` say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving:
+    """Running requests that go to other engines, and how fast their KV does."""
+
+    link: Link | None = None
+    """Of each engine, for either direction; None: KV stays where it is, and is computed anew elsewhere."""
+    drains: Sequence[tuple[float, int]] = ()
+    """(seconds from the start, number of the engine) of engines that get no new requests from then on, and
+    whose requests leave them."""
+    wanted: Sequence[tuple[float, str, int | None, MoveMethod]] = ()
+    """(seconds from the start, request, number of the engine to which it goes or None for whichever the
+    dispatch chooses, how). One that is not running then stays as it is."""
+    packing: PackingOptions = field(default_factory=PackingOptions)
+    """How a packer that is the dispatch moves requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,112 @@
+"""What packing requests onto few engines costs and saves, in simulation.
+
+    python benchmarks/packed_dispatch.py --traces FOLDER [--engines 8] [--rate 8] [--requests 3000] [--jobs 2]
+
+Azure conversations on engines with Llama 2 7B and memory for 40,000 tokens of KV each (an A100). For each
+dispatch: engines with requests in the mean and at most, moves a second by what became of them, preemptions by
+the engines' schedulers, mean and 99th percentile of the time to the first token, and the share of answers
+within five times the time alone.
+"""
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.config.nodes import parse_yaml
+from shoal.config.scenario_file import load_scenario
+from shoal.config.scenario_run import prepare
+from shoal.measure import RunRecord, summarise
+
+SLO_SCALE = 5
+SCENARIO = """
+services: [{name: chat}]
+latency: {roofline: {model: llama-2-7b, device: a100-40}}
+engines: ENGINES
+link: {bandwidth: 10e9, latency: 50us}
+kv_cache: {tokens: KV_TOKENS}
+workload: {trace: 'TRACES/azure_llm_2023/AzureLLMInferenceTrace_conv.csv', rate: RATE, requests: REQUESTS}
+dispatch: DISPATCH
+"""
+NAMES = ["round-robin", "max-min", "best-fit", "worst-fit", "load-balance", "mell", "mell-forecast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run."""
+
+    dispatch: str
+    options: argparse.Namespace
+
+
+def measure(point: Point) -> list[str]:
+    """A row of the table."""
+    options, text = point.options, SCENARIO
+    words = {
+        "KV_TOKENS": options.kv_tokens,
+        "ENGINES": options.engines,
+        "TRACES": options.traces,
+        "RATE": options.rate,
+        "REQUESTS": options.requests,
+        "DISPATCH": point.dispatch,
+    }
+    for word, value in words.items():
+        text = text.replace(word, str(value))
+    run = prepare(load_scenario(flags=parse_yaml(text, point.dispatch)))
+    alone_s = {name: service.execution_s or 1.0 for name, service in run.engine.services.items()}
+    record = replace(run.run(spans=True), execution_s=alone_s)
+    group = summarise(record).overall
+    assert group.ttft_s is not None
+    met = [row.answered and row.e2e_s <= SLO_SCALE * alone_s[row.service] for row in record.requests]
+    in_use = engines_in_use(record, options.engines)
+    seconds = record.end_ns / 1e9
+    moves = [
+        f"{sum(outcomes.values()) / seconds:.2f} {method} ({outcomes.get('done', 0)} done)"
+        for method, outcomes in record.moves.items()
+    ]
+    return [
+        f"{in_use.mean():.2f}",
+        str(in_use.max()),
+        ", ".join(moves) or "0",
+        str(sum(row.evictions for row in record.requests)),
+        f"{group.ttft_s.mean:.2f}",
+        f"{group.ttft_s.p99:.2f}",
+        f"{sum(met) / len(met):.1%}",
+    ]
+
+
+def engines_in_use(record: RunRecord, engines: int) -> np.ndarray:
+    """Engines that computed something, second by second while requests arrived."""
+    last_s = max(row.arrival_ns for row in record.requests) // 10**9
+    busy = np.zeros((last_s + 1, engines), dtype=bool)
+    for span in record.spans:
+        busy[span.start_ns // 10**9 : span.end_ns // 10**9 + 1, span.engine] = True
+    return busy.sum(axis=1)
+
+
+def main() -> None:
+    """Print the table in Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, required=True, help="folder of traces")
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=8.0, help="requests per second")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--kv-tokens", type=int, default=40_000, help="memory of each engine")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--dispatch", nargs="*", choices=DISPATCH_NAMES, default=NAMES)
+    options = parser.parse_args()
+    heads = ("engines", "most", "moves a second", "preemptions", "TTFT s", "p99", "in time")
+    print("| dispatch | " + " | ".join(heads) + " |\n|---|" + "---:|" * len(heads))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        points = [Point(name, options) for name in options.dispatch]
+        for point, row in zip(points, pool.map(measure, points), strict=True):
+            print(f"| `{point.dispatch}` | " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

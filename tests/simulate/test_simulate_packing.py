@@ -1,0 +1,146 @@
+"""Packers as dispatch in simulation, with any scheduler: few engines, moves as KV grows, nothing lost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate_builders import PLAIN, make_request, make_spec, make_workload
+
+from hypothesis_profiles import examples
+from shoal.cluster.actions import ClusterAction
+from shoal.cluster.dispatch import dispatch_named
+from shoal.cluster.events import ClusterEvent, EpochBegan
+from shoal.cluster.manager import Manager
+from shoal.cluster.options import PackingOptions
+from shoal.cluster.packing import PACKERS, MoveBudgets
+from shoal.core import Request
+from shoal.core.cluster import Link
+from shoal.measure import RunRecord
+from shoal.schedule import ADMISSIONS, ORDERS
+from shoal.simulate import Deaths, EngineSpec, Moving, OpenLoop, Simulation, Watch
+
+LINK = Link(bytes_per_s=1e7, latency_s=1e-4)
+EPOCH = PackingOptions(epoch_s=0.05)
+
+
+def run(
+    engines: Sequence[EngineSpec],
+    requests: list[Request],
+    dispatch: str,
+    *,
+    packing: PackingOptions = EPOCH,
+    link: Link | None = LINK,
+    deaths: Sequence[tuple[float, int]] = (),
+    drains: Sequence[tuple[float, int]] = (),
+    skip_ahead: bool = True,
+) -> RunRecord:
+    """The record of a simulation at whose end nothing is left on any engine."""
+    simulation = Simulation(
+        engines,
+        OpenLoop(requests),
+        dispatch=dispatch_named(dispatch),
+        watch=Watch(skip_ahead=skip_ahead, sample_s=0.05),
+        deaths=Deaths(times=deaths, load_s=0.3),
+        moving=Moving(link=link, drains=drains, packing=packing),
+    )
+    record = simulation.run()
+    for replica in simulation.replicas:
+        assert replica.unfinished == len(replica.scheduler.leases) == 0
+    assert sorted(row.request_id for row in record.requests) == sorted(request.id for request in requests)
+    return record
+
+
+def used_engines(record: RunRecord) -> set[int]:
+    return {row.engine for row in record.requests}
+
+
+def test_engines_stay_idle_while_others_have_room() -> None:
+    requests = [make_request(number, 20, 20, at_s=number / 100) for number in range(30)]
+    specs = [make_spec(400) for _ in range(4)]
+    assert used_engines(run(specs, requests, "mell")) == {0}
+    assert used_engines(run(specs, requests, "least-requests")) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("link", "method"), [(LINK, "live"), (None, "tokens")])
+def test_who_outgrows_an_engine_moves_before_it_is_full(link: Link | None, method: str) -> None:
+    # 400 tokens hold all four at first; each ends with 150.
+    requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(4)]
+    record = run([make_spec(100), make_spec(100)], requests, "mell", link=link)
+    assert record.moves[method]["done"] >= 1
+    assert used_engines(record) == {0, 1}
+    assert sum(row.evictions for row in record.requests) == 0
+    # Without a second engine the scheduler has to preempt.
+    alone = run([make_spec(100)], requests, "mell")
+    assert alone.moves == {}
+
+
+def test_a_budget_of_nothing_moves_nobody() -> None:
+    requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(4)]
+    none = PackingOptions(epoch_s=0.05, budgets=MoveBudgets(engine_bytes=0, prefill_tokens=0))
+    assert run([make_spec(100), make_spec(100)], requests, "mell", packing=none).moves == {}
+
+
+def test_requests_wait_for_room_and_get_it_in_their_order() -> None:
+    requests = [make_request(number, 150, 20, at_s=number / 1000) for number in range(6)]
+    record = run([make_spec(50), make_spec(50)], requests, "best-fit")
+    firsts = [row.first_token_ns for row in sorted(record.requests, key=lambda row: row.request_id)]
+    assert firsts == sorted(firsts)
+    assert sum(row.evictions for row in record.requests) == 0
+
+
+@given(
+    seed=st.integers(0, 1000),
+    packer=st.sampled_from(sorted(PACKERS)),
+    order=st.sampled_from(sorted(ORDERS)),
+    admission=st.sampled_from(sorted(ADMISSIONS)),
+    blocks=st.integers(40, 90),
+    link=st.sampled_from([LINK, Link(bytes_per_s=1e5, latency_s=1e-3), None]),
+    deaths=st.lists(st.tuples(st.floats(0, 2, width=16), st.integers(0, 2)), max_size=2),
+    drains=st.lists(st.tuples(st.floats(0, 2, width=16), st.just(2)), max_size=1),
+)
+@settings(max_examples=examples(75))
+def test_any_packer_goes_with_any_scheduler(
+    seed: int,
+    packer: str,
+    order: str,
+    admission: str,
+    blocks: int,
+    link: Link | None,
+    deaths: list[tuple[float, int]],
+    drains: list[tuple[float, int]],
+) -> None:
+    options = replace(PLAIN, order=ORDERS[order](), admission=ADMISSIONS[admission]())
+    specs = [make_spec(blocks, options=options, per_merged={"a": 1, "b": 2}) for _ in range(3)]
+    requests = make_workload(40, rate=60, services=("a", "b"), seed=seed)
+    on, off = (
+        run(specs, requests, packer, link=link, deaths=deaths, drains=drains, skip_ahead=skip)
+        for skip in (True, False)
+    )
+    assert on.requests == off.requests
+    assert on.moves == off.moves
+    expected = {request.id: request.true_output_tokens for request in requests}
+    finished = {row.request_id: row.output_tokens for row in on.requests if row.answered}
+    assert finished == expected
+
+
+def test_the_output_of_requests_that_move_never_shrinks_for_the_packer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also while the source has stopped a request, and the manager has not heard of it."""
+    handle = Manager.handle
+    told: dict[str, list[int]] = {}
+
+    def listen(self: Manager, event: ClusterEvent, now_ns: int) -> list[ClusterAction]:
+        if isinstance(event, EpochBegan):
+            for name, tokens in event.output_tokens.items():
+                told.setdefault(name, []).append(tokens)
+        return handle(self, event, now_ns)
+
+    monkeypatch.setattr(Manager, "handle", listen)
+    requests = [make_request(number, 50, 300, at_s=number / 100) for number in range(4)]
+    late = Link(bytes_per_s=1e7, latency_s=0.1)
+    record = run([make_spec(200), make_spec(200)], requests, "mell", link=late)
+    assert record.moves["live"]["done"] >= 1
+    assert all(tokens == sorted(tokens) for tokens in told.values())
