@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
 from shoal.cli.profile_report import format_seconds
+from shoal.config import load_config
 from shoal.engine.profiling_fit import slice_seconds
 from shoal.forecast import load_profile
+from shoal.serve.options import ServerOptions
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,34 @@ def test_help_teaches_by_examples():
 @pytest.mark.parametrize(("seconds", "text"), [(0.0123456, "12.3ms"), (0.5, "500ms"), (6.3699, "6.37s")])
 def test_durations_are_written_as_the_configuration_reads_them(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_links_prints_budgets_that_a_configuration_takes(model, tmp_path):
+    file = tmp_path / "shoal.yaml"
+    file.write_text(
+        f"services: [{{name: chat, model: {model}}}]\nkv_cache: {{memory: 8MiB}}\n"
+        "cluster: {packing: {epoch: 2s}}\n"
+    )
+    arguments = ["profile", "--config", str(file), "--links", "--share", "0.25"]
+    result = CliRunner().invoke(app, [*arguments, "--json", f"{tmp_path}/links.json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "links.json").read_text())
+    assert (told["epoch_s"], told["share"]) == (2, 0.25)
+    rates = told["services"]["chat"]
+    assert rates["kv_bytes_per_s"] == min(rates["send_bytes_per_s"], rates["take_bytes_per_s"]) > 0
+    assert told["budgets"] == {
+        "engine_bytes": int(0.5 * rates["kv_bytes_per_s"]),
+        "host_bytes": None,
+        "prefill_tokens": int(0.5 * rates["prefill_tokens_per_s"]),
+    }
+    [snippet] = [line for line in result.stdout.splitlines() if line.startswith("cluster:")]
+    (tmp_path / "with.yaml").write_text(f"services: [{{name: chat, model: {model}}}]\n{snippet}\n")
+    budgets = load_config(ServerOptions, file=tmp_path / "with.yaml").cluster.packing.budgets
+    assert budgets.prefill_tokens == told["budgets"]["prefill_tokens"]
+    assert budgets.host_bytes is None
+    assert 0.98 < budgets.engine_bytes / told["budgets"]["engine_bytes"] <= 1
+
+
+def test_links_has_neither_fit_nor_picture(model, tmp_path, capsys):
+    assert run(["profile", str(model), "--links", "--out", f"{tmp_path}/out.json"]) == 2
+    assert "leave out --out and --plot" in capsys.readouterr().err

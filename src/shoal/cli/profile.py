@@ -12,8 +12,10 @@ from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.config import ENGINE_FLAGS, load_config
 from shoal.config.nodes import Table
+from shoal.core import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.cli.profile_moves import LinkReport
     from shoal.cli.profile_report import ProfileReport
     from shoal.engine import EngineOptions
     from shoal.engine.profiling_grid import Grid
@@ -55,6 +57,18 @@ def profile(
             "--json", metavar="PATH", help="Also write what is printed as JSON; - is standard output."
         ),
     ] = None,
+    links: Annotated[
+        bool,
+        typer.Option(
+            "--links",
+            help="Measure instead how fast requests move between two engines of this machine, and print "
+            "budgets for that (cluster.packing.budgets).",
+        ),
+    ] = False,
+    share: Annotated[
+        float,
+        typer.Option(min=0.001, max=1.0, help="With --links: the part of an engine's time for moves."),
+    ] = 0.1,
     config: ConfigFile = None,
     *,
     settings: Table,
@@ -71,9 +85,12 @@ def profile(
     `shoal profile smollm2 gemma3-270m --out latency.json`
 
     `shoal profile smollm2 --grid full --plot latency.png --prompt-tokens 512 --output-tokens 64`
+
+    `shoal profile smollm2 --links`
     """
     from rich.console import Console
 
+    from shoal.cli.profile_moves import measure_links
     from shoal.cli.profile_report import profile_panels, report_tables
     from shoal.engine.profiling_grid import GRIDS
     from shoal.forecast import save_profile
@@ -82,11 +99,17 @@ def profile(
     from shoal.serve.options import ServerOptions
 
     check_outputs(out, plot, json_path, named=(plot,))
+    if links and (out is not None or plot is not None):
+        raise ConfigError("--links fits nothing and draws nothing: leave out --out and --plot")
     if plot is not None:
         require_plots()
-    options = load_config(ServerOptions, file=config, flags=settings).engine_options()
+    loaded = load_config(ServerOptions, file=config, flags=settings)
+    options = loaded.engine_options()
     for service in options.services:
         check_model(service.model)
+    if links:
+        _profile_links(measure_links(options, loaded.cluster.packing.epoch_s, share), json_path)
+        return
     report = _measure(options, GRIDS[grid], prompt_tokens, output_tokens)
     console = Console(markup=False, stderr=STANDARD_OUTPUT in (out, json_path))
     for table in report_tables(report):
@@ -96,6 +119,19 @@ def profile(
             save_profile(report.to_profile(), path)
     if plot is not None:
         save_plot(plot, profile_panels(report), f"Step times on {report.place}")
+    if json_path is not None:
+        with output_file(json_path) as path:
+            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def _profile_links(report: "LinkReport", json_path: Path | None) -> None:
+    """Print what was measured of moves, and the budgets."""
+    from rich.console import Console
+
+    console = Console(markup=False, stderr=json_path == STANDARD_OUTPUT)
+    console.print(report.table())
+    console.print(f"Budgets for moves that take {report.share:.3g} of an engine's time:")
+    console.print(report.snippet(), soft_wrap=True)
     if json_path is not None:
         with output_file(json_path) as path:
             path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
