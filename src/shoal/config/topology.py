@@ -1,0 +1,178 @@
+"""A described cluster as YAML: devices, links, and speeds of kinds of which no data sheet is on record."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.cluster.topology import Topology
+from shoal.config.kinds import Bounded, Several, as_table, hint
+from shoal.config.nodes import Node, Table, parse_yaml, place_of, problem, read_yaml
+from shoal.config.sections import Rules, Section, section_of
+from shoal.config.units import format_size, parse_size
+from shoal.core.cluster import ClusterSpec, Device, Link
+
+_DECIMAL = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class PairLink:
+    """A link of two devices that is not as their hosts say."""
+
+    devices: tuple[str, ...]
+    """Their names."""
+    bytes_per_s: float
+    """As in ``Link``."""
+    latency_s: float
+    """As in ``Link``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """All links."""
+
+    host: Link
+    """Between devices of one host."""
+    network: Link
+    """Between devices of two."""
+    pairs: tuple[PairLink, ...] = ()
+    """Those that are otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyFile:
+    """A whole file."""
+
+    devices: tuple[Device, ...]
+    """All devices."""
+    links: Links
+    """Their links."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per second by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Bytes per second by kind of device."""
+
+    label: str = "bytes per second by kind"
+
+    def read(self, node: Node, path: str) -> Mapping[str, float]:
+        """The speeds."""
+        entries = as_table(node, path).entries
+        return {kind: float(_rate().read(value, f"{path}.{kind}")) for kind, value in entries.items()}
+
+    def show(self, value: Mapping[str, float]) -> str:
+        """In braces."""
+        return "{" + ", ".join(f"{kind}: {_bytes(speed)}" for kind, speed in value.items()) + "}"
+
+
+def read_topology(path: Path) -> Topology:
+    """The cluster that a file describes; raises ConfigError with the line of what is wrong."""
+    return _topology(read_yaml(path))
+
+
+def parse_topology(text: str, source: str) -> Topology:
+    """As ``read_topology``, of YAML ``text``; ``source`` names it in errors."""
+    return _topology(parse_yaml(text, source))
+
+
+def topology_section() -> Section:
+    """What such a file can say."""
+    rules: Rules = {
+        (Link, "bytes_per_s"): _rate(),
+        (PairLink, "bytes_per_s"): _rate(),
+        (TopologyFile, "speeds"): Speeds(),
+    }
+    names = {"bytes_per_s": "bandwidth"}
+    link = section_of(Link, rules, names)
+    rules = {**rules, (Links, "host"): link, (Links, "network"): link}
+    pair = section_of(PairLink, rules, names)
+    rules = {**rules, (Links, "pairs"): Several(pair)}
+    return section_of(TopologyFile, rules)
+
+
+def _topology(table: Table) -> Topology:
+    file: TopologyFile = topology_section().read(table, "")
+    names = [device.name for device in file.devices]
+    if not names:
+        raise problem(place_of(table, "devices"), "devices", "name at least one device")
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            where = place_of(table, "devices", at, "name")
+            raise problem(where, f"devices[{at}].name", f"there is already a device named {name!r}")
+    pairs: dict[frozenset[str], Link] = {}
+    for at, pair in enumerate(file.links.pairs):
+        where, path = place_of(table, "links", "pairs", at, "devices"), f"links.pairs[{at}].devices"
+        ends = frozenset(pair.devices)
+        if len(pair.devices) != 2 or len(ends) != 2:
+            raise problem(where, path, "name two devices")
+        for name in pair.devices:
+            if name not in names:
+                possible = hint(name, names) or f"; there are {', '.join(names)}"
+                raise problem(where, path, f"there is no device {name!r}{possible}")
+        if ends in pairs:
+            raise problem(where, path, f"the link of {' and '.join(pair.devices)} is already given")
+        pairs[ends] = Link(pair.bytes_per_s, pair.latency_s)
+    cluster = ClusterSpec(
+        devices=file.devices, host_link=file.links.host, network=file.links.network, pairs=pairs
+    )
+    return Topology(cluster, file.speeds)
+
+
+def format_topology(topology: Topology) -> str:
+    """The YAML that reads back as the same; rates to the byte, latencies to the nanosecond."""
+    cluster = topology.cluster
+    lines = [
+        "# Devices and links of a cluster, as `shoal topology` found them; edit what you know better.",
+        "# Rates are those of data sheets, latencies are typical ones: neither is measured.",
+        "devices:",
+    ]
+    lines += [
+        f"  - {{name: {_plain(one.name)}, kind: {_plain(one.kind)}, host: {_plain(one.host)}, "
+        f"memory: {format_size(one.memory_bytes)}}}"
+        for one in cluster.devices
+    ]
+    lines += [
+        "links:",
+        f"  host: {{{_link(cluster.host_link)}}}  # between devices of one host",
+        f"  network: {{{_link(cluster.network)}}}  # between hosts",
+    ]
+    if cluster.pairs:
+        lines.append("  pairs:  # other than that")
+        order = {device.name: at for at, device in enumerate(cluster.devices)}
+        for pair, link in cluster.pairs.items():
+            first, second = sorted(pair, key=order.__getitem__)
+            lines.append(f"    - {{devices: [{_plain(first)}, {_plain(second)}], {_link(link)}}}")
+    if topology.bytes_per_s:
+        lines.append("speeds:  # of reading memory, a second, for kinds without a data sheet on record")
+        lines += [f"  {_plain(kind)}: {_bytes(speed)}" for kind, speed in topology.bytes_per_s.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _rate() -> Bounded:
+    """Bytes in a second."""
+    return Bounded(
+        "size a second", "a size such as 25GB, which is meant a second", parse_size, 1, None, _bytes
+    )
+
+
+def _bytes(size: float) -> str:
+    """Bytes in the largest decimal unit that is exact with three digits after the point."""
+    whole = round(size)
+    for unit, factor in _DECIMAL:
+        if whole >= factor and whole * 1000 % factor == 0:
+            return f"{whole / factor:.3f}".rstrip("0").rstrip(".") + unit
+    return str(whole)
+
+
+def _link(link: Link) -> str:
+    microseconds = f"{link.latency_s * 1e6:.3f}".rstrip("0").rstrip(".")
+    return f"bandwidth: {_bytes(link.bytes_per_s)}, latency: {microseconds}us"
+
+
+def _plain(text: str) -> str:
+    """Text as it is where that is safe, else in quotes."""
+    return text if _WORD.fullmatch(text) and text.lower() != "null" else json.dumps(text, ensure_ascii=False)
