@@ -256,9 +256,14 @@ MODEL_SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 """By name; weights and KV take two bytes a number."""
 
 
+_ALIASES = {"smollm2": "smollm2-135m"}
+"""What servers call models on record otherwise."""
+
+
 def find_model_spec(name: str) -> ModelSpec | None:
     """The model called ``name``, ignoring case, owner and suffixes such as ``-Instruct``; None if unknown."""
     short = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
+    short = _ALIASES.get(short, short)
     known = [key for key in MODEL_SPECS if short == key or short.startswith(key + "-")]
     return MODEL_SPECS[max(known, key=len)] if known else None
 

@@ -1,15 +1,11 @@
 """Points of an experiment, each in a process of its own where there are several cores."""
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from shoal.engine.children import interrupts_held_back
-from shoal.models.child import end_with_parent
 from shoal.reproduce.result import Effort
+from shoal.simulate.parallel import Workers
 
 Point = TypeVar("Point")
 Found = TypeVar("Found")
@@ -25,41 +21,16 @@ def at_each(
 ) -> list[Found]:
     """``function`` of every point, in their order; progress is reported as points are done.
 
-    function: of a module, and its points and results plain values, so that they can be sent. heaviest_first:
-    about how long a point takes, in any unit; the longest begin first, so that no core is idle at the end.
-    A quick effort stays in this process, since starting others takes seconds.
+    function, points and ``heaviest_first`` as in ``Workers.at_each``. A quick effort stays in this process,
+    since starting others takes seconds.
     """
-    cores = min(os.cpu_count() or 1, len(points))
-    if effort.quick or cores < 2:
-        return [function(point) for point in effort.each(what, points)]
-    order = list(range(len(points)))
-    if heaviest_first is not None:
-        order.sort(key=lambda at: -heaviest_first(points[at]))
+    processes = 1 if effort.quick else min(os.cpu_count() or 1, len(points)) or 1
     tell = effort.progress or (lambda what, done, total: None)
-    tell(what, 0, len(points))
-    # Not forked: the progress bar has a thread, and a fork may copy its locks as they are.
-    context = multiprocessing.get_context("spawn")
-    theirs, lifeline = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(cores, context, initializer=_prepare, initargs=(theirs,))
-    try:
-        with interrupts_held_back():
-            futures = {pool.submit(function, points[at]): at for at in order}
-        found: dict[int, Found] = {}
-        for done, future in enumerate(as_completed(futures), start=1):
-            found[futures[future]] = future.result()
-            tell(what, done, len(points))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        lifeline.close()  # ends processes that still work on a point
-        theirs.close()
-    return [found[at] for at in range(len(points))]
+    with Workers(function, processes) as workers:
+        return workers.at_each(
+            _apply, points, lambda done, total: tell(what, done, total), heaviest_first=heaviest_first
+        )
 
 
-def _prepare(lifeline: Connection) -> None:
-    """Once in each process: it ends when its parent no longer needs it, or was killed."""
-    end_with_parent(lifeline.fileno())
-    _LIFELINES.append(lifeline)
-
-
-_LIFELINES: list[Connection] = []
-"""Kept open for as long as the process lives."""
+def _apply(function: Callable[[Point], Found], point: Point) -> Found:
+    return function(point)

@@ -1,0 +1,124 @@
+"""A placement: which services share which devices."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.core import ConfigError
+from shoal.core.cluster import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Devices that one engine spans, and the services that share it (SeaLLM, section 4: a sharing group)."""
+
+    devices: tuple[Device, ...]
+    """Of one host and one kind; the models' matrices are split over all of them."""
+    shares: tuple[tuple[str, float], ...] = ()
+    """(service, share of its requests that come here), by name; a share below 1: there are replicas."""
+    shape: "GroupShape" = field(init=False, repr=False, compare=False)
+    """What decides how well it serves."""
+    services: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The services, by name."""
+
+    def __post_init__(self) -> None:
+        """Work out what searches ask again and again."""
+        memory = min(device.memory_bytes for device in self.devices)
+        shape = GroupShape(self.devices[0].kind, memory, len(self.devices), self.shares)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "services", shape.services)
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel size."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """All of a group that its performance depends on: groups of one shape serve equally well."""
+
+    kind: str
+    """What its devices are."""
+    memory_bytes: int
+    """Memory of each of them, the least."""
+    tp: int
+    """How many there are."""
+    shares: tuple[tuple[str, float], ...]
+    """As in ``Group``."""
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services, by name."""
+        return tuple(name for name, _ in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Groups that have no device in common; groups without services are free devices.
+
+    Raises ConfigError where a device is in two groups.
+    """
+
+    groups: tuple[Group, ...]
+    """By their first device."""
+
+    def __post_init__(self) -> None:
+        """Refuse a device in two groups."""
+        names = [device.name for group in self.groups for device in group.devices]
+        if len(set(names)) < len(names):
+            raise ConfigError("a placement has each device in one group only")
+
+    @classmethod
+    def sharing(cls, parts: Iterable[tuple[Sequence[Device], Iterable[str]]]) -> "Placement":
+        """Groups of (devices, services); a service's requests go to its groups in proportion to devices."""
+        return cls(()).changed((), parts)
+
+    def changed(
+        self, removed: Collection[int], added: Iterable[tuple[Sequence[Device], Iterable[str]]]
+    ) -> "Placement":
+        """Without the groups at these places, and with new ones; replicas share their requests anew."""
+        new = [(tuple(devices), sorted(set(services))) for devices, services in added]
+        changed = {name for _, services in new for name in services}
+        changed.update(name for at in removed for name in self.groups[at].services)
+        kept = [group for at, group in enumerate(self.groups) if at not in removed]
+        total: dict[str, int] = defaultdict(int)
+        for devices, services in [*new, *((group.devices, group.services) for group in kept)]:
+            for name in services:
+                total[name] += len(devices)
+        groups = [
+            Group(devices=devices, shares=tuple((name, len(devices) / total[name]) for name in services))
+            for devices, services in new
+        ]
+        for group in kept:
+            if changed.isdisjoint(group.services):
+                groups.append(group)
+            else:
+                shares = tuple((name, group.tp / total[name]) for name in group.services)
+                groups.append(Group(devices=group.devices, shares=shares))
+        return Placement(tuple(sorted(groups, key=_first_name)))
+
+    @property
+    def services(self) -> frozenset[str]:
+        """Services that have a group."""
+        return frozenset(name for group in self.groups for name in group.services)
+
+    @property
+    def devices(self) -> int:
+        """Devices of groups that have services."""
+        return sum(group.tp for group in self.groups if group.shares)
+
+    def groups_of(self, service: str) -> Sequence[Group]:
+        """The groups that have a service."""
+        return [group for group in self.groups if service in group.services]
+
+    def __str__(self) -> str:
+        """One line a group: its devices and who shares them."""
+        return "\n".join(
+            f"{', '.join(device.name for device in group.devices)}: {', '.join(group.services) or '-'}"
+            for group in self.groups
+        )
+
+
+def _first_name(group: Group) -> str:
+    return group.devices[0].name

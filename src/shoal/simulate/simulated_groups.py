@@ -1,0 +1,99 @@
+"""How groups of a placement serve recent traffic, by simulation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.cluster.place.estimate import ServiceEstimate
+from shoal.cluster.place.placement import GroupShape
+from shoal.core import Request
+from shoal.core.slo import met
+from shoal.measure import RequestRow, RunRecord
+from shoal.simulate.parallel import Workers
+from shoal.simulate.placed import PlacedEngines
+from shoal.simulate.simulation import Simulation
+from shoal.simulate.sources import OpenLoop
+from shoal.simulate.spec import Watch
+
+_NO_SAMPLES = Watch(sample_s=1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTraffic:
+    """What is simulated: engines, and the requests of a window of time."""
+
+    engines: PlacedEngines
+    """How a group's engine is made."""
+    requests: Mapping[str, Sequence[Request]]
+    """By service, each by arrival."""
+
+    def serve(self, shape: GroupShape) -> Mapping[str, ServiceEstimate]:
+        """Simulate one group with its share of every service's requests, evenly spread over the window."""
+        dealt = [request for name, share in shape.shares for request in thinned(self.requests[name], share)]
+        source = OpenLoop(dealt)
+        record = Simulation(self.engines.engines(shape), source, watch=_NO_SAMPLES).run("group")
+        found = estimates(record, shape.services)
+        return {name: _scaled(found[name], len(self.requests[name]) * share) for name, share in shape.shares}
+
+
+class SimulatedGroups:
+    """A ``GroupModel`` that simulates, several groups at a time where there are ``workers``."""
+
+    def __init__(self, traffic: GroupTraffic, workers: Workers[GroupTraffic] | None = None) -> None:
+        self._traffic = traffic
+        self._workers = workers
+        self.requests: Mapping[str, int] = {
+            name: len(requests) for name, requests in traffic.requests.items()
+        }
+        """Requests of each service."""
+
+    def serve(self, shapes: Sequence[GroupShape]) -> Sequence[Mapping[str, ServiceEstimate]]:
+        """Simulate each; those with most requests begin first, so that no core is idle at the end."""
+        if self._workers is None:
+            return [self._traffic.serve(shape) for shape in shapes]
+        return self._workers.at_each(GroupTraffic.serve, shapes, heaviest_first=self._weight)
+
+    def _weight(self, shape: GroupShape) -> float:
+        return sum(self.requests[name] * share for name, share in shape.shares)
+
+
+def thinned(requests: Sequence[Request], share: float) -> list[Request]:
+    """A share of the requests, evenly spread: the n-th is in it where n * share passes a whole number."""
+    # Half a part ahead, so that of a few requests a small share gets some.
+    count = [int((at + 0.5) * share + 0.5 + 1e-9) for at in range(-1, len(requests))]
+    return [
+        request
+        for request, before, after in zip(requests, count[:-1], count[1:], strict=True)
+        if after > before
+    ]
+
+
+def estimates(record: RunRecord, services: Sequence[str]) -> dict[str, ServiceEstimate]:
+    """How each service fared in a run."""
+    return estimates_of_rows(record.requests, services, record.execution_s)
+
+
+def estimates_of_rows(
+    requests: Sequence[RequestRow], services: Sequence[str], execution_s: Mapping[str, float]
+) -> dict[str, ServiceEstimate]:
+    """How each service fared; execution_s: L^ of every service that answered any request."""
+    rows: dict[str, list[RequestRow]] = {name: [] for name in services}
+    for row in requests:
+        rows[row.service].append(row)
+    return {name: _of_rows(each, execution_s.get(name)) for name, each in rows.items()}
+
+
+def _of_rows(rows: Sequence[RequestRow], execution_s: float | None) -> ServiceEstimate:
+    answered = [row for row in rows if row.answered]
+    missed = len(rows) - sum(met(row, row.slo) is not False for row in answered)
+    latency_s = sum(row.e2e_s for row in answered)
+    return ServiceEstimate(len(rows), missed, len(answered), latency_s / execution_s if execution_s else 0.0)
+
+
+def _scaled(found: ServiceEstimate, requests: float) -> ServiceEstimate:
+    """The same for so many requests; nobody came: all were served."""
+    if not found.requests:
+        return ServiceEstimate(requests, 0.0)
+    factor = requests / found.requests
+    return ServiceEstimate(
+        requests, found.unserved * factor, found.answered * factor, found.latency_sum * factor
+    )

@@ -1,0 +1,57 @@
+"""Searches for placements, against every placement there is."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from placement_builders import RandomGroups, problem_of, random_case
+
+from shoal.cluster.place.exhaustive import placements, search_exhaustive
+from shoal.cluster.place.groupwise import GroupwiseEvaluator
+from shoal.cluster.place.search import search, search_literal
+from shoal.core import ConfigError
+
+
+def test_search_is_within_five_percent_of_the_best_placement_in_95_percent_of_cases():
+    cases = 200
+    close = 0
+    for seed in range(cases):
+        problem, evaluator = random_case(devices=1 + seed % 4, services=1 + seed // 4 % 4, seed=seed)
+        best = search_exhaustive(problem, evaluator).estimate
+        ours = search(problem, evaluator).estimate
+        assert ours.attainment <= best.attainment
+        equal = ours.attainment == best.attainment
+        close += equal and ours.normalised_latency <= 1.05 * best.normalised_latency
+    assert close >= 0.95 * cases
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 1000))
+def test_more_devices_never_lower_the_best_attainment_found(devices, services, seed):
+    models = {f"s{at}": "llama-2-7b" for at in range(services)}
+    attainments = []
+    for count in (devices, devices + 1):
+        evaluator = GroupwiseEvaluator(RandomGroups(list(models), seed))
+        found = search(problem_of(models, count), evaluator)
+        attainments.append(found.estimate.attainment)
+    assert attainments[1] >= attainments[0]
+
+
+def test_every_placement_of_two_devices_is_listed_once():
+    problem = problem_of({"a": "llama-2-7b", "b": "llama-2-7b"}, devices=2)
+    found = {
+        tuple(sorted((group.tp, group.services) for group in placement.groups))
+        for placement in placements(problem)
+    }
+    sets = [(), ("a",), ("b",), ("a", "b")]
+    apart = {tuple(sorted([(1, x), (1, y)])) for x in sets for y in sets}
+    assert found == apart | {((2, services),) for services in sets}
+    assert len(found) == len(list(placements(problem)))
+
+
+@pytest.mark.parametrize("find", [search, search_literal])
+def test_a_model_too_large_for_one_device_is_split_or_refused(find):
+    evaluator = GroupwiseEvaluator(RandomGroups(["large"], 1))
+    [group] = find(problem_of({"large": "llama-2-70b"}, devices=2), evaluator).placement.groups
+    assert (group.tp, group.services) == (2, ("large",))
+    with pytest.raises(ConfigError, match="no host has devices with memory for large"):
+        find(problem_of({"large": "llama-2-70b"}, devices=2, per_host=1), evaluator)
