@@ -15,12 +15,15 @@ from shoal.cli.demo import demo
 from shoal.cli.engines import engines
 from shoal.cli.generate import generate
 from shoal.cli.models import models
+from shoal.cli.plan import plan
 from shoal.cli.profile import profile
 from shoal.cli.reproduce import reproduce
 from shoal.cli.serve import serve
 from shoal.cli.services import services
 from shoal.cli.simulate import simulate
 from shoal.cli.static import static
+from shoal.cli.topology import topology
+from shoal.cli.tune import tune
 from shoal.cli.version import print_version, version
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported, ShoalError
 
@@ -36,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, generate, chat, demo, static, profile, simulate, reproduce):
+for command in (serve, generate, chat, demo, static, profile, topology, simulate, tune, plan, reproduce):
     app.command(cls=Command)(command)
 for group, name in ((models, "models"), (engines, "engines"), (services, "services")):
     app.add_typer(group, name=name)

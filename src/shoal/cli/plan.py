@@ -1,0 +1,161 @@
+"""``shoal plan``: the cheapest devices that keep the latency goals of a workload, by simulation."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
+from shoal.config.nodes import Table
+from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.core import ConfigError, ShoalError
+
+_WANTED = "What is wanted"
+_SEARCH = "Search"
+_RESULTS = "Results"
+_NOT_TAKEN = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
+_NOT_TAKEN |= {"kv-cache-dtype", "prefix-caching", "swap"}
+PLAN_FLAGS = tuple(flag for flag in SCENARIO_FLAGS if flag.name not in _NOT_TAKEN)
+
+
+@with_flags(PLAN_FLAGS)
+def plan(
+    devices: Annotated[
+        Path,
+        typer.Option(
+            "--devices",
+            metavar="CATALOGUE",
+            help="YAML file with the kinds of devices that can be had, and their prices.",
+            rich_help_panel=_WANTED,
+        ),
+    ],
+    config: ConfigFile = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            "--slo",
+            metavar="KEY=VALUE[,..]",
+            help="Latency goals of services without their own: ttft=2s,tpot=100ms, e2e=20s or e2e_scale=5.",
+            rich_help_panel=_WANTED,
+        ),
+    ] = None,
+    attainment: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the requests of every service that are to meet their goals.",
+            rich_help_panel=_WANTED,
+        ),
+    ] = "95%",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the plan as shoal.yaml, for shoal serve; - is standard output.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw cost against attainment (png, svg, pdf).",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="PATH",
+            help="Write all that was looked at as JSON; - is standard output.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Schedulers to try where a cheaper fleet nearly suffices; 1: only that of the scenario.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 27,
+    search_share: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the requests, the earliest, that is planned for; the rest is held out.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 0.6,
+    *,
+    settings: Table,
+) -> None:
+    """Find the cheapest devices, placement and policies that keep the latency goals of a workload.
+
+    The services and what arrives are written as for `shoal simulate`, in a file or as flags; the devices that
+    can be had, in a catalogue:
+
+    `devices: [{name: a100-80, price: 1.8, most: 8}, {name: l40s, price: 0.9}]`
+
+    Kinds on record bring their data sheets; others say `memory` and `latency`. What is found is simulated on
+    a later part of the workload, beside the same with one device less.
+
+    **Examples:**
+
+    `shoal plan --devices devices.yaml --config scenario.yaml --slo ttft=1s,tpot=60ms --out shoal.yaml`
+
+    `shoal plan --devices devices.yaml --service chat=llama-3.1-8b,slo.ttft=1s --trace azure.csv --rate 30`
+    """
+    from rich.console import Console
+
+    from shoal.cli.plan_report import nothing_found, plan_json, plan_panel, print_plan, print_wanted
+    from shoal.cli.progress import ProgressDisplay
+    from shoal.config.scenario_file import load_scenario
+    from shoal.config.scheduler_yaml import to_yaml
+    from shoal.config.units import parse_number
+    from shoal.measure import require_plots, save_plot
+    from shoal.plan.capacity import Wanted, plan
+    from shoal.plan.catalog import load_catalogue
+    from shoal.plan.demand import build_demand
+    from shoal.plan.deployment import server_settings
+    from shoal.plan.goals import read_goals
+
+    check_outputs(out, json_path, named=(plot,))
+    if plot is not None:
+        require_plots()
+    try:
+        share = parse_number(attainment)
+    except ValueError as error:
+        raise ConfigError(f"--attainment: {error}") from None
+    scenario = load_scenario(file=config, flags=settings)
+    wanted = Wanted(attainment=share, trials=trials, share=search_share, seed=scenario.workload.seed)
+    demand = build_demand(scenario, load_catalogue(devices), read_goals(slo))
+    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
+    print_wanted(console, demand, scenario, wanted)
+    with ProgressDisplay() as progress:
+        found = plan(demand, wanted, progress.update)
+    print_plan(console, demand, found)
+    results = [(json_path, json.dumps(plan_json(demand, found), indent=2) + "\n")]
+    if out is not None and found.chosen is not None:
+        results.append((out, to_yaml(server_settings(demand, scenario, found.chosen.offer))))
+    written = []
+    for path, content in results:
+        if path is not None:
+            with output_file(path) as file:
+                file.write_text(content, encoding="utf-8")
+            written.append(path)
+    if plot is not None:
+        save_plot(plot, [[plan_panel(demand, found)]])
+        written.append(plot)
+    for path in written:
+        if path != STANDARD_OUTPUT:
+            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    if found.chosen is None:
+        raise ShoalError(nothing_found(demand, found))

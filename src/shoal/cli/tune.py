@@ -1,0 +1,101 @@
+"""``shoal tune``: search the scheduler that suits a workload, by simulation."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
+from shoal.config.nodes import Table
+from shoal.config.scenario_flags import SCENARIO_FLAGS
+
+_SEARCH = "Search"
+_RESULTS = "Results"
+
+
+@with_flags(SCENARIO_FLAGS)
+def tune(
+    config: ConfigFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the best scheduler as YAML, for serve and simulate; - is standard output.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="PATH",
+            help="Write rounds and figures as JSON; - is standard output.",
+            rich_help_panel=_RESULTS,
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Schedulers to try.", rich_help_panel=_SEARCH)
+    ] = 81,
+    search_share: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the requests, the earliest, that is searched on; the rest is held out.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 0.6,
+    *,
+    settings: Table,
+) -> None:
+    """Search order, admission and batch limits for a workload on given hardware, in virtual time.
+
+    The scenario is written as for `shoal simulate`; its own scheduler is the default that others are measured
+    against. Many are tried on a little of the workload, the best third on three times as much, and so on
+    (successive halving). The figures are those of a later part that the search has not seen. What comes out
+    is the default itself, unless another is better for sure (95%).
+
+    Best is who meets most goals of the services (`slo`), and among those that meet as many, who has the
+    lower latency. Without goals latency alone counts.
+
+    **Examples:**
+
+    `shoal tune --config scenario.yaml --out scheduler.yaml`
+
+    `shoal tune --config scenario.yaml --trace azure.csv --rate 6.45 --trials 243`
+
+    `shoal serve smollm2 --config scheduler.yaml`
+    """
+    from rich.console import Console
+
+    from shoal.cli.progress import ProgressDisplay
+    from shoal.cli.simulate_view import described
+    from shoal.cli.tune_report import print_tuned, tuned_json
+    from shoal.config.scenario_file import load_scenario
+    from shoal.config.scenario_run import prepare
+    from shoal.config.scheduler_yaml import scheduler_settings, to_yaml
+    from shoal.plan.tune import Search, tune
+
+    check_outputs(out, json_path)
+    scenario = load_scenario(file=config, flags=settings)
+    search = Search(trials=trials, share=search_share, seed=scenario.workload.seed)
+    prepared = prepare(scenario)
+    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
+    console.print(described(prepared.facts))
+    with ProgressDisplay() as progress:
+        tuned = tune(prepared, search, progress.update)
+    print_tuned(console, tuned, scenario.scheduler)
+    text = to_yaml({"scheduler": scheduler_settings(tuned.best, scenario.preset)})
+    if out is None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    results = ((out, text), (json_path, json.dumps(tuned_json(tuned, scenario.preset), indent=2) + "\n"))
+    for path, content in results:
+        if path is None:
+            continue
+        with output_file(path) as file:
+            file.write_text(content, encoding="utf-8")
+        if path != STANDARD_OUTPUT:
+            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

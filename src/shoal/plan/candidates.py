@@ -1,0 +1,74 @@
+"""Schedulers that are worth a trial."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shoal.schedule import SchedulerOptions
+from shoal.schedule.admissions import Aggressive, Conservative, PastFuture, Predicted, Slice
+from shoal.schedule.orders import (
+    DoublingBudget,
+    EarliestDeadline,
+    Fcfs,
+    FcfsStrict,
+    Mlfq,
+    RoundRobin,
+    ShortestRemaining,
+    WeightedTurns,
+)
+
+_RESERVES = (0.02, 0.05, 0.1, 0.2)
+
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "order": (
+        WeightedTurns(),
+        Fcfs(),
+        FcfsStrict(),
+        RoundRobin(),
+        Mlfq(),
+        DoublingBudget(),
+        DoublingBudget(variant="batch"),
+        ShortestRemaining(),
+        EarliestDeadline(),
+    ),
+    "admission": (
+        *(Aggressive(watermark=watermark) for watermark in (0.8, 0.9, 0.95, 0.99)),
+        *(PastFuture(reserved=reserved) for reserved in _RESERVES),
+        *(Predicted(reserved=reserved) for reserved in _RESERVES),
+        *(Slice(tokens=tokens) for tokens in (32, 128, 512)),
+        Conservative(),
+        Conservative(overcommit=1.5),
+    ),
+    "max_running": (None, 16, 64, 256, 1024),
+    "max_batched_tokens": (512, 1024, 2048, 4096, 8192),
+}
+"""By field of ``SchedulerOptions``, what is tried. Not there: ``priority``, since workloads say none, and
+what knows lengths beforehand."""
+
+
+def scheduler_candidates(default: SchedulerOptions, count: int, seed: int) -> list[SchedulerOptions]:
+    """``count`` different schedulers: the default, all that differ from it in one choice, then drawn ones.
+
+    Where there are more that differ in one choice than ``count``, they are drawn, too. Fewer than ``count``
+    only where no more can be found. What ``CHOICES`` does not name is the default's.
+    """
+    random = np.random.default_rng(seed)
+    neighbours = [each for each in dict.fromkeys(_neighbours(default)) if each != default]
+    if count - 1 < len(neighbours):
+        chosen = sorted(random.choice(len(neighbours), count - 1, replace=False).tolist())
+        return [default, *(neighbours[at] for at in chosen)]
+    found = dict.fromkeys([default, *neighbours])
+    for _ in range(50 * count):
+        if len(found) >= count:
+            break
+        drawn = {name: values[int(random.integers(len(values)))] for name, values in CHOICES.items()}
+        found.setdefault(replace(default, **drawn))
+    return list(found)
+
+
+def _neighbours(default: SchedulerOptions) -> Iterator[SchedulerOptions]:
+    for name, values in CHOICES.items():
+        for value in values:
+            yield replace(default, **{name: value})

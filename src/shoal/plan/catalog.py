@@ -1,0 +1,123 @@
+"""Catalogues: the kinds of devices that can be had, what they cost, and how fast they are."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from shoal.config.kinds import Kind, Maybe, Several, integer, number, size
+from shoal.config.nodes import Node, place_of, problem, read_yaml
+from shoal.config.scenario import Latency, RooflineLatency, RooflineOptions
+from shoal.config.scenario_latency import DeviceName, latency_kind
+from shoal.config.sections import Section, section_of
+from shoal.core import ConfigError
+from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec, find_device_spec
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,23}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """One kind of device."""
+
+    name: str
+    """What it is called."""
+    price: float
+    """Of one device, in any currency, for any time: the same of all kinds."""
+    device: DeviceSpec | None = None
+    """Its data sheet; None: that on record under its name, if there is one."""
+    memory_bytes: int | None = None
+    """All of its memory; None: that of the data sheet."""
+    latency: Latency | None = None
+    """Where step times come from; None: the data sheet."""
+    most: int = 8
+    """How many can be had."""
+    span: int = 1
+    """Devices of a host that one engine may span (tensor parallelism)."""
+    threads: int | None = None
+    """CPU threads of an engine, for devices that are CPUs; None: the server divides its cores."""
+
+    def __post_init__(self) -> None:
+        """Look up the data sheet; raises ConfigError where memory or step times are not known."""
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                "the name of a kind has up to 24 letters, digits, '.', '_' or '-' and begins with a letter "
+                f"or digit, since engines are named after it; got {self.name!r}"
+            )
+        sheet = self.device or find_device_spec(self.name)
+        object.__setattr__(self, "device", sheet)
+        if sheet is None and (self.memory_bytes is None or self.latency is None):
+            raise ConfigError(
+                f"no data sheet of {self.name!r} is on record; write memory and latency, or device, one of "
+                f"{', '.join(DEVICE_SPECS)}"
+            )
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory of one device."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        assert self.device is not None
+        return self.device.memory_bytes
+
+    @property
+    def engine(self) -> Literal["cpu", "cuda"]:
+        """What servers call such devices."""
+        return "cpu" if self.device is not None and self.device.name == "cpu" else "cuda"
+
+    def latency_over(self, tp: int) -> Latency:
+        """Where step times over ``tp`` devices come from."""
+        if self.latency is None:
+            assert self.device is not None
+            return RooflineLatency(roofline=RooflineOptions(device=self.device, tp=tp))
+        if isinstance(self.latency, RooflineLatency):
+            return RooflineLatency(roofline=replace(self.latency.roofline, tp=tp))
+        return replace(self.latency, tp=tp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All kinds that can be had."""
+
+    devices: tuple[DeviceKind, ...]
+    """The kinds, each with a name of its own."""
+    currency: str = "$/h"
+    """What a price of 1 means."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueSection(Section):
+    """The whole file."""
+
+    def read(self, node: Node, path: str) -> Catalogue:
+        """The catalogue."""
+        catalogue: Catalogue = self.build(self.read_fields(node, path), node, path)
+        names = [kind.name for kind in catalogue.devices]
+        if not names:
+            raise problem(place_of(node, "devices"), "devices", "name at least one kind of device")
+        for at, name in enumerate(names):
+            if name in names[:at]:
+                where = place_of(node, "devices", at)
+                raise problem(where, f"devices[{at}].name", f"there is already a kind named {name!r}")
+        return catalogue
+
+
+def catalogue_section(folder: Path = Path()) -> CatalogueSection:
+    """Every key of a catalogue; ``folder`` is where relative paths start."""
+    rules: dict[tuple[type, str], Kind] = {
+        (DeviceKind, "price"): number(above=0),
+        (DeviceKind, "device"): Maybe(DeviceName()),
+        (DeviceKind, "memory_bytes"): Maybe(size()),
+        (DeviceKind, "latency"): Maybe(latency_kind(folder)),
+        (DeviceKind, "most"): integer(1, 256),
+        (DeviceKind, "span"): integer(1, 64),
+        (DeviceKind, "threads"): Maybe(integer(1)),
+    }
+    rules[Catalogue, "devices"] = Several(section_of(DeviceKind, rules))
+    return CatalogueSection(Catalogue, section_of(Catalogue, rules).keys)
+
+
+def load_catalogue(file: Path) -> Catalogue:
+    """The catalogue in a YAML file; raises ConfigError for the first mistake."""
+    catalogue: Catalogue = catalogue_section(file.parent).read(read_yaml(file), "")
+    return catalogue

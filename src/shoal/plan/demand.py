@@ -1,0 +1,258 @@
+"""What a planner is given: services, their requests, and how fast every kind of device serves them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shoal.cluster.dispatch import dispatch_named
+from shoal.cluster.place.analytic import AnalyticGroups
+from shoal.cluster.place.memory import MemoryCheck, PlacedService
+from shoal.cluster.place.placement import Placement
+from shoal.cluster.place.traffic import ServiceLoad, load_of
+from shoal.config.presets import PRESETS
+from shoal.config.scenario import Latency, Scenario, ScenarioPool, ScenarioService
+from shoal.config.scenario_run import in_dtype, mean_request, step_times, time_alone
+from shoal.core import NO_GOALS, SLO, ConfigError, Request
+from shoal.core.cluster import ClusterSpec, Device, Link
+from shoal.forecast import StepTimes
+from shoal.forecast.model_spec import ModelSpec
+from shoal.plan.catalog import Catalogue, DeviceKind
+from shoal.plan.fleet import Fleet, Stock
+from shoal.plan.outcomes import Outcomes, all_missed, outcomes
+from shoal.plan.trial import Part
+from shoal.schedule import SchedulerOptions
+from shoal.simulate.placed import PlacedEngines, ServedService
+from shoal.simulate.simulated_groups import GroupTraffic
+from shoal.workload import build_workload
+
+WINDOW = 1000
+"""Requests on which placements are compared: of those searched on, the latest."""
+# Planned groups are devices of one kind, whose data sheets or tables know their own links.
+_LINK = Link(1e9, 1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What decides on engines and between them."""
+
+    scheduler: SchedulerOptions
+    """Of every engine."""
+    dispatch: str
+    """Which engine a request goes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTrial:
+    """What is to be simulated."""
+
+    placement: Placement
+    """Which services share which devices."""
+    policies: Policies
+    """How they are served."""
+    part: Part
+    """Which requests arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueTimes:
+    """Step times of services on kinds of devices."""
+
+    models: dict[str, ModelSpec]
+    """By service."""
+    kinds: dict[str, DeviceKind]
+    """By name."""
+
+    def __call__(self, service: str, kind: str, tp: int) -> StepTimes:
+        """Of steps on ``tp`` devices; raises ConfigError where nothing says."""
+        return _times(service, self.kinds[kind].latency_over(tp), self.models[service])
+
+
+@lru_cache(maxsize=256)
+def _times(service: str, latency: Latency, model: ModelSpec) -> StepTimes:
+    return step_times(service, latency, model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Everything that simulations of plans have in common; can be sent to other processes."""
+
+    catalogue: Catalogue
+    """What can be had."""
+    services: Sequence[ScenarioService]
+    """With the execution times that goals and latencies are measured by."""
+    requests: Sequence[Request]
+    """All of the workload, by arrival."""
+    engines: PlacedEngines
+    """Makes the engine of any group."""
+
+    @property
+    def stock(self) -> list[Stock]:
+        """The kinds, for a search."""
+        return [Stock(kind.price, kind.most) for kind in self.catalogue.devices]
+
+    def cluster(self, fleet: Fleet) -> ClusterSpec:
+        """The fleet's devices; those of a larger fleet begin with them, kind by kind."""
+        devices = [
+            Device(
+                name=f"{kind.name}-{number}",
+                kind=kind.name,
+                host=f"{kind.name}-host-{number // kind.span}",
+                memory_bytes=kind.memory,
+            )
+            for kind, count in zip(self.catalogue.devices, fleet, strict=True)
+            for number in range(count)
+        ]
+        return ClusterSpec(devices=devices, host_link=_LINK, network=_LINK)
+
+    def traffic(self, part: Part) -> GroupTraffic:
+        """The latest requests of a part, on which placements are compared."""
+        window = self.requests[max(part.start, part.stop - WINDOW) : part.stop]
+        names = [service.name for service in self.services]
+        return GroupTraffic(
+            engines=self.engines,
+            requests={name: [each for each in window if each.service == name] for name in names},
+        )
+
+    def screen(self, traffic: GroupTraffic) -> AnalyticGroups:
+        """Formulas for the same traffic."""
+        arrivals = [each.arrival_ns for own in traffic.requests.values() for each in own]
+        window_s = max(1e-3, (max(arrivals) - min(arrivals)) / 1e9)
+        return AnalyticGroups(
+            {
+                service.name: _load(service, traffic.requests[service.name], window_s)
+                for service in self.services
+            },
+            self.engines.times,
+            self.engines.memory,
+        )
+
+
+def simulate_placed(demand: Demand, trial: PlacedTrial) -> Outcomes:
+    """Simulate a part of the workload on a placement."""
+    chosen = demand.requests[trial.part.start : trial.part.stop]
+    if not trial.placement.devices:
+        return all_missed(chosen)
+    first_ns = chosen[0].arrival_ns
+    requests = [replace(request, arrival_ns=request.arrival_ns - first_ns) for request in chosen]
+    engines = replace(demand.engines, scheduler=trial.policies.scheduler)
+    run = engines.simulate(trial.placement, requests, dispatch_named(trial.policies.dispatch))
+    return outcomes(run, requests)
+
+
+def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS) -> Demand:
+    """Read the workload, and put services and kinds together.
+
+    goals: of services that have none of their own. Raises ConfigError for services without goals or model,
+    for closed loops, and for step times that are not there.
+    """
+    if scenario.workload.clients is not None:
+        raise ConfigError(
+            "clients wait for answers, however few devices there are: plan for a rate or a trace"
+        )
+    _check_pool(scenario.kv_cache)
+    services = [_with_goals(service, goals) for service in scenario.services]
+    names = [service.name for service in services]
+    requests = build_workload(scenario.workload, names, scenario.kv_cache.block_size).requests
+    models = {service.name: _model(service) for service in services}
+    contexts = {
+        service.name: service.context_tokens or _longest(requests, service.name) for service in services
+    }
+    memory = MemoryCheck(
+        {
+            name: PlacedService(name=name, model=models[name], kv_floor_tokens=contexts[name])
+            for name in names
+        },
+        scenario.kv_cache.utilisation,
+    )
+    times = CatalogueTimes(models, {kind.name: kind for kind in catalogue.devices})
+    steps = scenario.scheduler.max_batched_tokens
+    timed = []
+    for service in services:
+        alone = service.execution_s
+        if alone is None:
+            mean = mean_request(requests, service.name, contexts[service.name]) or (1, 1)
+            alone = time_alone(_yardstick(service.name, catalogue, memory, times), *mean, steps)
+        timed.append(replace(service, execution_s=float(f"{alone:.4g}")))
+    engines = PlacedEngines(
+        services={
+            service.name: ServedService(
+                context_tokens=contexts[service.name],
+                slo=service.slo,
+                execution_s=service.execution_s or 1.0,
+            )
+            for service in timed
+        },
+        memory=memory,
+        times=times,
+        scheduler=scenario.scheduler,
+        layout=scenario.kv_cache.layout or PRESETS[scenario.preset].layout,
+        block_size=scenario.kv_cache.block_size,
+    )
+    return Demand(catalogue=catalogue, services=timed, requests=requests, engines=engines)
+
+
+def _check_pool(pool: ScenarioPool) -> None:
+    """Refuse what planning would not heed."""
+    heeded = {name: getattr(pool, name) for name in ("utilisation", "block_size", "layout")}
+    if pool != ScenarioPool(**heeded):
+        raise ConfigError(
+            "kv_cache: planning sizes pools by the devices' memory, with prefix caching; what can be written "
+            "is utilisation, block_size and layout"
+        )
+
+
+def _with_goals(service: ScenarioService, goals: SLO) -> ScenarioService:
+    if service.slo != NO_GOALS:
+        return service
+    if goals == NO_GOALS:
+        raise ConfigError(
+            f"service {service.name} has no latency goals, so any device is enough; write --slo "
+            "ttft=2s,tpot=100ms, or slo for the service"
+        )
+    return replace(service, slo=goals)
+
+
+def _model(service: ScenarioService) -> ModelSpec:
+    if service.model is None:
+        raise ConfigError(
+            f"service {service.name} has no model; write --service {service.name}=llama-3.1-8b, or model for "
+            "the service"
+        )
+    return in_dtype(service.model, service.dtype)
+
+
+def _longest(requests: Sequence[Request], service: str) -> int:
+    """Prompt and output of the longest request."""
+    lengths = (
+        len(request.prompt) + min(request.true_output_tokens or 1, request.sampling.max_tokens or 1 << 31)
+        for request in requests
+        if request.service == service
+    )
+    return max(lengths, default=1)
+
+
+def _yardstick(service: str, catalogue: Catalogue, memory: MemoryCheck, times: CatalogueTimes) -> StepTimes:
+    """The service's step times on the first kind that has room for it, on as few devices as that takes."""
+    for kind in catalogue.devices:
+        tp = 1
+        while tp <= kind.span:
+            if memory.fits([service], kind.memory, tp):
+                return times(service, kind.name, tp)
+            tp *= 2
+    raise ConfigError(
+        f"no kind of device has memory for service {service} and its longest request, of "
+        f"{memory.services[service].kv_floor_tokens:,} tokens; write larger devices, span, or context"
+    )
+
+
+def _load(service: ScenarioService, requests: Sequence[Request], window_s: float) -> ServiceLoad:
+    alone = service.execution_s or 1.0
+    load = load_of(requests, window_s, alone, math.inf)
+    goal = service.slo
+    goals = [goal.e2e_s, None if goal.e2e_scale is None else goal.e2e_scale * alone]
+    if goal.tpot_s is not None:
+        goals.append((goal.ttft_s or alone) + goal.tpot_s * load.output_tokens)
+    elif goal.ttft_s is not None:
+        goals.append(goal.ttft_s + alone)
+    return replace(load, goal_s=min(each for each in goals if each is not None))

@@ -1,0 +1,148 @@
+"""Tuning: hardware and workload are given, the scheduler is sought."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.config.scenario_run import PreparedRun
+from shoal.core import ConfigError
+from shoal.plan.candidates import scheduler_candidates
+from shoal.plan.confidence import Interval, mean_interval
+from shoal.plan.halving import Ranked, rounds_of, successive_halving
+from shoal.plan.outcomes import Outcomes
+from shoal.plan.trial import Part, Trial, simulate, split
+from shoal.schedule import SchedulerOptions
+from shoal.simulate.parallel import Workers
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it, and of how much."""
+LEAST_REQUESTS = 200
+"""Requests that the first round has at least: fewer say little about who is best."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How far to look."""
+
+    trials: int = 81
+    """Schedulers in the first round."""
+    share: float = 0.6
+    """Of the workload that is searched on; the rest is held out."""
+    seed: int = 0
+    """Keys the schedulers that are drawn, and the resampling of requests."""
+    processes: int | None = None
+    """That simulate; None: one for each core."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without meaning; raises ConfigError."""
+        if self.trials < 2:
+            raise ConfigError(f"a search needs at least 2 trials, got {self.trials}")
+        if not 0 < self.share < 1:
+            raise ConfigError(
+                f"the share that is searched on must be above 0 and below 1, so that some is held out; got "
+                f"{self.share:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A scheduler on the part that the search has not seen."""
+
+    scheduler: SchedulerOptions
+    """The scheduler."""
+    outcomes: Outcomes
+    """Of the requests of that part."""
+    attainment: Interval
+    """Share of goals met."""
+    gain: Interval
+    """How much better than the default's, request by request: its attainment, or where there are no goals its
+    latency, as a share of the default's mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What a search found."""
+
+    rounds: Sequence[Ranked[SchedulerOptions]]
+    """Its rounds."""
+    searched: Part
+    """What was searched on."""
+    held_out: Part
+    """What was not."""
+    best: SchedulerOptions
+    """The scheduler to take: the default, unless another beat it surely on what was searched."""
+    gain: Interval
+    """How much smaller the loss of the best of the last round is than the default's, on what was searched."""
+    table: Sequence[HeldOut]
+    """The default first, then the best ones, as the last round ranked them."""
+
+
+def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None) -> Tuned:
+    """Search a scheduler for the scenario by successive halving over growing parts of its workload.
+
+    The default is the scenario's own scheduler, and takes part in every round. Raises ConfigError for a
+    workload that is too small to be split.
+    """
+    if len(prepared.requests) < 2 * LEAST_REQUESTS:
+        raise ConfigError(
+            f"tuning needs at least {2 * LEAST_REQUESTS} requests, got {len(prepared.requests)}: some to "
+            "search on, and some to report on"
+        )
+    tell = progress or (lambda what, done, total: None)
+    searched, held_out = split(len(prepared.requests), search.share)
+    default = prepared.scenario.scheduler
+    candidates = scheduler_candidates(default, search.trials, search.seed)
+    last: dict[SchedulerOptions, Outcomes] = {}
+    with Workers(prepared, search.processes) as workers:
+
+        def evaluate(schedulers: Sequence[SchedulerOptions], share: float) -> Sequence[float]:
+            part = searched.first(share)
+            what = f"{len(schedulers)} schedulers on {len(part):,} requests"
+            found = _simulate(workers, schedulers, part, lambda done, total: tell(what, done, total))
+            last.clear()
+            last.update(zip(schedulers, found, strict=True))
+            return [each.loss for each in found]
+
+        rounds = rounds_of(len(candidates), LEAST_REQUESTS / len(searched))
+        ranked = successive_halving(candidates, rounds, evaluate, always=[default])
+        shown = [default, *(each for each in ranked[-1].candidates if each != default)][: _SHOWN + 1]
+        later = _simulate(workers, shown, held_out, lambda done, total: tell("held-out part", done, total))
+    best = ranked[-1].candidates[0]
+    gain = mean_interval(last[default].losses - last[best].losses, np.random.default_rng(search.seed))
+    return Tuned(
+        rounds=ranked,
+        searched=searched,
+        held_out=held_out,
+        best=best if gain.low > 0 else default,
+        gain=gain,
+        table=[
+            _held_out(scheduler, found, later[0], search.seed)
+            for scheduler, found in zip(shown, later, strict=True)
+        ],
+    )
+
+
+def _simulate(
+    workers: Workers[PreparedRun],
+    schedulers: Sequence[SchedulerOptions],
+    part: Part,
+    tell: Callable[[int, int], None],
+) -> list[Outcomes]:
+    return workers.at_each(simulate, [Trial(scheduler, part) for scheduler in schedulers], tell)
+
+
+def _held_out(scheduler: SchedulerOptions, found: Outcomes, default: Outcomes, seed: int) -> HeldOut:
+    if math.isnan(default.attainment):
+        scale = float(np.nanmean(default.latency))
+        gains = (default.latency - found.latency) / scale
+    else:
+        gains = found.met - default.met
+    return HeldOut(
+        scheduler=scheduler,
+        outcomes=found,
+        attainment=mean_interval(found.met, np.random.default_rng(seed)),
+        gain=mean_interval(gains, np.random.default_rng(seed)),
+    )
