@@ -78,6 +78,22 @@ def random_case(devices: int, services: int, seed: int) -> tuple[Problem, Groupw
     return problem, GroupwiseEvaluator(AnalyticGroups(loads, times, memory))
 
 
+def evaluator_of(problem: Problem) -> GroupwiseEvaluator:
+    """Formulas for services that are all alike and have a light load."""
+    services = problem.memory.services
+    loads = {
+        name: ServiceLoad(
+            requests=100, rate_per_s=1, prompt_tokens=500, output_tokens=200, execution_s=5, goal_s=25
+        )
+        for name in services
+    }
+
+    def times(name: str, kind: str, tp: int) -> StepTimes:
+        return RooflineTimes(services[name].model, device_spec(kind), tp)
+
+    return GroupwiseEvaluator(AnalyticGroups(loads, times, problem.memory))
+
+
 class RandomGroups:
     """A group model without sense: how many requests a group serves is drawn from its shape."""
 

@@ -75,6 +75,32 @@ def test_the_search_by_visits_agrees_with_the_search_by_devices(seed: int, name:
     assert found.score == pytest.approx(weights.score(evaluate(of, stages).cost_s, len(stages)), rel=1e-9)
 
 
+@given(st.integers(0, 10**6), st.sampled_from(list(OBJECTIVES)))
+@settings(max_examples=examples(100))
+def test_what_filling_fits_is_fitted_and_bounded_without_exact_search(seed: int, name: str) -> None:
+    of = random_problem(seed, 6, 7, uniform=False)
+    try:
+        greedy = greedy_map(of)
+    except ConfigError:
+        return
+    costs = Costs.of(of)
+    weights = OBJECTIVES[name].weights(costs)
+    counts, bound = uneven_counts(costs, weights)
+    assert weights.score_of(costs, counts) <= weights.score(greedy.cost_s, len(greedy.stages)) * (1 + 1e-9)
+    best = min(weights.score(cost_s, devices) for devices, cost_s in cheapest_by_devices(of).items())
+    assert bound <= best * (1 + 1e-9)
+
+
+def test_where_no_map_is_found_that_does_not_mean_that_there_is_none() -> None:
+    # Each device has room for one layer, of which there are more, though not more bytes.
+    sizes, devices = [3, 4] * 10, 17  # two small ones would fit, but are not neighbours
+    links = {(i, j): 1.0 + i * j for j in range(devices) for i in range(j)}
+    with pytest.raises(ConfigError, match="20 layers of 70 bytes hardly fit, and no map was found"):
+        find_map(problem([6] * devices, ["slow"] * devices, links, sizes), HELR)
+    with pytest.raises(ConfigError, match="do not fit"):
+        find_map(problem([6] * devices, ["slow"] * devices, {}, sizes), HELR)
+
+
 def test_a_class_is_come_back_to_where_it_is_the_hub() -> None:
     # Devices 0 to 2 are near to each of the hub's (3 and 4), and far from each other.
     near = {(i, hub): 1.0 for i in range(3) for hub in (3, 4)}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from placement_builders import RandomGroups, problem_of, random_case
 
-from shoal.cluster.place.baselines import even_split
+from shoal.cluster.place.baselines import even_split, tight
 from shoal.cluster.place.estimate import Objective
 from shoal.cluster.place.greedy import alpaserve, muxserve
 from shoal.cluster.place.groupwise import GroupwiseEvaluator
@@ -30,6 +30,21 @@ def test_an_even_split_gives_large_models_what_they_need():
     problem = problem_of({"large": "llama-2-70b", "a": "llama-2-7b", "b": "llama-2-7b"}, devices=4)
     placement = _run([even_split(problem)], problem)
     assert {group.services: group.tp for group in placement.groups} == {("large",): 2, ("a",): 1, ("b",): 1}
+
+
+def test_an_even_split_passes_over_devices_that_are_too_small():
+    problem = problem_of({"a": "llama-2-13b"}, devices=3)
+    small = replace(problem.cluster.devices[0], memory_bytes=24 << 30, host="small")
+    devices = [small, *problem.cluster.devices[1:]]
+    problem = replace(problem, cluster=replace(problem.cluster, devices=devices))
+    for searches in ([even_split(problem)], [tight(problem)]):
+        placement = _run(searches, problem)
+        assert {name for group in placement.groups for name in group.services} == {"a"}
+        assert sorted(device.name for group in placement.groups for device in group.devices) == [
+            "d00",
+            "d01",
+            "d02",
+        ]
 
 
 def test_muxserve_puts_the_largest_demand_alone():

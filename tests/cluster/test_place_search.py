@@ -1,12 +1,15 @@
 """Searches for placements, against every placement there is."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placement_builders import RandomGroups, problem_of, random_case
+from placement_builders import RandomGroups, evaluator_of, problem_of, random_case
 
 from shoal.cluster.place.exhaustive import placements, search_exhaustive
 from shoal.cluster.place.groupwise import GroupwiseEvaluator
+from shoal.cluster.place.memory import MemoryCheck
 from shoal.cluster.place.search import search, search_literal
 from shoal.core import ConfigError
 
@@ -46,6 +49,19 @@ def test_every_placement_of_two_devices_is_listed_once():
     apart = {tuple(sorted([(1, x), (1, y)])) for x in sets for y in sets}
     assert found == apart | {((2, services),) for services in sets}
     assert len(found) == len(list(placements(problem)))
+
+
+def test_large_services_get_groups_at_any_number_of_devices():
+    """Each needs four devices: no single change leads there from a placement that has none for it."""
+    models = {f"s{at}": "llama-2-70b" for at in range(3)}
+    problem = replace(problem_of(models, devices=12, per_host=4), max_services=1)
+    services = {
+        name: replace(each, kv_floor_tokens=400_000) for name, each in problem.memory.services.items()
+    }
+    problem = replace(problem, memory=MemoryCheck(services))
+    assert problem.memory.least_tp("s0", problem.cluster.devices, 4) == 4
+    found = search(problem, evaluator_of(problem))
+    assert found.placement.services == set(models)
 
 
 @pytest.mark.parametrize("find", [search, search_literal])

@@ -41,6 +41,7 @@ _MODULES: dict[str, str] = {
     "seallm-end-to-end": "seallm_end_to_end",
     "seallm-ablation": "seallm_ablation",
     "seallm-density": "seallm_density",
+    "seallm-placement-time": "seallm_placement_time",
     "seallm-replacement": "seallm_replacement",
     "uellm-batching": "uellm_batching",
     "uellm-deployment": "uellm_deployment",

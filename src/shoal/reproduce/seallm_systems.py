@@ -77,6 +77,43 @@ def engines_of(system: System) -> PlacedEngines:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a system knows when it places services: the requests of some time before."""
+
+    problem: Problem
+    """Its devices and services."""
+    loads: Mapping[str, ServiceLoad]
+    """Of each service."""
+    formulas: AnalyticGroups
+    """What they say of groups."""
+    traffic: GroupTraffic
+    """What groups are simulated with."""
+
+    @classmethod
+    def of(cls, system: System, devices: int, history: Sequence[Request], window_s: float) -> "Window":
+        """The requests of ``window_s`` seconds."""
+        engines, requests = engines_of(system), by_service(history)
+        loads = {
+            name: load_of(requests[name], window_s, each.execution_s, SLO_SCALE * each.execution_s)
+            for name, each in engines.services.items()
+        }
+        problem = Problem(
+            cluster=cluster(devices),
+            memory=engines.memory,
+            rates={name: load.rate_per_s for name, load in loads.items()},
+            max_services=MOST_SHARING,
+            objective=Objective() if system.places == "literal" else Objective(floor=FLOOR),
+        )
+        short_first = system.places in ("search", "literal")
+        return cls(
+            problem=problem,
+            loads=loads,
+            formulas=AnalyticGroups(loads, engines.times, engines.memory, short_first=short_first),
+            traffic=GroupTraffic(engines=engines, requests=requests),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Placer:
     """Places services as a system does, for traffic like that of a window before."""
@@ -94,36 +131,18 @@ class Placer:
         self, history: Sequence[Request], window_s: float, present: Placement | None
     ) -> tuple[Found, Estimate]:
         """Its placement, and the estimate of the present one, if there is one, else of its own."""
-        system, requests = self.system, by_service(history)
-        engines = engines_of(system)
-        loads = {
-            name: load_of(requests[name], window_s, each.execution_s, SLO_SCALE * each.execution_s)
-            for name, each in engines.services.items()
-        }
-        problem = Problem(
-            cluster=cluster(self.devices),
-            memory=engines.memory,
-            rates={name: load.rate_per_s for name, load in loads.items()},
-            max_services=MOST_SHARING,
-            objective=Objective() if system.places == "literal" else Objective(floor=FLOOR),
-        )
-        short_first = system.places in ("search", "literal")
-        groups = AnalyticGroups(loads, engines.times, engines.memory, short_first=short_first)
-        window = GroupTraffic(engines=engines, requests=requests)
-        simulated = GroupwiseEvaluator(SimulatedGroups(window))
-        found = _placed(system, problem, loads, GroupwiseEvaluator(groups), simulated)
+        window = Window.of(self.system, self.devices, history, window_s)
+        simulated = GroupwiseEvaluator(SimulatedGroups(window.traffic))
+        found = place(self.system, window, simulated)
         if present is None:
             return found, found.estimate
         return found, simulated.evaluate([present])[0]
 
 
-def _placed(
-    system: System,
-    problem: Problem,
-    loads: Mapping[str, ServiceLoad],
-    screen: PlanEvaluator,
-    simulated: PlanEvaluator,
-) -> Found:
+def place(system: System, window: Window, simulated: PlanEvaluator) -> Found:
+    """What the system's search finds; simulated: chooses among what formulas find."""
+    problem, loads = window.problem, window.loads
+    screen = GroupwiseEvaluator(window.formulas)
     if system.places == "search":
         return search_screened(problem, screen, simulated)
     searches: Mapping[str, list[Search]] = {

@@ -35,11 +35,9 @@ def _tight_parts(problem: Problem) -> list[tuple[tuple[Device, ...], list[str]]]
         if hosts:
             hosts[0][1].append(name)
             continue
-        devices = _take(free, least[name])
-        if devices is not None and problem.fits([name], devices):
+        devices = _take(free, least[name], name, problem)
+        if devices is not None:
             parts.append((devices, [name]))
-        elif devices is not None:
-            parts.extend(((device,), []) for device in devices)
     return [*parts, *(((device,), []) for pool in free for device in pool)]
 
 
@@ -55,18 +53,21 @@ def _even_parts(problem: Problem) -> list[tuple[tuple[Device, ...], list[str]]]:
         needed_later = sum(least[other] for other in order[at + 1 :])
         even = left // (len(order) - at)
         size = max(least[name], min(even, max(1, left - needed_later)))
-        devices = _take(free, 1 << (size.bit_length() - 1))
-        if devices is not None and problem.fits([name], devices):
+        devices = _take(free, 1 << (size.bit_length() - 1), name, problem)
+        if devices is not None:
             parts.append((devices, [name]))
             left -= len(devices)
     return [*parts, *(((device,), []) for pool in free for device in pool)]
 
 
-def _take(free: list[list[Device]], count: int) -> tuple[Device, ...] | None:
-    """So many devices of one host, of the one with the fewest that suffice; None: there is none."""
-    able = [pool for pool in free if len(pool) >= count]
+def _take(free: list[list[Device]], count: int, name: str, problem: Problem) -> tuple[Device, ...] | None:
+    """Devices of one host on which a service fits: so many, or else half as many, and so on.
+
+    Of the host with the fewest that suffice; None: there are none.
+    """
+    able = [pool for pool in free if len(pool) >= count and problem.fits([name], pool[:count])]
     if not able:
-        return _take(free, count // 2) if count > 1 else None
+        return _take(free, count // 2, name, problem) if count > 1 else None
     pool = min(able, key=len)
     taken = tuple(pool[:count])
     del pool[:count]

@@ -93,8 +93,6 @@ class Objective:
 
     floor: float = 0.0
     """Attainment that every service is to have, before all else (Eq. 5); 0: none."""
-    tolerance: float = 0.0
-    """Attainments within one step of this size count as equal."""
 
     def key(self, estimate: Estimate) -> tuple[float, float, float]:
         """Larger is better."""
@@ -102,10 +100,7 @@ class Objective:
         if self.floor:
             short = sum(max(0.0, self.floor - each.attainment) for each in estimate.services.values())
         total = estimate.total
-        attainment = total.attainment
-        if self.tolerance:
-            attainment = attainment // self.tolerance
-        return -short, attainment, -total.normalised_latency
+        return -short, total.attainment, -total.normalised_latency
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ def search(problem: Problem, evaluator: PlanEvaluator, progress: Progress | None
     """The best placement found.
 
     Devices are added one after the other in their order in the cluster: what was found for those before is
-    changed only for the better, and at some numbers of them a search begins anew. So more devices never
-    make it worse, whatever the evaluator says.
+    changed only for the better, and at some numbers of them, and while some service has no group, a search
+    begins anew. So devices that come behind the others never make it worse, whatever the evaluator says.
     """
     problem.memory.require(problem.cluster)
     devices = problem.cluster.devices
@@ -40,7 +40,8 @@ def search(problem: Problem, evaluator: PlanEvaluator, progress: Progress | None
     for count, device in enumerate(devices, start=1):
         part = _of_first(problem, count)
         starts = [] if found is None else [_grown(part, evaluator, found, device)]
-        if count <= _WHOLE or count % _WHOLE == 0:
+        homeless = found is None or found.placement.services != set(problem.rates)
+        if count <= _WHOLE or count % _WHOLE == 0 or homeless:
             starts += _afresh(part, evaluator, starts)
         found = best(starts, problem.objective)
         if progress is not None:

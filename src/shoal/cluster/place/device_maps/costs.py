@@ -112,14 +112,15 @@ class Costs:
         return int(np.searchsorted(most_bytes, self.layer_bytes.sum())) + 1
 
 
-def no_room(problem: MapProblem) -> ConfigError:
-    """The error for a model that does not fit."""
+def no_room(problem: MapProblem, certain: bool = True) -> ConfigError:
+    """The error for a model that does not fit; certain: or for which no map was found."""
     rooms = ", ".join(
         f"{d.name} {_size(max(0, problem.room_bytes(d)))}" for d in problem.cluster.devices[:_NAMED]
     )
     more = len(problem.cluster.devices) - _NAMED
+    what = "do not fit" if certain else "hardly fit, and no map was found"
     return ConfigError(
-        f"{len(problem.layer_bytes)} layers of {_size(sum(problem.layer_bytes))} do not fit; beside "
+        f"{len(problem.layer_bytes)} layers of {_size(sum(problem.layer_bytes))} {what}; beside "
         f"{_size(problem.reserve_bytes)} reserved on each device there is room for: {rooms}"
         + (f" and on {more} more" if more > 0 else "")
     )

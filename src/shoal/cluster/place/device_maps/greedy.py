@@ -1,6 +1,8 @@
 """The paper's baseline: fill the device with the largest memory, then the next."""
 
-from shoal.cluster.place.device_maps.costs import no_room
+from collections.abc import Sequence
+
+from shoal.cluster.place.device_maps.costs import Integers, no_room
 from shoal.cluster.place.device_maps.problem import DeviceMap, MapProblem, evaluate, stages_of
 
 
@@ -9,14 +11,23 @@ def greedy_map(problem: MapProblem) -> DeviceMap:
 
     The paper's BGS; where memory is equal, in the cluster's order.
     """
+    devices = problem.cluster.devices
+    counts = filled_counts(problem.layer_bytes, [problem.room_bytes(device) for device in devices])
+    if not counts:
+        raise no_room(problem)
+    return evaluate(problem, stages_of([(devices[device].name, layers) for device, layers in counts]))
+
+
+def filled_counts(
+    layer_bytes: Sequence[int] | Integers, room_bytes: Sequence[int] | Integers
+) -> list[tuple[int, int]]:
+    """The (device, layers) where devices are filled, the roomiest first; empty if layers are left."""
     counts, first = [], 0
-    for device in sorted(problem.cluster.devices, key=lambda device: -device.memory_bytes):
-        room, layers = problem.room_bytes(device), 0
-        while first < len(problem.layer_bytes) and problem.layer_bytes[first] <= room:
-            room -= problem.layer_bytes[first]
+    for device in sorted(range(len(room_bytes)), key=lambda device: -room_bytes[device]):
+        room, layers = room_bytes[device], 0
+        while first < len(layer_bytes) and layer_bytes[first] <= room:
+            room -= layer_bytes[first]
             first, layers = first + 1, layers + 1
         if layers:
-            counts.append((device.name, layers))
-    if first < len(problem.layer_bytes):
-        raise no_room(problem)
-    return evaluate(problem, stages_of(counts))
+            counts.append((device, layers))
+    return counts if first == len(layer_bytes) else []

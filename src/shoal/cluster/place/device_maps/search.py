@@ -42,7 +42,9 @@ class FoundMap:
 
 
 def find_map(problem: MapProblem, objective: Objective) -> FoundMap:
-    """The best map for an objective; raises ConfigError if the model does not fit (UELLM, Algorithm 2).
+    """The best map for an objective (UELLM, Algorithm 2).
+
+    Raises ConfigError if the model does not fit, or if no map was found where layers hardly fit.
 
     Exact for uniform layers where links are by host and network, for any number of devices; otherwise up to
     some fourteen devices or a handful of classes of devices. Exact for other layers up to about ten devices.
@@ -52,7 +54,7 @@ def find_map(problem: MapProblem, objective: Objective) -> FoundMap:
     search = _uniform if costs.uniform else _any_layers
     counts, bound = search(costs, weights)
     if not counts:
-        raise no_room(problem)
+        raise no_room(problem, certain=not np.isfinite(bound))
     found = evaluate(problem, stages_of([(costs.devices[device].name, n) for device, n in counts]))
     score = weights.score(found.cost_s, len(found.stages))
     return FoundMap(found, score, min(bound, score))
@@ -87,7 +89,7 @@ def _any_layers(costs: Costs, weights: Weights) -> tuple[Counts, float]:
     classes = Classes.of(costs)
     if layers_work(costs, classes) <= MOST_WORK:
         counts = layers_counts(costs, classes, weights)
-        return counts, weights.score_of(costs, counts)
+        return counts, weights.score_of(costs, counts) if counts else np.inf
     return uneven_counts(costs, weights)
 
 

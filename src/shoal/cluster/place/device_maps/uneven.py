@@ -8,6 +8,7 @@ attain it for a little more than the model are tried, with the layers divided am
 import numpy as np
 
 from shoal.cluster.place.device_maps.costs import Costs, Floats
+from shoal.cluster.place.device_maps.greedy import filled_counts
 from shoal.cluster.place.device_maps.layers import split_in_order
 from shoal.cluster.place.device_maps.objectives import Weights
 from shoal.cluster.place.device_maps.order import shorter_path
@@ -29,16 +30,22 @@ def uneven_counts(costs: Costs, weights: Weights) -> tuple[list[tuple[int, int]]
     # A map of as many layers as large as the largest is one of these, too.
     _, roomy = tree_counts(costs.with_layers_of(costs.layer_bytes.max()), weights)
     orders.append([device for device, _ in roomy])
+    ways = {way for order in orders if order for way in _ways(shorter_path(costs.between_s, order))}
+    # Where layers hardly fit, it matters which is where, and that is not what nearness says.
+    filled = [device for device, _ in filled_counts(costs.layer_bytes, costs.room_bytes)]
     found, least = [], np.inf
-    for order in {tuple(shorter_path(costs.between_s, order)) for order in orders if order}:
-        for way in (order, order[::-1]):
-            counts = split_in_order(costs, list(way), weights)
-            score = weights.score_of(costs, counts) if counts else np.inf
-            if score < least:
-                found, least = counts, score
+    for way in sorted(ways) + [tuple(filled)] * bool(filled):
+        counts = split_in_order(costs, list(way), weights)
+        score = weights.score_of(costs, counts) if counts else np.inf
+        if score < least:
+            found, least = counts, score
     # A map of these layers is one of as many small ones, too.
     bound, _ = tree_counts(costs.with_layers_of(costs.layer_bytes.min()), weights)
     return found, max(bound, float(root.scores[_PARTS]))
+
+
+def _ways(order: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(order), tuple(reversed(order))
 
 
 def _part_scores(costs: Costs, weights: Weights, device: int) -> Floats:
