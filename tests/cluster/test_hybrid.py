@@ -36,6 +36,7 @@ def want(
         tokens=tokens,
         relieves=relieves,
         moves_kv=moves_kv,
+        hosts=(HOSTS[path[0]], HOSTS[path[1]]),
     )
 
 
@@ -90,8 +91,8 @@ def test_each_move_takes_the_first_method_that_fits_behind_those_that_go_first(
     wanted: list[WantedMove], engine: int | None, host: int | None, prefill: int | None
 ) -> None:
     limits = MoveBudgets(engine, host, prefill)
-    chosen = choose_methods(wanted, EpochSpending(limits, HOSTS))
-    assert chosen == choose_methods(wanted, EpochSpending(limits, HOSTS))
+    chosen = choose_methods(wanted, EpochSpending(limits))
+    assert chosen == choose_methods(wanted, EpochSpending(limits))
     by_rank = [move for move in wanted if move.relieves] + [move for move in wanted if not move.relieves]
     before: list[tuple[WantedMove, MoveMethod]] = []
     for move in by_rank:
@@ -105,7 +106,7 @@ def test_each_move_takes_the_first_method_that_fits_behind_those_that_go_first(
 
 
 def test_kv_goes_while_every_link_of_the_path_takes_it_then_tokens_then_nothing() -> None:
-    spending = EpochSpending(MoveBudgets(8, None, 3), HOSTS)
+    spending = EpochSpending(MoveBudgets(8, None, 3))
     wanted = [want(f"r{number}", "ab") for number in range(5)]
     assert choose_methods(wanted, spending) == {"r0": LIVE, "r1": LIVE, "r2": TOKENS}
     # What is left at the destination of others is not theirs.
@@ -114,7 +115,7 @@ def test_kv_goes_while_every_link_of_the_path_takes_it_then_tokens_then_nothing(
 
 
 def test_links_between_hosts_are_spent_only_between_hosts() -> None:
-    spending = EpochSpending(MoveBudgets(host_bytes=4, prefill_tokens=0), HOSTS)
+    spending = EpochSpending(MoveBudgets(host_bytes=4, prefill_tokens=0))
     assert [spending.choose(want(path=path)) for path in ("ab", "ab", "ac", "bd", "ab", "cd")] == [
         LIVE,
         LIVE,
@@ -127,13 +128,13 @@ def test_links_between_hosts_are_spent_only_between_hosts() -> None:
 
 def test_who_relieves_an_engine_goes_first_and_small_ones_pass_large_ones() -> None:
     wanted = [want("early", kv_bytes=3), want("large", kv_bytes=6), want("relief", kv_bytes=5, relieves=True)]
-    chosen = choose_methods(wanted, EpochSpending(MoveBudgets(8, None, 0), HOSTS))
+    chosen = choose_methods(wanted, EpochSpending(MoveBudgets(8, None, 0)))
     assert chosen == {"relief": LIVE, "early": LIVE}
 
 
 def test_without_budgets_everything_moves_with_its_kv_if_that_can_be_moved() -> None:
     wanted = [want("kv", kv_bytes=1 << 60), want("tokens", tokens=1 << 60, moves_kv=False)]
-    chosen = choose_methods(wanted, EpochSpending(MoveBudgets(), HOSTS))
+    chosen = choose_methods(wanted, EpochSpending(MoveBudgets()))
     assert chosen == {"kv": LIVE, "tokens": TOKENS}
 
 

@@ -1,5 +1,6 @@
 """A packer as dispatch: it places requests, moves them as they grow, and evicts whom nobody has room for."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from manager_builders import SPEED, Bench, dispatched
 
 from hypothesis_profiles import examples
-from shoal.cluster.actions import ClusterAction, Dispatch, Reserve, Withdraw
+from shoal.cluster import repacking
+from shoal.cluster.actions import ClusterAction, Dispatch, Reserve, UnloadService, Withdraw
 from shoal.cluster.dispatch import PackerDispatch, dispatch_named
 from shoal.cluster.engine_load import EngineLoad, Newcomer
 from shoal.cluster.events import (
@@ -16,15 +18,18 @@ from shoal.cluster.events import (
     EpochBegan,
     MoveCopied,
     MoveDeclined,
+    MoveFailed,
     MoveMethod,
     MoveReserved,
     MoveStopped,
     MoveWanted,
+    ServicePlaced,
+    ServiceUnloaded,
     Submitted,
 )
 from shoal.cluster.options import ClusterOptions, PackingOptions
 from shoal.cluster.packed import AHEAD_EPOCHS, PackedCalls
-from shoal.cluster.packing import MoveBudgets
+from shoal.cluster.packing import EpochSpending, MoveBudgets, WantedMove, choose_methods
 from shoal.cluster.state import Engine, Residence
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError
@@ -298,3 +303,131 @@ def _change(request: str, engines: dict[str, Engine], sizes: dict[str, int], dat
     if holders and data.draw(st.booleans()):
         target = data.draw(st.sampled_from(sorted(engines)))
         engines[target].load.add(_newcomer(request, sizes[request] - 1))
+
+
+# What a reading of the code found
+
+
+@pytest.mark.parametrize("dispatch", ["load-balance", "mell-eager", "mell-literal", "mell"])
+def test_two_decisions_of_one_event_may_be_about_one_request(dispatch: str) -> None:
+    bench = packing_bench("e0", "e1", dispatch=dispatch)
+    bench.kv_tokens = {"a": 100, "b": 100}
+    prompts = [
+        ("r0", "a", 20),
+        ("r1", "b", 28),
+        ("r2", "a", 70),
+        ("r3", "b", 45),
+        ("r5", "a", 8),
+        ("r6", "a", 30),
+    ]
+    for request, service, prompt in prompts:
+        bench.submit(request, service, prompt=prompt)
+    moves = [each for each in bench.end("r0") if isinstance(each, Reserve)]
+    assert len({each.request for each in moves}) == len(moves)
+
+
+def test_a_service_that_is_unloaded_gets_no_request() -> None:
+    bench = packing_bench("e0")
+    bench.tell(ServicePlaced("a", ("e0",), 5.0))
+    place(bench, r0=10)
+    bench.end("r0")
+    while not any(isinstance(each, UnloadService) for each in bench.wait(0.25, ("e0", 1))):
+        pass
+    assert place(bench, r1=10) == {}
+    bench.tell(ServiceUnloaded("e0", 1, "a"))
+    assert place(bench, r2=10) == {}
+    assert epoch(bench, r1=0, r2=0) == []
+    assert bench.manager.waiting("a") == 2
+
+
+def test_services_take_turns_by_the_order_of_submission() -> None:
+    bench = packing_bench("e0")
+    bench.submit("x", "a", prompt=60)
+    bench.submit("a0", "a", prompt=60)
+    bench.submit("b0", "b", prompt=30)
+    bench.submit("a1", "a", prompt=60)
+    assert [engines_of(bench.end(request)) for request in ("x", "a0", "b0")] == [
+        {"a0": "e0"},
+        {"b0": "e0"},
+        {"a1": "e0"},
+    ]
+
+
+def test_who_waited_long_for_room_is_not_passed_any_more() -> None:
+    bench = packing_bench("e0", "e1")
+    place(bench, r0=50, r1=60)
+    assert place(bench, big=95) == {}
+    assert engines_of(bench.submit("b0", "b", prompt=5)) == {"b0": "e1"}, "there is room for it"
+    bench.wait(11, ("e0", 1), ("e1", 1))
+    assert engines_of(bench.submit("b1", "b", prompt=5)) == {}
+    assert engines_of(bench.end("b0")) == {}
+    assert engines_of(bench.end("r1")) == {"big": "e1", "b1": "e0"}
+
+
+def test_nobody_is_evicted_for_a_move_that_is_not_made() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell-eager", engine_bytes=0, prefill_tokens=0)
+    prompts = {"r0": 35, "r1": 40, "r2": 20, "r3": 55, "r4": 70, "r5": 8, "r6": 40, "r7": 8}
+    place(bench, **prompts)
+    output = dict.fromkeys(prompts, 0)
+    withdrawn: Counter[str] = Counter()
+    for _ in range(9):
+        for request in output:
+            output[request] += bench.manager.owner(request) is not None
+        actions = epoch(bench, **output)
+        again = {each.request: each.engine for each in actions if isinstance(each, Dispatch)}
+        withdrawn.update(
+            each.request for each in actions if isinstance(each, Withdraw) and each.request in again
+        )
+    assert not withdrawn
+
+
+def test_kv_that_was_lost_is_not_sent_again_but_budgeted_as_tokens() -> None:
+    bench = packing_bench("e0", "e1", dispatch="mell", prefill_tokens=0)
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    epoch(bench, r0=7, r1=1)
+    bench.tell(MoveReserved("r1m1"), MoveStopped("r1m1"), MoveFailed("r1m1", "lost"))
+    assert bench.manager.owner("r1") == "e0"
+    later = [each for tokens in range(8, 16) for each in epoch(bench, r0=tokens, r1=1)]
+    assert not any(isinstance(each, Withdraw) and each.request == "r1" for each in later)
+
+
+def test_another_relieves_an_engine_where_the_first_was_declined() -> None:
+    bench = packing_bench("e0", "e1", "e2", dispatch="mell")
+    place(bench, r0=60, r1=30)
+    epoch(bench, r0=1, r1=1)
+    epoch(bench, r0=7, r1=1)
+    bench.tell(MoveDeclined("r1m1", "no room"))
+    moves = [each for each in epoch(bench, r0=8, r1=1) if isinstance(each, Reserve)]
+    assert [each.request for each in moves] == ["r0"]
+
+
+def test_an_engine_that_has_room_again_is_not_relieved_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[WantedMove] = []
+
+    def note(wanted: Sequence[WantedMove], spending: EpochSpending) -> dict[str, MoveMethod]:
+        told.extend(wanted)
+        return choose_methods(wanted, spending)
+
+    monkeypatch.setattr(repacking, "choose_methods", note)
+    bench = packing_bench("e0", "e1", dispatch="load-balance", engine_bytes=0, prefill_tokens=0)
+    place(bench, dead=60, p=15, q=15, z=30, t=5)
+    epoch(bench, dead=0, p=0, q=0, t=0, z=0)
+    bench.end("z")
+    bench.end("dead")
+    told.clear()
+    epoch(bench, p=5, q=5, t=1)
+    assert told
+    assert not any(move.relieves for move in told)
+    mell = packing_bench("e0", "e1", dispatch="mell")
+    place(mell, r0=60, r1=30)
+    epoch(mell, r0=1, r1=1)
+    told.clear()
+    epoch(mell, r0=7, r1=1)
+    assert [move.relieves for move in told] == [True]
+
+
+def test_engines_that_came_since_the_last_epoch_are_on_their_hosts() -> None:
+    bench = packing_bench("e0", "e1", dispatch="load-balance", host="h", host_bytes=0, prefill_tokens=0)
+    place(bench, r0=30, r1=60)
+    assert Reserve("r0m1", "r0", "e1") in bench.submit("r2", prompt=30)

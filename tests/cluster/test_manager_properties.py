@@ -53,14 +53,14 @@ from shoal.cluster.events import (
     Ticked,
 )
 from shoal.cluster.manager import Manager
-from shoal.cluster.options import ClusterOptions, RestartOptions
-from shoal.cluster.packing import PACKERS
+from shoal.cluster.options import ClusterOptions, PackingOptions, RestartOptions
+from shoal.cluster.packing import PACKERS, MoveBudgets
 
 SERVICES = {"e0": ("a", "b"), "e1": ("a", "b"), "e2": ("a",), "e3": ("b",)}
 KV_FORMATS = {"e0": {"a": "x", "b": "x"}, "e1": {"a": "x", "b": "y"}, "e2": {"a": "x"}, "e3": {"b": "x"}}
 """By engine and service; KV can go between e0, e1 and e2 for a, and between e0 and e3 for b."""
-KV_TOKENS = 70
-"""Of each engine: one large request, or a few small ones."""
+KV_TOKENS = {"e0": 70, "e1": 70, "e2": 45, "e3": 120}
+"""By engine: one large request, or a few small ones."""
 OPTIONS = {
     "heartbeat_s": 1.0,
     "hung_after_s": 4.0,
@@ -73,8 +73,8 @@ OPTIONS = {
 def ready(engine: str, incarnation: int) -> EngineReady:
     """An engine has loaded."""
     speeds = dict.fromkeys(SERVICES[engine], SPEED)
-    kv_tokens = dict.fromkeys(SERVICES[engine], KV_TOKENS)
-    return EngineReady(engine, incarnation, speeds, KV_FORMATS[engine], 2 * KV_TOKENS, kv_tokens)
+    kv_tokens = dict.fromkeys(SERVICES[engine], KV_TOKENS[engine])
+    return EngineReady(engine, incarnation, speeds, KV_FORMATS[engine], 2 * KV_TOKENS[engine], kv_tokens)
 
 
 @dataclass
@@ -116,10 +116,14 @@ class ModelMove:
 class ManagerMachine(RuleBasedStateMachine):
     """Processes that live and die by themselves, and a model of what a manager may do."""
 
-    @initialize(dispatch=st.sampled_from(sorted(DISPATCH_NAMES)))
-    def begin(self, dispatch: str) -> None:
+    @initialize(
+        dispatch=st.sampled_from(sorted(DISPATCH_NAMES)),
+        budgets=st.lists(st.none() | st.integers(0, 60), min_size=2, max_size=2),
+    )
+    def begin(self, dispatch: str, budgets: list[int | None]) -> None:
         self.packs = dispatch in PACKERS
-        options = ClusterOptions(dispatch=dispatch, **OPTIONS)  # type: ignore[arg-type]
+        packing = PackingOptions(budgets=MoveBudgets(engine_bytes=budgets[0], prefill_tokens=budgets[1]))
+        options = ClusterOptions(dispatch=dispatch, packing=packing, **OPTIONS)  # type: ignore[arg-type]
         self.manager = Manager(options, dispatch_named(dispatch))
         self.log = io.BytesIO()
         self.writer = EventLogWriter(self.log, options)

@@ -1,6 +1,7 @@
 """Which engine has which request."""
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from shoal.cluster.actions import Dispatch, Withdraw
@@ -9,6 +10,9 @@ from shoal.cluster.engine_load import EngineLoad, Newcomer
 from shoal.cluster.quarantine import Quarantine
 from shoal.cluster.state import Call, Engine
 from shoal.cluster.waiting import WaitingCalls
+
+PATIENCE_NS = 10_000_000_000
+"""Who has waited so long for room is passed by nobody who might take it."""
 
 
 class Chooser(Protocol):
@@ -73,15 +77,23 @@ class Assignment:
         return dispatched + self.dispatch_waiting(now_ns)
 
     def dispatch_waiting(self, now_ns: int) -> list[Dispatch]:
-        """Dispatch what waits, as far as there is room."""
+        """Dispatch what waits, in the order of submission; who finds no room holds up its own service."""
+        waiting = self.waiting
+        heads = [call.number_and_service for name in waiting.services if (call := waiting.first(name))]
+        heapify(heads)
         dispatched = []
-        for service in self.waiting.services:
-            for call in self.waiting.of(service):
-                dispatch = self.dispatch(call, now_ns)
-                if dispatch is None:
-                    break
-                self.waiting.remove(call)
-                dispatched.append(dispatch)
+        while heads:
+            _, service = heappop(heads)
+            call = waiting.first(service)
+            assert call is not None
+            dispatch = self.dispatch(call, now_ns)
+            if dispatch is None:
+                continue
+            waiting.remove(call)
+            dispatched.append(dispatch)
+            following = waiting.first(service)
+            if following is not None:
+                heappush(heads, following.number_and_service)
         return dispatched
 
     def _seat(self, call: Call, now_ns: int) -> list[Dispatch]:
@@ -142,11 +154,24 @@ class Assignment:
     def dispatch(self, call: Call, now_ns: int) -> Dispatch | None:
         """Give a request to an engine; None: no engine is open to it, or has room."""
         engines = self.open_engines(call.told.service)
+        held = self._held_from(call, now_ns) if self.waiting else ()
+        if held:
+            engines = [load for load in engines if load.name not in held]
         if not engines:
             return None
         newcomer = self._newcomer(call, now_ns)
         load = self._chooser.choose(newcomer, engines)
         return None if load is None else self._give(call, newcomer, self._engines[load.name])
+
+    def _held_from(self, call: Call, now_ns: int) -> set[str]:
+        """Engines that are left to earlier requests, which have waited for room there for long."""
+        held: set[str] = set()
+        for service in self.waiting.services:
+            first = self.waiting.first(service)
+            assert first is not None
+            if first.number < call.number and now_ns - first.waiting_since_ns >= PATIENCE_NS:
+                held.update(load.name for load in self.open_engines(service))
+        return held
 
     def _give(self, call: Call, newcomer: Newcomer, engine: Engine) -> Dispatch:
         self._add(newcomer, engine.load)

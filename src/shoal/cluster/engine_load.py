@@ -39,6 +39,8 @@ class Assigned(NamedTuple):
     """What it adds to ``remaining_ns``."""
     since_ns: int
     """When it was sent."""
+    turn: int
+    """As in ``Newcomer``: where two engines have it, it was sent to that with the higher turn last."""
 
 
 class EngineLoad:
@@ -95,7 +97,9 @@ class EngineLoad:
         call = newcomer.call
         cost_ns = self.cost_ns(newcomer)
         self.changes += 1
-        self._assigned[call.request] = Assigned(call, newcomer.tokens, cost_ns, newcomer.now_ns)
+        self._assigned[call.request] = Assigned(
+            call, newcomer.tokens, cost_ns, newcomer.now_ns, newcomer.turn
+        )
         self.unfinished += call.choices
         self.remaining_ns += cost_ns
         if self._blocks is not None:
@@ -120,7 +124,10 @@ class EngineLoad:
         from the time since it was sent, at the speed of a request that runs alone.
         """
         rows: dict[str, list[tuple[int, int]]] = {}
-        everyone = [*self._assigned.values(), Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns)]
+        everyone = [
+            *self._assigned.values(),
+            Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns, newcomer.turn),
+        ]
         for assigned in everyone:
             made = self._generated(assigned, newcomer.now_ns)
             # The choices of one request share their prompt's KV.

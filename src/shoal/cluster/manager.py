@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from shoal.cluster.actions import ClusterAction, KillEngine, RefusalKind, Refuse, Withdraw
+from shoal.cluster.actions import ClusterAction, KillEngine, RefusalKind, Refuse, UnloadService, Withdraw
 from shoal.cluster.assignment import Assignment, ByPolicy
 from shoal.cluster.dispatch import DispatchPolicy, PackerDispatch
 from shoal.cluster.engine_load import EngineLoad
@@ -117,7 +117,12 @@ class Manager:
     def waiting(self, service: str) -> int:
         """Requests of a service that no engine has."""
         alone = sum(call.told.service == service for call in self._quarantine.pending)
-        return len(self._waiting.of(service)) + alone
+        return self._waiting.count(service) + alone
+
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait for an engine."""
+        return bool(self._waiting) or bool(self._quarantine.pending)
 
     def owner(self, request: str) -> str | None:
         """The name of the engine that has a request; None: none has, or it is not known."""
@@ -128,6 +133,8 @@ class Manager:
         """What is to be done after an event, in this order. now_ns: when it was told, never decreasing."""
         self._actions = []
         self._handlers[type(event)](event, now_ns)
+        if any(isinstance(action, UnloadService) for action in self._actions):
+            self._settle(now_ns)
         if self._repacking is not None:
             self._actions += self._repacking.carry_out(now_ns)
         return self._actions
@@ -254,7 +261,7 @@ class Manager:
         self._submitted += 1
         self._calls[told.request] = call
         self._actions += self._residency.submitted(told.service, self._engines.values())
-        waits = self._waiting.has(told.service)
+        waits = self._waiting.count(told.service)
         dispatch = None if waits else self._assignment.dispatch(call, now_ns)
         if dispatch is None:
             self._assignment.wait(call, now_ns)

@@ -75,12 +75,7 @@ class Migrations:
             if load.name != source.name and engine in (None, load.name)
         ]
         if method is not MoveMethod.TOKENS:
-            kv_format = source.kv_formats.get(service) if call.moves_kv else None
-            alike = [
-                load
-                for load in others
-                if kv_format and self._engines[load.name].kv_formats.get(service) == kv_format
-            ]
+            alike = [load for load in others if self.carries_kv(call, self._engines[load.name])]
             method, others = (method, alike) if alike else (MoveMethod.TOKENS, others)
         target = self._assignment.choose_target(call, others, now_ns) if others else None
         if target is None:
@@ -96,6 +91,12 @@ class Migrations:
         move.go(MoveState.RESERVING)
         move.keep(target)
         return [Reserve(move.id, request, target.name)]
+
+    def carries_kv(self, call: Call, target: Engine) -> bool:
+        """Whether a request can move to an engine with its KV."""
+        service, source = call.told.service, call.engine
+        kv_format = None if source is None else source.kv_formats.get(service)
+        return call.moves_kv and bool(kv_format) and target.kv_formats.get(service) == kv_format
 
     @property
     def drains(self) -> bool:

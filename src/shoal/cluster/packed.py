@@ -1,11 +1,11 @@
 """Running requests as a packer sees them: which engine has each, how much KV that is, and how it grows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from shoal.cluster.engine_load import Assigned, EngineLoad, Newcomer
-from shoal.cluster.packing import Arrival, Changes, DeviceGroup, Growth, Occupancy, Operations, Packer
-from shoal.cluster.packing.hybrid import WantedMove
+from shoal.cluster.packing import Arrival, Changes, DeviceGroup, Growth, Operations, Packer
 from shoal.cluster.state import Engine
 
 STAYS_EPOCHS = 5
@@ -16,12 +16,30 @@ _UNLIMITED_BYTES = 1 << 60
 """Memory of an engine that did not say how much it has."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedMove:
+    """A running request that the packer wants elsewhere."""
+
+    request: str
+    """Its id."""
+    source: str
+    """The engine that has it."""
+    target: str
+    """The engine that is to have it."""
+    kv_bytes: int
+    """How much KV it has."""
+    tokens: int
+    """How many tokens that are."""
+    relieves: bool
+    """Whether the source lacks memory for what it runs."""
+
+
 class PackedCalls:
     """Lets a packer decide about the requests of all engines that take requests.
 
     What engines have follows from their loads, whatever else happened to requests (an engine died, a move was
-    given up): the packer's books are brought in line with that before each decision. Sizes are bytes of KV,
-    ``AHEAD_EPOCHS`` later.
+    not made): the packer's books are brought in line with that before each decision, and what it decided
+    itself is no exception. Sizes are bytes of KV, ``AHEAD_EPOCHS`` later.
     """
 
     def __init__(self, packer: Packer, engines: Mapping[str, Engine], epoch_s: float) -> None:
@@ -40,22 +58,27 @@ class PackedCalls:
         self._output: Mapping[str, int] = {}
         # When requests were moved, in epochs.
         self._moved: dict[str, int] = {}
-        self._wanted: list[WantedMove] = []
-        self._preempted: list[str] = []
+        self._wanted: dict[str, PackedMove] = {}
+        self._preempted: dict[str, None] = {}
 
     def engines_changed(self) -> None:
         """Other engines take requests, or of other services."""
         self._settled = False
 
     def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
-        """Where the packer puts a request; None: it has no room, and waits."""
+        """Where the packer puts a request; None: that has no room, or is not for it, and it waits."""
         gone = self._follow()
         call = newcomer.call
-        size = self._size(call.request, Assigned(call, newcomer.tokens, 0, newcomer.now_ns), engines[0])
+        size = self._size(
+            call.request, Assigned(call, newcomer.tokens, 0, newcomer.now_ns, newcomer.turn), engines[0]
+        )
         arrival = Arrival(call.request, call.service, size.size, size.expected)
         changes = self._apply(Operations(departures=gone, arrivals=[arrival]))
         group = changes.placed.get(call.request)
-        return None if group is None else self._engines[group].load
+        if group is None or all(load.name != group for load in engines):
+            self._unsure(*changes.placed.values())
+            return None
+        return self._engines[group].load
 
     def choose_target(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
         """The only one of ``engines``, or the fullest that has room for a request that leaves its own."""
@@ -65,7 +88,7 @@ class PackedCalls:
         if gone:
             self._apply(Operations(departures=gone))
         id, groups = newcomer.call.request, self._packing.groups
-        assigned = Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns)
+        assigned = Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns, newcomer.turn)
         size = self._size(id, assigned, engines[0]).size
         fitting = [load for load in engines if size <= groups[load.name].idle]
         chosen = min(fitting, key=lambda load: groups[load.name].idle, default=None)
@@ -86,82 +109,86 @@ class PackedCalls:
             load = self._engines[name].load
             for item in occupancy.items.values():
                 if item.id not in ended:
-                    updates[item.id] = self._size(item.id, load.assigned[item.id], load, before)
+                    size = self._size(item.id, load.assigned[item.id], load, before)
+                    updates[item.id] = replace(size, stays=self._stays(item.id))
         self._apply(Operations(departures=gone, updates=updates))
 
-    def take_wanted(self) -> list[WantedMove]:
-        """Moves that the packer decided on since this was asked last."""
-        wanted, self._wanted = self._wanted, []
-        return wanted
+    def take_wanted(self) -> list[PackedMove]:
+        """Moves that the packer decided on since this was asked last, one for each request."""
+        wanted, self._wanted = self._wanted, {}
+        return list(wanted.values())
 
     def take_preempted(self) -> list[str]:
         """Requests that the packer has no room for any more, since this was asked last."""
-        preempted, self._preempted = self._preempted, []
-        return preempted
+        preempted, self._preempted = self._preempted, {}
+        return list(preempted)
 
     def moved(self, request: str) -> None:
         """A move that was wanted has begun."""
         self._moved[request] = self._epochs
 
-    def disobey(self, *engines: str) -> None:
-        """Something that the packer wanted of requests of these engines is not done."""
-        for engine in engines:
-            self._seen.pop(engine, None)
+    def _stays(self, id: str) -> bool:
+        """Whether a request was moved lately."""
+        return self._epochs - self._moved.get(id, -STAYS_EPOCHS) < STAYS_EPOCHS
 
     def _apply(self, operations: Operations) -> Changes:
-        over = [name for name, one in self._packing.groups.items() if _growth(one, operations) > one.idle]
         changes = self._packer.apply(operations)
         for move in changes.migrations:
-            if self._epochs - self._moved.get(move.id, -STAYS_EPOCHS) < STAYS_EPOCHS:
-                self.disobey(move.source, move.target)
+            self._unsure(move.source, move.target)
+            if self._stays(move.id):
                 continue
             assigned = self._engines[move.source].load.assigned[move.id]
             tokens = assigned.call.prompt_tokens + self._output.get(move.id, 0)
-            self._wanted.append(
-                WantedMove(
-                    request=move.id,
-                    source=move.source,
-                    target=move.target,
-                    kv_bytes=self._bytes(assigned.call.service, tokens),
-                    tokens=tokens,
-                    relieves=move.source in over,
-                    moves_kv=self._moves_kv(assigned, move.source, move.target),
-                )
+            self._wanted[move.id] = PackedMove(
+                request=move.id,
+                source=move.source,
+                target=move.target,
+                kv_bytes=self._bytes(assigned.call.service, tokens),
+                tokens=tokens,
+                relieves=move.source in changes.relieved,
             )
-        self._preempted += changes.preempted
+        for id in changes.preempted:
+            holder = self._holder(id)
+            if holder is not None:
+                self._unsure(holder)
+            self._preempted[id] = None
         return changes
 
-    def _moves_kv(self, assigned: Assigned, source: str, target: str) -> bool:
-        service = assigned.call.service
-        kv_format = self._engines[source].kv_formats.get(service)
-        alike = self._engines[target].kv_formats.get(service) == kv_format
-        return assigned.call.moves_kv and kv_format is not None and alike
-
     # Following what engines have
+
+    def _unsure(self, *engines: str) -> None:
+        """Something was decided of these engines that is not carried out yet, and perhaps never will be."""
+        for engine in engines:
+            self._seen.pop(engine, None)
 
     def _follow(self) -> list[str]:
         """Bring the packer in line with the engines; returns the requests that none of them has."""
         if not self._settled:
             self._settle()
-        changed = [name for name in self._packing.groups if self._seen.get(name) != self._present(name)]
-        items = self._packing.items
-        for name in changed:
-            load = self._load(name)
-            for id, assigned in load.assigned.items():
-                item = items.get(id)
-                if item is None or not self._has(item.group, id):
-                    self._put(id, assigned, load)
-        gone = []
+        groups, items = self._packing.groups, self._packing.items
+        changed = [name for name in groups if self._seen.get(name) != self._present(name)]
+        astray: dict[str, None] = {}
         for name in changed:
             self._seen[name] = self._present(name)
-            for id in list(self._packing.groups[name].items):
-                if not self._has(name, id):
-                    holder = next((other for other in self._packing.groups if self._has(other, id)), None)
-                    if holder is None:
-                        gone.append(id)
-                    else:
-                        self._put(id, self._load(holder).assigned[id], self._load(holder))
+            assigned = self._load(name).assigned
+            for id in assigned:
+                item = items.get(id)
+                if item is None or item.group != name:
+                    astray[id] = None
+            astray.update((id, None) for id in groups[name].items if id not in assigned)
+        gone = []
+        for id in astray:
+            holder = self._holder(id)
+            if holder is None:
+                gone.append(id)
+            elif id not in items or items[id].group != holder:
+                self._put(id, self._load(holder).assigned[id], self._load(holder))
         return gone
+
+    def _holder(self, id: str) -> str | None:
+        """The engine that has a request, or is to have it: of two that to which it was sent last."""
+        holders = [name for name in self._packing.groups if id in self._load(name).assigned]
+        return max(holders, key=lambda name: self._load(name).assigned[id].turn, default=None)
 
     def _settle(self) -> None:
         """Have a group for each engine that takes requests, as it is now."""
@@ -171,7 +198,7 @@ class PackedCalls:
             name: DeviceGroup(
                 name=name,
                 capacity=engine.kv_bytes or _UNLIMITED_BYTES,
-                services=frozenset(service for service in engine.residences if engine.serves(service)),
+                services=frozenset(_services(engine)),
                 host=engine.host or name,
             )
             for name, engine in self._engines.items()
@@ -207,9 +234,6 @@ class PackedCalls:
         load = self._load(name)
         return load, load.changes
 
-    def _has(self, name: str | None, id: str) -> bool:
-        return name is not None and id in self._engines[name].load.assigned
-
     # Sizes
 
     def _size(
@@ -238,7 +262,7 @@ class PackedCalls:
         return min(math.ceil(whole_blocks * self._token_bytes[service]), self._most_bytes[service])
 
 
-def _growth(occupancy: Occupancy, operations: Operations) -> int:
-    """How many bytes more the requests of a group have after the operations."""
-    items, updates = occupancy.items, operations.updates
-    return sum(updates[id].size - item.size for id, item in items.items() if id in updates) if updates else 0
+def _services(engine: Engine) -> Iterator[str]:
+    """What it serves, or has requests of all the same."""
+    yield from (service for service in engine.residences if engine.serves(service))
+    yield from (assigned.call.service for assigned in engine.load.assigned.values())

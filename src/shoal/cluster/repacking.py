@@ -7,8 +7,8 @@ from shoal.cluster.assignment import Assignment
 from shoal.cluster.events import EpochBegan
 from shoal.cluster.migration import Migrations
 from shoal.cluster.options import PackingOptions
-from shoal.cluster.packed import PackedCalls
-from shoal.cluster.packing.hybrid import EpochSpending, choose_methods
+from shoal.cluster.packed import PackedCalls, PackedMove
+from shoal.cluster.packing.hybrid import EpochSpending, WantedMove, choose_methods
 from shoal.cluster.state import Call, Engine
 
 
@@ -33,22 +33,19 @@ class Repacking:
         self._engines = engines
         self._calls = calls
         self._budgets = options.budgets
-        self._spending = self._new_spending()
+        self._spending = EpochSpending(self._budgets)
 
     def begin_epoch(self, event: EpochBegan) -> None:
         """Requests have grown, and moves may take as much again."""
-        self._spending = self._new_spending()
+        self._spending = EpochSpending(self._budgets)
         self._packed.begin_epoch(event.output_tokens)
 
-    def _new_spending(self) -> EpochSpending:
-        hosts = {name: engine.host for name, engine in self._engines.items() if engine.host}
-        return EpochSpending(self._budgets, hosts)
-
     def carry_out(self, now_ns: int) -> list[ClusterAction]:
-        """Move and evict whom the packer wants to."""
+        """Move and evict whom the packer wants to, but evict nobody for a move that is not made."""
         actions: list[ClusterAction] = []
-        wanted = self._packed.take_wanted()
+        wanted = [self._wanted(move) for move in self._packed.take_wanted()]
         methods = choose_methods(wanted, self._spending)
+        unreached = set()
         for move in wanted:
             method = methods.get(move.request)
             begun: list[ClusterAction] = []
@@ -58,15 +55,25 @@ class Repacking:
                 self._packed.moved(move.request)
                 actions += begun
             else:
-                self._packed.disobey(move.source, move.target)
+                unreached.add(move.target)
         for request in self._packed.take_preempted():
             call = self._calls[request]
             engine = call.engine
-            if engine is None:
-                continue
-            if call.migration or call.suspected:
-                self._packed.disobey(engine.name)
+            if engine is None or engine.name in unreached or call.migration or call.suspected:
                 continue
             engine.evicted += 1
             actions.append(self._assignment.withdraw(call, now_ns))
         return actions
+
+    def _wanted(self, move: PackedMove) -> WantedMove:
+        source, target = self._engines[move.source], self._engines[move.target]
+        return WantedMove(
+            request=move.request,
+            source=move.source,
+            target=move.target,
+            kv_bytes=move.kv_bytes,
+            tokens=move.tokens,
+            relieves=move.relieves,
+            moves_kv=self._migrations.carries_kv(self._calls[move.request], target),
+            hosts=(source.host or source.name, target.host or target.name),
+        )

@@ -186,7 +186,8 @@ class Residency:
         """Forget services that were removed and that no engine has any more."""
         engines = list(engines)
         for name, known in list(self._services.items()):
-            if known.removed and not any(name in engine.residences for engine in engines):
+            gone = known.removed and not known.unfinished
+            if gone and not any(name in engine.residences for engine in engines):
                 del self._services[name]
 
     def state(self, service: str, engines: Iterable[Engine]) -> tuple[ServiceState, str | None]:

@@ -99,6 +99,11 @@ class Call:
     """It is not moved before, because that could not be done."""
 
     @property
+    def number_and_service(self) -> tuple[int, str]:
+        """When it came, and what it asks for."""
+        return self.number, self.told.service
+
+    @property
     def suspected(self) -> bool:
         """Whether an engine may have died of it."""
         return self.deaths > 0 or self.quarantined_ns is not None

@@ -1,6 +1,7 @@
 """Requests that no engine has."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from shoal.cluster.state import Call
 
@@ -9,7 +10,7 @@ class WaitingCalls:
     """Those of each service in the order of submission, whenever they began to wait."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, dict[str, Call]] = {}
+        self._calls: dict[str, list[Call]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -19,26 +20,32 @@ class WaitingCalls:
         """Services whose requests wait."""
         return list(self._calls)
 
-    def has(self, service: str) -> bool:
-        """Whether requests of a service wait."""
-        return service in self._calls
+    def count(self, service: str) -> int:
+        """How many of a service wait."""
+        return len(self._calls.get(service, ()))
+
+    def first(self, service: str) -> Call | None:
+        """The first of a service, if any waits."""
+        calls = self._calls.get(service)
+        return calls[0] if calls else None
 
     def of(self, service: str) -> Sequence[Call]:
         """Those of a service."""
-        return _in_order(self._calls.get(service, {}))
+        return list(self._calls.get(service, ()))
 
     def add(self, call: Call) -> None:
         """One more waits; one that lost its engine waits before those that came after it."""
-        self._calls.setdefault(call.told.service, {})[call.told.request] = call
+        insort(self._calls.setdefault(call.told.service, []), call, key=_number)
 
     def remove(self, call: Call) -> None:
         """One does not wait any more, if it did."""
-        calls = self._calls.get(call.told.service)
-        if calls is not None:
-            calls.pop(call.told.request, None)
+        calls = self._calls.get(call.told.service, [])
+        at = bisect_left(calls, call.number, key=_number)
+        if at < len(calls) and calls[at] is call:
+            del calls[at]
             if not calls:
                 del self._calls[call.told.service]
 
 
-def _in_order(calls: Mapping[str, Call]) -> Sequence[Call]:
-    return sorted(calls.values(), key=lambda call: call.number)
+def _number(call: Call) -> int:
+    return call.number

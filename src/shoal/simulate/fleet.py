@@ -153,6 +153,8 @@ class Fleet:
             most = max(1, context - len(prompt))
         self._requests[request.id] = request.on_clock(self._clock.now_ns)
         self._tell(Submitted(request.id, request.service, len(prompt), most, 1, hashes))
+        if self._manager.waits:
+            self._tick()
 
     def ended(self, state: RequestState, reason: FinishReason) -> None:
         """A request ended on its engine, which is in the midst of a step: the manager is told afterwards."""
@@ -229,9 +231,13 @@ class Fleet:
         """
         if self._ticks:
             return
-        if self._moves or any(
-            each.requests if each.state is EngineState.DRAINING else each.state is not EngineState.READY
-            for each in self._manager.engines
+        if (
+            self._moves
+            or self._manager.waits
+            or any(
+                each.requests if each.state is EngineState.DRAINING else each.state is not EngineState.READY
+                for each in self._manager.engines
+            )
         ):
             self._ticks = True
             self._timers.set(self._clock.now_ns + _TICK_NS, self._ticked)

@@ -97,6 +97,7 @@ class Moves:
                 self._commit(action)
             case Abort():
                 if action.attempt is not None:
+                    self._replicas[self._places[action.request]].expect_nothing_of(action.request)
                     self._places[action.request] = int(action.engine)
                 self._order(action.engine, migration_wire.Abort(migration))
             case Release():

@@ -154,6 +154,10 @@ class Replica:
         """Tell when a request that comes has its next token here."""
         self._expected[request.id] = len(request.prompt) + request.num_output_tokens
 
+    def expect_nothing_of(self, request: str) -> None:
+        """A request does not come after all."""
+        self._expected.pop(request, None)
+
     def detach(self, request: str) -> Request | None:
         """Take a request out now, with the output of all plans that have ended; None: it is not here."""
         self._catch_up()

@@ -26,6 +26,8 @@ class Growth:
     """KV that it holds, or will hold before the next operations."""
     expected: int
     """What it is now expected to grow to."""
+    stays: bool = False
+    """Whether it cannot move now; who relieves or empties its group looks for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class Changes:
     """At most one for a request."""
     preempted: Sequence[str]
     """Requests that lose their KV and must be placed again: they fit nowhere, or may not move."""
+    relieved: Sequence[str]
+    """Groups that updates left over their memory."""
     activated: Sequence[str]
     """Groups that were idle and no longer are."""
     terminated: Sequence[str]

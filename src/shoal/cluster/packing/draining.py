@@ -14,6 +14,8 @@ def drain(packing: Packing, occupancy: Occupancy, fits: FitsBeside, *, fullest_f
 
     The largest goes first. fullest_first: into the fullest group that it fits in; otherwise the emptiest.
     """
+    if any(item.stays for item in occupancy.items.values()):
+        return False
     sign = 1 if fullest_first else -1
     free = {one.group.name: one.idle for one in packing.active() if one is not occupancy}
     coming: dict[str, list[Item]] = {name: [] for name in free}

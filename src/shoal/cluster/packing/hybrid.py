@@ -6,7 +6,7 @@ the budgets, and who goes first, are ours.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.cluster.events import MoveMethod
@@ -31,6 +31,8 @@ class WantedMove:
     """Whether the source lacks memory for what it runs."""
     moves_kv: bool
     """Whether its KV can go there at all."""
+    hosts: tuple[str, str]
+    """The machines of both engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,10 @@ class MoveBudgets:
 
 
 class EpochSpending:
-    """What is spent of the budgets in one epoch.
+    """What is spent of the budgets in one epoch."""
 
-    hosts: of engines; one that is not in it shares its host with nobody.
-    """
-
-    def __init__(self, budgets: MoveBudgets, hosts: Mapping[str, str]) -> None:
+    def __init__(self, budgets: MoveBudgets) -> None:
         self._budgets = budgets
-        self._hosts = hosts
         self._engine_bytes: Counter[str] = Counter()
         self._host_bytes: Counter[str] = Counter()
         self._prefill_tokens: Counter[str] = Counter()
@@ -70,9 +68,7 @@ class EpochSpending:
         With its KV where all links of the path take it, else by its tokens.
         """
         engines = (move.source, move.target)
-        hosts = {self._hosts.get(name, name) for name in engines}
-        if len(hosts) == 1:
-            hosts = set()
+        hosts = set(move.hosts) if move.hosts[0] != move.hosts[1] else set()
         budgets, size = self._budgets, move.kv_bytes
         carried = all(_fits(self._engine_bytes[name], size, budgets.engine_bytes) for name in engines)
         carried = carried and all(_fits(self._host_bytes[host], size, budgets.host_bytes) for host in hosts)

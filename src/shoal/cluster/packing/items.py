@@ -44,6 +44,8 @@ class Item:
     """Where it is; None while it is between two groups, or new."""
     home: str | None = None
     """Where it was last; None before it was anywhere."""
+    stays: bool = False
+    """Whether it cannot move now."""
 
     @property
     def growth(self) -> int:

@@ -54,7 +54,9 @@ class LazyMell(ClassMell):
         """The smallest request leaves that makes enough room, or else the largest."""
         relief = int(self._relief * occupancy.group.capacity)
         while occupancy.overloaded:
-            items = list(occupancy.items.values())
+            items = [item for item in occupancy.items.values() if not item.stays]
+            if not items:
+                break
             enough = [item for item in items if item.size >= relief - occupancy.idle]
             self.move_away(min(enough, key=_by_size) if enough else max(items, key=_by_size))
 
@@ -115,6 +117,8 @@ class LazyMell(ClassMell):
             spare = source.group.capacity * self.headroom
             for other in source.items.values():
                 if source.idle + other.size - spare < item.size or (best and best[0].size <= other.size):
+                    continue
+                if other.stays:
                     continue
                 targets = [one for one in active if one is not source and self.fits(one, other)]
                 if targets:

@@ -62,7 +62,7 @@ class LoadBalance(WorstFit):
         fitting = [
             item
             for item in source.items.values()
-            if self.fits(target, item) and item.size < source.used - target.used
+            if self.fits(target, item) and item.size < source.used - target.used and not item.stays
         ]
         return min(fitting, key=lambda item: abs(source.used - target.used - 2 * item.size), default=None)
 

@@ -65,7 +65,10 @@ class ClassMell(Packer):
         """T requests leave first, then the smallest that suffices."""
         while occupancy.overloaded:
             excess = -occupancy.idle
-            leaving = self.structure.tiny(occupancy) or list(occupancy.items.values())
+            movable = [item for item in occupancy.items.values() if not item.stays]
+            if not movable:
+                break
+            leaving = [item for item in self.structure.tiny(occupancy) if not item.stays] or movable
             sufficient = [item for item in leaving if item.size >= excess]
             item = (
                 min(sufficient, key=lambda item: item.size)

@@ -27,7 +27,8 @@ class Packer(ABC):
     def apply(self, operations: Operations) -> Changes:
         """Carry the operations out; departures, then updates, then arrivals.
 
-        After updates no group is over its memory. Requests that are refused or preempted are no longer known.
+        After updates no group is over its memory, unless all that it has must stay. Requests that are refused
+        or preempted are no longer known.
         """
         packing = self.packing
         packing.begin()
@@ -39,6 +40,7 @@ class Packer(ABC):
         # Only what grows or was admitted overloads a group; arrivals need not wait for what comes of that.
         for occupancy in packing.active() if operations.updates else ():
             if occupancy.overloaded:
+                packing.relieved.append(occupancy.group.name)
                 self.relieve(occupancy)
         for arrival in operations.arrivals:
             item = packing.enter(arrival)

@@ -51,6 +51,8 @@ class Packing:
         self._origins: dict[str, str | None] = {}
         self._preempted: list[str] = []
         self._refused: list[str] = []
+        self.relieved: list[str] = []
+        """Groups that the batch left over their memory, until they were relieved."""
         self._largest_first: list[Occupancy] = []
         for group in groups:
             self.open(group)
@@ -103,6 +105,7 @@ class Packing:
         self._origins.clear()
         self._preempted.clear()
         self._refused.clear()
+        self.relieved.clear()
 
     def finish(self) -> Changes:
         """What the batch changed: each request's way from where it was to where it is, without detours."""
@@ -119,6 +122,7 @@ class Packing:
             refused=tuple(self._refused),
             migrations=migrations,
             preempted=tuple(self._preempted),
+            relieved=tuple(self.relieved),
             activated=[name for name in self._active if name not in self._were_active],
             terminated=[name for name in sorted(self._were_active) if name not in self._active],
         )
@@ -155,6 +159,7 @@ class Packing:
         self.used += growth.size - item.size
         item.size = growth.size
         item.expected = max(growth.size, growth.expected)
+        item.stays = growth.stays
         return occupancy
 
     def take_out(self, items: Iterable[Item]) -> None:
