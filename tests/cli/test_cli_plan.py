@@ -7,7 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
+from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
+from shoal.core import ConfigError
+from shoal.plan.catalog import load_catalogue
+from shoal.plan.demand import build_demand
+from shoal.plan.goals import read_goals
 from shoal.serve.options import ServerOptions
 
 runner = CliRunner()
@@ -37,6 +42,49 @@ def test_the_plan_reads_back_as_a_server_with_its_devices(tmp_path: Path) -> Non
     assert len(config.devices) == 1
     assert config.services[0].slo.ttft_s == 1
     assert json.loads(found.read_text())
+
+
+def test_a_model_known_by_its_shape_alone_is_remarked_upon(tmp_path: Path) -> None:
+    out = tmp_path / "shoal.yaml"
+    code, shown = plan(tmp_path, "slo.ttft=1s", "--out", str(out))
+    assert code == 0, shown
+    assert "a server does not find llama-3.1-8b" in " ".join(shown.split())
+    assert out.read_text().startswith("# a server does not find llama-3.1-8b")
+    assert "kv_memory" in out.read_text()
+
+
+def test_what_no_server_takes_is_refused_before_the_search(tmp_path: Path) -> None:
+    (tmp_path / "scenario.yaml").write_text("scheduler: {lengths: oracle}\n")
+    flags = ["--config", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "shoal.yaml")]
+    code, shown = plan(tmp_path, "slo.ttft=1s", *flags)
+    assert code != 0
+    assert "expected one of maximum" in shown
+
+
+@pytest.mark.parametrize("text", ["TIMESTAMP,ContextTokens,GeneratedTokens\n", ""])
+def test_a_trace_without_requests_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "devices.yaml").write_text(CATALOGUE)
+    (tmp_path / "trace.csv").write_text(text)
+    service = ["--service", "chat=llama-3.1-8b,slo.ttft=1s"]
+    arguments = ["plan", "--devices", str(tmp_path / "devices.yaml"), *service]
+    done = runner.invoke(app, [*arguments, "--trace", str(tmp_path / "trace.csv")])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, ConfigError | SystemExit), done.exception
+
+
+def test_one_model_in_two_dtypes_is_in_memory_twice(tmp_path: Path) -> None:
+    (tmp_path / "devices.yaml").write_text("devices: [{name: l40s, price: 1, most: 2}]\n")
+    services = (
+        "{name: a, model: llama-3.1-8b, dtype: float16}, {name: b, model: llama-3.1-8b, dtype: float32}"
+    )
+    workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 400}\n"
+    (tmp_path / "scenario.yaml").write_text(f"services: [{services}]\n{workload}")
+    scenario = load_scenario(file=tmp_path / "scenario.yaml")
+    demand = build_demand(scenario, load_catalogue(tmp_path / "devices.yaml"), read_goals("ttft=1s"))
+    memory = demand.engines.memory
+    apart = [memory.left_bytes([name], 0, 1) for name in ("a", "b")]
+    assert apart[1] == 2 * apart[0]
+    assert memory.left_bytes(["a", "b"], 0, 1) == sum(apart)
 
 
 def test_goals_that_no_fleet_keeps_are_an_error(tmp_path: Path) -> None:

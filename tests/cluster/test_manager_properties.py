@@ -279,7 +279,10 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.service(service).ready == len(self.ready(service))
             # At most one engine for each request in quarantine is closed to others.
             if self.packs:
-                idle = [name for name in self.ready(service) if self.is_idle(name)]
+                # The largest has room for everybody when it is idle.
+                largest = max([KV_TOKENS[name] for name in self.ready(service)], default=0)
+                large = [name for name in self.ready(service) if KV_TOKENS[name] == largest]
+                idle = [name for name in large if self.is_idle(name)]
                 spare = len(idle) - sum(each.alone for each in self.requests.values())
                 assert spare <= 0 or all(each.alone for each in waiting)
             elif len(self.ready(service)) > sum(each.alone for each in self.requests.values()):

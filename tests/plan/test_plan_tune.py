@@ -12,6 +12,7 @@ from shoal.cli.app import app, run
 from shoal.config.scenario_file import load_scenario
 from shoal.core import ConfigError
 from shoal.plan.candidates import CHOICES, scheduler_candidates
+from shoal.plan.outcomes import Outcomes
 from shoal.plan.trial import Part, Trial, requests_in, simulate, split
 from shoal.plan.tune import Search, tune
 from shoal.schedule import SchedulerOptions
@@ -69,7 +70,7 @@ def test_a_bad_default_is_replaced_by_what_beats_it(tmp_path):
     assert default.scheduler.max_running == 1
     assert others[0].outcomes.attainment > default.outcomes.attainment + 0.5
     assert others[0].gain.low > 0
-    assert (len(tuned.searched), len(tuned.held_out)) == (240, 160)
+    assert (tuned.searched, tuned.decided, tuned.held_out) == (Part(0, 180), Part(180, 240), Part(240, 400))
 
 
 def test_a_default_that_nothing_surely_beats_stays(tmp_path):
@@ -79,6 +80,22 @@ def test_a_default_that_nothing_surely_beats_stays(tmp_path):
     tuned = tune(run, HERE)
     assert tuned.best == run.scenario.scheduler
     assert tuned.table[0].outcomes.attainment == 1
+
+
+def test_the_luckiest_of_many_equal_schedulers_does_not_replace_the_default(tmp_path, monkeypatch):
+    """What nothing but chance tells apart is changed no more often than the confidence says."""
+    run = prepared(tmp_path)
+    changed = 0
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+
+        def chance(workers, schedulers, part, tell, draw=draw):
+            names = ["chat"] * len(part)
+            return [Outcomes(names, *draw.uniform(size=(3, len(part)))) for _ in schedulers]
+
+        monkeypatch.setattr("shoal.plan.tune._simulate", chance)
+        changed += tune(run, Search(trials=27, processes=1)).best != run.scenario.scheduler
+    assert changed <= 3
 
 
 @pytest.mark.slow

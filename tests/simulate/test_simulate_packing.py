@@ -144,3 +144,12 @@ def test_the_output_of_requests_that_move_never_shrinks_for_the_packer(
     record = run([make_spec(200), make_spec(200)], requests, "mell", link=late)
     assert record.moves["live"]["done"] >= 1
     assert all(tokens == sorted(tokens) for tokens in told.values())
+
+
+@pytest.mark.parametrize("dispatch", ["max-min", "mell", "best-fit"])
+def test_requests_of_engines_that_are_all_drained_are_refused_as_by_a_server(dispatch: str) -> None:
+    requests = [make_request(number, 20, 20, at_s=number * 0.6) for number in range(3)]
+    record = run([make_spec(100)], requests, dispatch, drains=[(0.5, 0)])
+    rows = {row.request_id: row for row in record.requests}
+    assert [rows[request.id].answered for request in requests] == [True, False, False]
+    assert all("no engine" in (rows[request.id].error or "") for request in requests[1:])

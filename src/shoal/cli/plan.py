@@ -111,7 +111,7 @@ def plan(
 
     `shoal plan --devices devices.yaml --config scenario.yaml --slo ttft=1s,tpot=60ms --out shoal.yaml`
 
-    `shoal plan --devices devices.yaml --service chat=llama-3.1-8b,slo.ttft=1s --trace azure.csv --rate 30`
+    `shoal plan --devices devices.yaml --service chat=Qwen/Qwen2.5-7B-Instruct,slo.ttft=1s --trace azure.csv`
     """
     from rich.console import Console
 
@@ -124,7 +124,7 @@ def plan(
     from shoal.plan.capacity import Wanted, plan
     from shoal.plan.catalog import load_catalogue
     from shoal.plan.demand import build_demand
-    from shoal.plan.deployment import server_settings
+    from shoal.plan.deployment import check_servable, known_by_shape, server_settings
     from shoal.plan.goals import read_goals
 
     check_outputs(out, json_path, named=(plot,))
@@ -135,6 +135,8 @@ def plan(
     except ValueError as error:
         raise ConfigError(f"--attainment: {error}") from None
     scenario = load_scenario(file=config, flags=settings)
+    if out is not None:
+        check_servable(scenario)
     wanted = Wanted(attainment=share, trials=trials, share=search_share, seed=scenario.workload.seed)
     demand = build_demand(scenario, load_catalogue(devices), read_goals(slo))
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
@@ -144,7 +146,15 @@ def plan(
     print_plan(console, demand, found)
     results = [(json_path, json.dumps(plan_json(demand, found), indent=2) + "\n")]
     if out is not None and found.chosen is not None:
-        results.append((out, to_yaml(server_settings(demand, scenario, found.chosen.offer))))
+        settings_text = to_yaml(server_settings(demand, scenario, found.chosen.offer))
+        if shapes := known_by_shape(demand):
+            remark = (
+                f"a server does not find {', '.join(shapes)}, which is known by its shape only: write the "
+                "folder or hub id of weights as the service's model"
+            )
+            settings_text = f"# {remark}\n{settings_text}"
+            console.print(remark, style="yellow", markup=False, highlight=False)
+        results.append((out, settings_text))
     written = []
     for path, content in results:
         if path is not None:

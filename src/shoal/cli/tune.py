@@ -44,7 +44,7 @@ def tune(
         float,
         typer.Option(
             metavar="SHARE",
-            help="Share of the requests, the earliest, that is searched on; the rest is held out.",
+            help="Share of the requests, the earliest, to search on and decide by; the rest is held out.",
             rich_help_panel=_SEARCH,
         ),
     ] = 0.6,
@@ -55,8 +55,9 @@ def tune(
 
     The scenario is written as for `shoal simulate`; its own scheduler is the default that others are measured
     against. Many are tried on a little of the workload, the best third on three times as much, and so on
-    (successive halving). The figures are those of a later part that the search has not seen. What comes out
-    is the default itself, unless another is better for sure (95%).
+    (successive halving). The best is then compared with the default on requests that come later, a quarter
+    as many, and replaces it if it is better there for sure (95%). The figures are those of a part later
+    still, which nothing was chosen by.
 
     Best is who meets most goals of the services (`slo`), and among those that meet as many, who has the
     lower latency. Without goals latency alone counts.

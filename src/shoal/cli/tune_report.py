@@ -34,10 +34,11 @@ def verdict(tuned: Tuned, default: SchedulerOptions) -> str:
         return "Nothing that was tried is better than the scheduler as it is written."
     if tuned.best == default:
         return (
-            f"Best was {in_words(first, default)}, but not for sure: the difference may be chance. The "
-            "scheduler stays as it is written; more requests would tell."
+            f"Best in the search was {in_words(first, default)}, but on the {len(tuned.decided):,} requests "
+            "behind it not for sure: that may have been chance. The scheduler stays as it is written; more "
+            "requests would tell."
         )
-    return f"Best: {in_words(first, default)}."
+    return f"Best: {in_words(first, default)}, on the {len(tuned.decided):,} requests behind the search too."
 
 
 def rounds_table(tuned: Tuned, default: SchedulerOptions) -> Table:
@@ -71,6 +72,7 @@ def tuned_json(tuned: Tuned, preset: str) -> dict[str, Any]:
     """The result as plain values; shares are 0 to 1, times in seconds, NaN is null."""
     return {
         "searched_requests": len(tuned.searched),
+        "decided_requests": len(tuned.decided),
         "held_out_requests": len(tuned.held_out),
         "best": scheduler_settings(tuned.best, preset),
         "rounds": [

@@ -167,11 +167,8 @@ class _Planner:
         """The cheapest fleet that is enough, after other policies were tried on those that nearly are."""
         tuned = 0
         while True:
-            found = cheapest(self._demand.stock, self._enough)
+            found = self._cheapest()
             limit = math.inf if found is None else cost(self._demand.stock, found)
-            if found is not None:
-                for fleet in smaller_by_one(found):
-                    self._enough(fleet)
             border = [
                 offer
                 for offer in self._offers.values()
@@ -183,6 +180,18 @@ class _Planner:
                 return found
             tuned += 1
             self._tune(max(border, key=lambda offer: offer.attainment))
+
+    def _cheapest(self) -> Fleet | None:
+        """The cheapest fleet that is enough, and of which no device less is; all of those are tried."""
+        stock = self._demand.stock
+        found = cheapest(stock, self._enough)
+        while found is not None:
+            # Placements are searched, so that a fleet may prove enough though a larger one seemed not to be.
+            fewer = [fleet for fleet in smaller_by_one(found) if self._enough(fleet)]
+            if not fewer:
+                return found
+            found = min(fewer, key=lambda fleet: cost(stock, fleet))
+        return None
 
     def _enough(self, fleet: Fleet) -> bool:
         if fleet not in self._offers:

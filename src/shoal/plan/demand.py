@@ -154,13 +154,20 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
     services = [_with_goals(service, goals) for service in scenario.services]
     names = [service.name for service in services]
     requests = build_workload(scenario.workload, names, scenario.kv_cache.block_size).requests
+    if not requests:
+        raise ConfigError("the workload has no requests, so there is nothing to plan for")
     models = {service.name: _model(service) for service in services}
     contexts = {
         service.name: service.context_tokens or _longest(requests, service.name) for service in services
     }
     memory = MemoryCheck(
         {
-            name: PlacedService(name=name, model=models[name], kv_floor_tokens=contexts[name])
+            name: PlacedService(
+                name=name,
+                model=models[name],
+                weights=f"{models[name].name} with {models[name].weight_bytes_each} bytes each",
+                kv_floor_tokens=contexts[name],
+            )
             for name in names
         },
         scenario.kv_cache.utilisation,

@@ -4,12 +4,15 @@ from typing import Any
 
 from shoal.cluster.place.placement import Group
 from shoal.config.kinds import seconds, size
+from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import Scenario, ScenarioService
-from shoal.config.scheduler_yaml import plain, plain_section, scheduler_settings
+from shoal.config.scheduler_yaml import plain, plain_section, scheduler_settings, to_yaml
 from shoal.config.sections import section_of
 from shoal.config.services import goal_kinds
-from shoal.core import NO_GOALS, SLO, ConfigError
+from shoal.config.settings import scheduler_section
+from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
+from shoal.models.resolve import check_model
 from shoal.plan.capacity import Offer
 from shoal.plan.demand import Demand
 
@@ -50,16 +53,35 @@ def server_settings(demand: Demand, scenario: Scenario, offer: Offer) -> dict[st
     return settings | ({"kv_cache": kv_cache} if kv_cache else {})
 
 
+def check_servable(scenario: Scenario) -> None:
+    """Raise ConfigError where the scenario's scheduler is one that only simulations have."""
+    written = to_yaml({"scheduler": scheduler_settings(scenario.scheduler, scenario.preset)})
+    scheduler_section(offline=False).read(parse_yaml(written, "scenario").entries["scheduler"], "scheduler")
+
+
+def known_by_shape(demand: Demand) -> list[str]:
+    """Models whose shapes are on record, but which no server finds by these names."""
+    found = []
+    for service in demand.services:
+        try:
+            check_model(service.model_name or "")
+        except ModelUnavailable:
+            found.append(str(service.model_name))
+    return list(dict.fromkeys(found))
+
+
 def _device(demand: Demand, group: Group, numbers: dict[str, int]) -> dict[str, Any]:
     """One engine's device; numbers: how many GPUs there are before it."""
     [device] = group.devices
     kind = next(kind for kind in demand.catalogue.devices if kind.name == device.kind)
-    if kind.engine == "cpu":
-        left = demand.engines.memory.left_bytes(group.services, device.memory_bytes, 1)
-        threads = {} if kind.threads is None else {"threads": kind.threads}
-        return {"device": "cpu", "name": device.name, **threads, "kv_memory": plain(size(), left)}
-    number = numbers[kind.engine] = numbers.get(kind.engine, -1) + 1
-    return {"device": f"{kind.engine}:{number}", "name": device.name}
+    left = demand.engines.memory.left_bytes(group.services, device.memory_bytes, 1)
+    settings: dict[str, Any] = {"device": "cpu", "name": device.name}
+    if kind.engine != "cpu":
+        number = numbers[kind.engine] = numbers.get(kind.engine, -1) + 1
+        settings["device"] = f"{kind.engine}:{number}"
+    elif kind.threads is not None:
+        settings["threads"] = kind.threads
+    return settings | {"kv_memory": plain(size(), left)}
 
 
 def _service(service: ScenarioService) -> dict[str, Any]:

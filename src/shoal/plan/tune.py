@@ -21,6 +21,8 @@ Progress = Callable[[str, int, int], None]
 LEAST_REQUESTS = 200
 """Requests that the first round has at least: fewer say little about who is best."""
 _SHOWN = 3
+_DECIDING = 0.25
+"""Share of the part that is not held out, its latest requests, on which it is decided whether to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class Search:
     trials: int = 81
     """Schedulers in the first round."""
     share: float = 0.6
-    """Of the workload that is searched on; the rest is held out."""
+    """Of the workload that is searched on, and on which it is decided whether to change; the rest is held
+    out."""
     seed: int = 0
     """Keys the schedulers that are drawn, and the resampling of requests."""
     processes: int | None = None
@@ -70,12 +73,14 @@ class Tuned:
     """Its rounds."""
     searched: Part
     """What was searched on."""
+    decided: Part
+    """What comes behind it, on which the best of the last round was compared with the default."""
     held_out: Part
-    """What was not."""
+    """What comes last."""
     best: SchedulerOptions
-    """The scheduler to take: the default, unless another beat it surely on what was searched."""
+    """The scheduler to take: the default, unless the best of the last round surely beat it there."""
     gain: Interval
-    """How much smaller the loss of the best of the last round is than the default's, on what was searched."""
+    """How much smaller than the default's is the loss of the best of the last round, where it is decided."""
     table: Sequence[HeldOut]
     """The default first, then the best ones, as the last round ranked them."""
 
@@ -92,29 +97,34 @@ def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None
             "search on, and some to report on"
         )
     tell = progress or (lambda what, done, total: None)
-    searched, held_out = split(len(prepared.requests), search.share)
+    looked_at, held_out = split(len(prepared.requests), search.share)
+    searched = looked_at.first(1 - _DECIDING)
+    decided = Part(searched.stop, looked_at.stop)
     default = prepared.scenario.scheduler
     candidates = scheduler_candidates(default, search.trials, search.seed)
-    last: dict[SchedulerOptions, Outcomes] = {}
     with Workers(prepared, search.processes) as workers:
 
         def evaluate(schedulers: Sequence[SchedulerOptions], share: float) -> Sequence[float]:
             part = searched.first(share)
             what = f"{len(schedulers)} schedulers on {len(part):,} requests"
             found = _simulate(workers, schedulers, part, lambda done, total: tell(what, done, total))
-            last.clear()
-            last.update(zip(schedulers, found, strict=True))
             return [each.loss for each in found]
 
         rounds = rounds_of(len(candidates), LEAST_REQUESTS / len(searched))
         ranked = successive_halving(candidates, rounds, evaluate, always=[default])
+        best = ranked[-1].candidates[0]
+        # Who was best of many was lucky, too: only requests that it was not chosen by tell how good it is.
+        compared = _simulate(
+            workers, [default, best], decided, lambda done, total: tell("decision", done, total)
+        )
         shown = [default, *(each for each in ranked[-1].candidates if each != default)][: _SHOWN + 1]
         later = _simulate(workers, shown, held_out, lambda done, total: tell("held-out part", done, total))
-    best = ranked[-1].candidates[0]
-    gain = mean_interval(last[default].losses - last[best].losses, np.random.default_rng(search.seed))
+    losses = [each.losses for each in compared]
+    gain = mean_interval(losses[0] - losses[1], np.random.default_rng(search.seed))
     return Tuned(
         rounds=ranked,
         searched=searched,
+        decided=decided,
         held_out=held_out,
         best=best if gain.low > 0 else default,
         gain=gain,

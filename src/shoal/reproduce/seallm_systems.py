@@ -151,14 +151,7 @@ def place(system: System, window: Window, simulated: PlanEvaluator) -> Found:
         "muxserve": muxserve(problem, _demands(loads)),
         "literal": literal(problem),
     }
-    results = together(searches[system.places], screen)
-    if system.places == "muxserve":
-        results = [[found for found in result if _shares(found)] for result in results]
-    return shortlisted(problem, results, simulated)
-
-
-def _shares(found: Found) -> bool:
-    return any(len(group.services) > 1 for group in found.placement.groups)
+    return shortlisted(problem, together(searches[system.places], screen), simulated)
 
 
 def _demands(loads: Mapping[str, ServiceLoad]) -> dict[str, float]:
