@@ -1,0 +1,164 @@
+"""Plans: the cheapest fleet that is enough, what is known of others, and servers made of it."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from itertools import permutations
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from shoal.cluster.place.placement import Placement
+from shoal.config.scenario import Scenario
+from shoal.config.scenario_file import load_scenario
+from shoal.config.settings import load_config
+from shoal.core import ConfigError
+from shoal.plan.capacity import Offer, Wanted, _Planner, plan
+from shoal.plan.catalog import load_catalogue
+from shoal.plan.demand import Demand, Policies, build_demand
+from shoal.plan.deployment import server_settings
+from shoal.plan.fleet import Fleet, cost, within
+from shoal.plan.outcomes import Outcomes
+from shoal.serve.options import ServerOptions
+from shoal.simulate.parallel import Workers
+
+GPUS = "devices: [{name: a100-80, price: 1.8, most: 2}, {name: l40s, price: 0.9, most: 3}]\n"
+CPUS = "devices: [{name: cpu, price: 0.1, most: 2, memory: 1GiB, threads: 1}]\n"
+CHAT = """\
+services: [{name: chat, model: llama-3.1-8b, slo: {ttft: 1s, tpot: 60ms}}]
+workload: {lengths: {prompt: 300, output: 60}, rate: 14, requests: 500}
+"""
+SMALL = """\
+services: [{name: chat, model: smollm2, slo: {ttft: 5s}}, {name: more, model: smollm2, slo: {ttft: 5s}}]
+workload: {lengths: {prompt: 20, output: 10}, rate: 1, requests: 400}
+"""
+
+
+def demand_of(folder: Path, devices: str, scenario: str) -> tuple[Demand, Scenario]:
+    (folder / "devices.yaml").write_text(devices)
+    (folder / "scenario.yaml").write_text(scenario)
+    loaded = load_scenario(file=folder / "scenario.yaml")
+    return build_demand(loaded, load_catalogue(folder / "devices.yaml")), loaded
+
+
+def test_the_cheapest_fleet_that_is_enough_is_chosen_and_more_devices_never_attain_less(
+    tmp_path: Path,
+) -> None:
+    demand, _ = demand_of(tmp_path, GPUS, CHAT)
+    found = plan(demand, Wanted(attainment=0.9, trials=3, processes=1))
+    assert found.chosen is not None
+    enough = [offer for offer in found.offers.values() if offer.attainment >= 0.9]
+    assert found.chosen.offer.cost == min(offer.cost for offer in enough)
+    for (less, worse), (more, better) in permutations(found.offers.items(), 2):
+        if within(less, more):
+            assert better.attainment >= worse.attainment
+    costs = [offer.cost for offer in found.frontier]
+    attainments = [offer.attainment for offer in found.frontier]
+    assert costs == sorted(costs)
+    assert attainments == sorted(set(attainments))
+    chosen = found.chosen.offer.fleet
+    assert all(sum(each.offer.fleet) == sum(chosen) - 1 for each in found.one_less)
+    assert found.planned.stop == found.held_out.start == 300
+
+
+@pytest.mark.slow
+def test_other_policies_are_tried_where_a_cheaper_fleet_nearly_is_enough(tmp_path: Path) -> None:
+    scenario = CHAT.replace("rate: 14", "rate: 8") + "scheduler: {max_running: 4}\n"
+    demand, loaded = demand_of(tmp_path, GPUS.replace("most: 3", "most: 1"), scenario)
+    plain = plan(demand, Wanted(attainment=0.75, trials=1, processes=1))
+    tuned = plan(demand, Wanted(attainment=0.75, trials=4, processes=1))
+    assert not any(offer.tuned for offer in plain.offers.values())
+    assert any(offer.tuned for offer in tuned.offers.values())
+    for fleet, offer in tuned.offers.items():
+        if fleet in plain.offers:
+            assert offer.attainment >= plain.offers[fleet].attainment
+        assert offer.tuned or offer.policies.scheduler == loaded.scheduler
+
+
+class Noisy(_Planner):
+    """A planner whose searches find placements of these attainments."""
+
+    found: dict[Fleet, float]
+
+    def _offer(self, fleet: Fleet) -> Offer:
+        found = np.array([self.found.get(fleet, 0.0)])
+        return Offer(
+            fleet=fleet,
+            cost=cost(self._demand.stock, fleet),
+            placement=Placement(()),
+            policies=self._default,
+            outcomes=Outcomes(["chat"], met=found, latency=found, ttft_s=found),
+        )
+
+
+def test_a_fleet_that_proves_enough_is_taken_though_a_larger_one_seemed_short(tmp_path: Path) -> None:
+    """What a search finds for (0, 2) is better than what it finds for (1, 2): chance, but known now."""
+    demand, _ = demand_of(tmp_path, GPUS, CHAT)
+    wanted = Wanted(attainment=0.9, trials=1, processes=1)
+    with Workers(demand, 1) as workers:
+        planner = Noisy(demand, wanted, workers, lambda what, done, total: None)
+        planner.found = {(2, 0): 0.95, (0, 3): 0.5, (1, 3): 0.95, (1, 2): 0.95, (0, 2): 0.5, (1, 1): 0.95}
+        assert planner._search() == (1, 1)
+
+
+def test_kinds_say_how_many_devices_an_engine_may_span_and_how_fast_they_are(tmp_path: Path) -> None:
+    text = (
+        "devices: [{name: own, price: 1, memory: 40GiB, span: 4, latency: {roofline: {device: a100-40}}}]\n"
+    )
+    demand, scenario = demand_of(tmp_path, text, CHAT.replace("8b", "70b"))
+    [kind] = demand.catalogue.devices
+    times = [demand.engines.times("chat", "own", tp).decode_times(1, 100, 1)[0] for tp in (4, 8)]
+    assert times[0] > times[1]
+    assert {device.host for device in demand.cluster((8,)).devices} == {"own-host-0", "own-host-1"}
+    assert kind.engine == "cuda"
+    placement = Placement.sharing([(demand.cluster((4,)).devices, ["chat"])])
+    nothing = Outcomes([], *[np.array([])] * 3)
+    policies = Policies(demand.engines.scheduler, "max-min")
+    offer = Offer(fleet=(4,), cost=4, placement=placement, policies=policies, outcomes=nothing)
+    with pytest.raises(ConfigError, match="engines that span several devices"):
+        server_settings(demand, scenario, offer)
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "shoal.cli", *words]
+
+
+@pytest.mark.slow
+def test_a_plan_for_cpus_serves(tmp_path: Path) -> None:
+    (tmp_path / "devices.yaml").write_text(CPUS)
+    (tmp_path / "scenario.yaml").write_text(SMALL)
+    out = tmp_path / "shoal.yaml"
+    planning = command("plan", "--devices", str(tmp_path / "devices.yaml"), "--trials", "1")
+    planning += ["--config", str(tmp_path / "scenario.yaml"), "--out", str(out)]
+    subprocess.run(planning, check=True, timeout=200)
+    options = load_config(ServerOptions, file=out)
+    assert [service.name for service in options.services] == ["chat", "more"]
+    assert all((device.device, device.threads) == ("cpu", 1) for device in options.devices)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serving = command("serve", "--config", str(out), "--port", str(port))
+    server = subprocess.Popen(serving, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while True:
+            assert server.poll() is None
+            assert time.monotonic() < deadline_s
+            try:
+                if httpx.get(f"{url}/health/ready?service=more").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+        for service in ("chat", "more"):
+            asked = {"model": service, "prompt": "Water boils at", "max_tokens": 4}
+            answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert json.loads(answer.text)["usage"]["completion_tokens"] == 4
+    finally:
+        server.terminate()
+        server.wait(60)
