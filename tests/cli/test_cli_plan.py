@@ -1,16 +1,21 @@
 """``shoal plan``: what it writes can be served, and what it cannot find it says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.app import app
+from shoal.cli.plan_report import remarks
 from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
 from shoal.core import ConfigError
+from shoal.plan.capacity import Wanted
+from shoal.plan.capacity import plan as search
 from shoal.plan.catalog import load_catalogue
+from shoal.plan.confidence import Interval
 from shoal.plan.demand import build_demand
 from shoal.plan.goals import read_goals
 from shoal.serve.options import ServerOptions
@@ -70,6 +75,50 @@ def test_a_trace_without_requests_is_refused(tmp_path: Path, text: str) -> None:
     done = runner.invoke(app, [*arguments, "--trace", str(tmp_path / "trace.csv")])
     assert done.exit_code != 0
     assert isinstance(done.exception, ConfigError | SystemExit), done.exception
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("{name: l40s, price: 1, span: 2}", "span several devices"),
+        ("{name: own, price: 1, memory: 40GiB, latency: {roofline: {device: a100-40}}}", "write engine: cpu"),
+    ],
+)
+def test_kinds_that_no_server_has_are_refused_before_the_search(tmp_path: Path, kind: str, says: str) -> None:
+    (tmp_path / "devices.yaml").write_text(f"devices: [{kind}]\n")
+    arguments = [
+        "plan",
+        "--devices",
+        str(tmp_path / "devices.yaml"),
+        "--service",
+        "chat=llama-3.1-8b,slo.ttft=1s",
+    ]
+    done = runner.invoke(app, [*arguments, *WORKLOAD, "--out", str(tmp_path / "shoal.yaml")])
+    assert done.exit_code != 0
+    assert says in str(done.exception)
+
+
+def test_a_plan_that_later_requests_do_not_confirm_says_so(tmp_path: Path) -> None:
+    demand = build_demand(
+        load_scenario(file=_scenario(tmp_path)),
+        load_catalogue(tmp_path / "devices.yaml"),
+        read_goals("ttft=1s"),
+    )
+    found = search(demand, Wanted(attainment=0.9, trials=1, processes=1))
+    assert found.chosen is not None
+    assert "Not confirmed" not in " ".join(remarks(demand, found))
+    missed = replace(found.chosen, attainment=Interval(0.8, 0.7, 0.9))
+    kept = replace(found.chosen, attainment=Interval(0.95, 0.9, 1.0))
+    said = remarks(demand, replace(found, chosen=missed, one_less=[kept]))
+    assert said[0].startswith("Not confirmed: 80.0% of the later requests met their goals (70.0% to 90.0%)")
+    assert "kept the goals of later requests too (95.0%)" in said[1]
+
+
+def _scenario(folder: Path) -> Path:
+    (folder / "devices.yaml").write_text(CATALOGUE)
+    workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 400}\n"
+    (folder / "scenario.yaml").write_text(f"services: [{{name: chat, model: llama-3.1-8b}}]\n{workload}")
+    return folder / "scenario.yaml"
 
 
 def test_one_model_in_two_dtypes_is_in_memory_twice(tmp_path: Path) -> None:

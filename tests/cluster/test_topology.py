@@ -78,7 +78,8 @@ def test_a_machine_without_gpus_has_its_processors(nvml: FakeNvml | None, tmp_pa
     assert [(one.name, one.memory_bytes) for one in whole.cluster.devices] == [
         ("n1-cpu0", psutil.virtual_memory().total)
     ]
-    for node, kilobytes in ((0, 1000), (1, 2000), (2, 0)):
+    third = psutil.virtual_memory().total // 1024 // 3
+    for node, kilobytes in ((0, third), (1, 2 * third), (2, 0)):
         folder = tmp_path / f"sys/devices/system/node/node{node}"
         folder.mkdir(parents=True)
         (folder / "meminfo").write_text(
@@ -86,9 +87,12 @@ def test_a_machine_without_gpus_has_its_processors(nvml: FakeNvml | None, tmp_pa
         )
     nodes = detect(nvml, "n1", tmp_path)
     assert [(one.name, one.kind, one.memory_bytes) for one in nodes.cluster.devices] == [
-        ("n1-cpu0", "cpu", 1_024_000),
-        ("n1-cpu1", "cpu", 2_048_000),
+        ("n1-cpu0", "cpu", 1024 * third),
+        ("n1-cpu1", "cpu", 2048 * third),
     ]
+    # Memory that was added later is in no node.
+    (tmp_path / "sys/devices/system/node/node1/meminfo").write_text("Node 1 MemTotal: 1 kB\n")
+    assert [one.name for one in detect(nvml, "n1", tmp_path).cluster.devices] == ["n1-cpu0"]
     assert nodes.speeds()["cpu"] > 0
 
 

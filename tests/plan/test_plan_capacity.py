@@ -114,7 +114,7 @@ def test_kinds_say_how_many_devices_an_engine_may_span_and_how_fast_they_are(tmp
     times = [demand.engines.times("chat", "own", tp).decode_times(1, 100, 1)[0] for tp in (4, 8)]
     assert times[0] > times[1]
     assert {device.host for device in demand.cluster((8,)).devices} == {"own-host-0", "own-host-1"}
-    assert kind.engine == "cuda"
+    assert kind.engine is None, "nothing says"
     placement = Placement.sharing([(demand.cluster((4,)).devices, ["chat"])])
     nothing = Outcomes([], *[np.array([])] * 3)
     policies = Policies(demand.engines.scheduler, "max-min")

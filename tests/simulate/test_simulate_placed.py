@@ -18,15 +18,23 @@ from shoal.simulate.simulated_groups import SimulatedGroups, estimates, thinned
 from shoal.workload import FixedLength, Gamma, Independent, generate_rows, to_requests
 
 
-@given(st.integers(0, 200), st.floats(0.01, 1.0))
-def test_thinning_keeps_its_share_evenly(count, share):
+@given(st.integers(0, 200), st.floats(0.01, 1.0), st.floats(0, 1, exclude_max=True))
+def test_thinning_keeps_its_share_evenly(count, share, offset):
     rows = generate_rows(Independent(FixedLength(10), FixedLength(2)), Gamma(1.0, 1.0), count, seed=1)
     requests = to_requests(rows, "s")
-    kept = thinned(requests, share)
+    kept = thinned(requests, share, offset)
     assert abs(len(kept) - count * share) <= 1
     places = [requests.index(request) for request in kept]
     gaps = [after - before for before, after in pairwise(places)]
     assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+@given(st.integers(0, 100), st.integers(1, 6))
+def test_shares_that_begin_apart_are_all_requests_together(count, parts):
+    rows = generate_rows(Independent(FixedLength(10), FixedLength(2)), Gamma(1.0, 1.0), count, seed=1)
+    requests = to_requests(rows, "s")
+    kept = [thinned(requests, 1 / parts, part / parts) for part in range(parts)]
+    assert sorted(request.id for share in kept for request in share) == sorted(r.id for r in requests)
 
 
 def test_groups_together_serve_as_the_whole_placement_without_replicas():

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from shoal.config import Flag, flag_settings
+from shoal.config.units import parse_number
+from shoal.core import ConfigError
 
 ConfigFile = Annotated[
     Path | None,
@@ -16,6 +18,14 @@ ConfigFile = Annotated[
 ]
 
 _PANEL = "Configuration (each flag is a key of the file)"
+
+
+def share_flag(text: str, flag: str) -> float:
+    """A share written as 60% or 0.6; raises ConfigError that names the flag."""
+    try:
+        return parse_number(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
 
 
 def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any], Any]:

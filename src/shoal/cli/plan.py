@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.flags import ConfigFile, share_flag, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
-from shoal.core import ConfigError, ShoalError
+from shoal.core import ShoalError
 
 _WANTED = "What is wanted"
 _SEARCH = "Search"
@@ -87,13 +87,13 @@ def plan(
         ),
     ] = 27,
     search_share: Annotated[
-        float,
+        str,
         typer.Option(
             metavar="SHARE",
             help="Share of the requests, the earliest, that is planned for; the rest is held out.",
             rich_help_panel=_SEARCH,
         ),
-    ] = 0.6,
+    ] = "60%",
     *,
     settings: Table,
 ) -> None:
@@ -119,7 +119,6 @@ def plan(
     from shoal.cli.progress import ProgressDisplay
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scheduler_yaml import to_yaml
-    from shoal.config.units import parse_number
     from shoal.measure import require_plots, save_plot
     from shoal.plan.capacity import Wanted, plan
     from shoal.plan.catalog import load_catalogue
@@ -130,15 +129,18 @@ def plan(
     check_outputs(out, json_path, named=(plot,))
     if plot is not None:
         require_plots()
-    try:
-        share = parse_number(attainment)
-    except ValueError as error:
-        raise ConfigError(f"--attainment: {error}") from None
+    share = share_flag(attainment, "--attainment")
     scenario = load_scenario(file=config, flags=settings)
+    catalogue = load_catalogue(devices)
     if out is not None:
-        check_servable(scenario)
-    wanted = Wanted(attainment=share, trials=trials, share=search_share, seed=scenario.workload.seed)
-    demand = build_demand(scenario, load_catalogue(devices), read_goals(slo))
+        check_servable(scenario, catalogue)
+    wanted = Wanted(
+        attainment=share,
+        trials=trials,
+        share=share_flag(search_share, "--search-share"),
+        seed=scenario.workload.seed,
+    )
+    demand = build_demand(scenario, catalogue, read_goals(slo))
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     print_wanted(console, demand, scenario, wanted)
     with ProgressDisplay() as progress:

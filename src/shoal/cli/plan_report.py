@@ -64,6 +64,29 @@ def print_plan(console: Console, demand: Demand, found: Plan) -> None:
             f", {figure(offer.cost)} {demand.catalogue.currency}, {_policies(demand, offer.policies)}.",
         )
     )
+    for remark in remarks(demand, found):
+        console.print(Text(remark, style="yellow"))
+
+
+def remarks(demand: Demand, found: Plan) -> list[str]:
+    """What the later requests say against the plan."""
+    assert found.chosen is not None
+    wanted, said = found.wanted.attainment, []
+    attained = found.chosen.attainment
+    if attained.mean < wanted:
+        low, high = share(attained.low), share(attained.high)
+        said.append(
+            f"Not confirmed: {share(attained.mean)} of the later requests met their goals ({low} to {high}), "
+            f"and {share(wanted)} are wanted. Plan with more requests, or for a higher rate (--rate)."
+        )
+    for less in found.one_less:
+        if less.attainment.mean >= wanted:
+            said.append(
+                f"{fleet_name(demand, less.offer.fleet)} kept the goals of later requests too "
+                f"({share(less.attainment.mean)}), but of those planned for only "
+                f"{share(less.offer.attainment)}."
+            )
+    return said
 
 
 def nothing_found(demand: Demand, found: Plan) -> str:
@@ -89,7 +112,10 @@ def fleets_table(demand: Demand, found: Plan) -> Table:
         style = "bold" if offer.fleet == chosen else "" if enough else "dim"
         policies = _policies(demand, offer.policies)
         cells = (figure(offer.cost), share(offer.attainment), *latency_cells(offer.outcomes))
-        table.add_row(Text(fleet_name(demand, offer.fleet)), Text(policies), *cells, style=style)
+        idle = sum(offer.fleet) - offer.placement.devices
+        name = fleet_name(demand, offer.fleet)
+        name += f", {idle} idle" if idle and offer.placement.groups else ""
+        table.add_row(Text(name), Text(policies), *cells, style=style)
     table.caption = "SLO met: of the service that fares worst; x alone, TTFT: below it, p99"
     return table
 

@@ -16,10 +16,7 @@ _NUMBERS = {"memory", "reads", "rate", "latency", "devices", "time a token"}
 def device_table(topology: Topology) -> Table:
     """Every device, with how fast its memory is read where that is known."""
     cluster = topology.cluster
-    try:
-        speeds = topology.speeds()
-    except ConfigError:  # one kind is not on record; the others need no speeds either, to be listed
-        speeds = dict(topology.bytes_per_s)
+    speeds = topology.known_speeds()
     table = _table("device", "kind", "host", "memory", "reads")
     for device in cluster.devices:
         speed = speeds.get(device.kind)

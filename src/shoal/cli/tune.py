@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.flags import ConfigFile, share_flag, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
@@ -41,13 +41,13 @@ def tune(
         int, typer.Option(metavar="N", min=2, help="Schedulers to try.", rich_help_panel=_SEARCH)
     ] = 81,
     search_share: Annotated[
-        float,
+        str,
         typer.Option(
             metavar="SHARE",
             help="Share of the requests, the earliest, to search on and decide by; the rest is held out.",
             rich_help_panel=_SEARCH,
         ),
-    ] = 0.6,
+    ] = "60%",
     *,
     settings: Table,
 ) -> None:
@@ -82,7 +82,9 @@ def tune(
 
     check_outputs(out, json_path)
     scenario = load_scenario(file=config, flags=settings)
-    search = Search(trials=trials, share=search_share, seed=scenario.workload.seed)
+    search = Search(
+        trials=trials, share=share_flag(search_share, "--search-share"), seed=scenario.workload.seed
+    )
     prepared = prepare(scenario)
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     console.print(described(prepared.facts))

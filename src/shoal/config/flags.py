@@ -99,7 +99,12 @@ ENGINE_FLAGS = (
 CLUSTER_FLAGS = (
     Flag("backend", "cluster.backend", "NAME", "Who runs the engines: local processes, or ray."),
     Flag("address", "cluster.address", "ADDRESS", "The Ray cluster: host:port, or auto."),
-    Flag("dispatch", "cluster.dispatch", "NAME", "Which engine a request goes to, e.g. max-min."),
+    Flag(
+        "dispatch",
+        "cluster.dispatch",
+        "NAME",
+        "Which engine a request goes to, e.g. max-min, or mell, which fills one before it uses the next.",
+    ),
     Flag(
         "cluster-name",
         "cluster.name",

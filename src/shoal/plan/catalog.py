@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from shoal.config.kinds import Kind, Maybe, Several, integer, number, size
+from shoal.config.kinds import Choice, Kind, Maybe, Several, integer, number, size
 from shoal.config.nodes import Node, place_of, problem, read_yaml
 from shoal.config.scenario import Latency, RooflineLatency, RooflineOptions
 from shoal.config.scenario_latency import DeviceName, latency_kind
@@ -36,6 +36,8 @@ class DeviceKind:
     """Devices of a host that one engine may span (tensor parallelism)."""
     threads: int | None = None
     """CPU threads of an engine, for devices that are CPUs; None: the server divides its cores."""
+    engine: Literal["cpu", "cuda"] | None = None
+    """What servers call such devices; None: the data sheet says."""
 
     def __post_init__(self) -> None:
         """Look up the data sheet; raises ConfigError where memory or step times are not known."""
@@ -46,6 +48,8 @@ class DeviceKind:
             )
         sheet = self.device or find_device_spec(self.name)
         object.__setattr__(self, "device", sheet)
+        if self.engine is None and sheet is not None:
+            object.__setattr__(self, "engine", "cpu" if sheet.name == "cpu" else "cuda")
         if sheet is None and (self.memory_bytes is None or self.latency is None):
             raise ConfigError(
                 f"no data sheet of {self.name!r} is on record; write memory and latency, or device, one of "
@@ -59,11 +63,6 @@ class DeviceKind:
             return self.memory_bytes
         assert self.device is not None
         return self.device.memory_bytes
-
-    @property
-    def engine(self) -> Literal["cpu", "cuda"]:
-        """What servers call such devices."""
-        return "cpu" if self.device is not None and self.device.name == "cpu" else "cuda"
 
     def latency_over(self, tp: int) -> Latency:
         """Where step times over ``tp`` devices come from."""
@@ -112,6 +111,7 @@ def catalogue_section(folder: Path = Path()) -> CatalogueSection:
         (DeviceKind, "most"): integer(1, 256),
         (DeviceKind, "span"): integer(1, 64),
         (DeviceKind, "threads"): Maybe(integer(1)),
+        (DeviceKind, "engine"): Maybe(Choice(("cpu", "cuda"))),
     }
     rules[Catalogue, "devices"] = Several(section_of(DeviceKind, rules))
     return CatalogueSection(Catalogue, section_of(Catalogue, rules).keys)

@@ -1,5 +1,6 @@
 """A plan as the configuration of a server."""
 
+from collections import defaultdict
 from typing import Any
 
 from shoal.cluster.place.placement import Group
@@ -14,6 +15,7 @@ from shoal.config.settings import scheduler_section
 from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
 from shoal.models.resolve import check_model
 from shoal.plan.capacity import Offer
+from shoal.plan.catalog import Catalogue
 from shoal.plan.demand import Demand
 
 
@@ -31,7 +33,7 @@ def server_settings(demand: Demand, scenario: Scenario, offer: Offer) -> dict[st
             f"engines that span several devices ({names}) cannot be served yet; write span: 1 in the "
             "catalogue"
         )
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = defaultdict(int)
     devices = [_device(demand, group, numbers) for group in groups]
     placement = {
         service.name: [group.devices[0].name for group in groups if service.name in group.services]
@@ -53,8 +55,19 @@ def server_settings(demand: Demand, scenario: Scenario, offer: Offer) -> dict[st
     return settings | ({"kv_cache": kv_cache} if kv_cache else {})
 
 
-def check_servable(scenario: Scenario) -> None:
-    """Raise ConfigError where the scenario's scheduler is one that only simulations have."""
+def check_servable(scenario: Scenario, catalogue: Catalogue) -> None:
+    """Raise ConfigError for what only simulations have: some schedulers, and engines over several devices."""
+    for kind in catalogue.devices:
+        if kind.span > 1:
+            raise ConfigError(
+                f"kind {kind.name}: engines that span several devices cannot be served yet; leave out "
+                "--out, or span where one device is enough"
+            )
+        if kind.engine is None:
+            raise ConfigError(
+                f"kind {kind.name}: nothing says what servers call such devices; write engine: cpu, or "
+                "engine: cuda, or leave out --out"
+            )
     written = to_yaml({"scheduler": scheduler_settings(scenario.scheduler, scenario.preset)})
     scheduler_section(offline=False).read(parse_yaml(written, "scenario").entries["scheduler"], "scheduler")
 
@@ -77,8 +90,8 @@ def _device(demand: Demand, group: Group, numbers: dict[str, int]) -> dict[str, 
     left = demand.engines.memory.left_bytes(group.services, device.memory_bytes, 1)
     settings: dict[str, Any] = {"device": "cpu", "name": device.name}
     if kind.engine != "cpu":
-        number = numbers[kind.engine] = numbers.get(kind.engine, -1) + 1
-        settings["device"] = f"{kind.engine}:{number}"
+        settings["device"] = f"{kind.engine}:{numbers[kind.engine or '']}"
+        numbers[kind.engine or ""] += 1
     elif kind.threads is not None:
         settings["threads"] = kind.threads
     return settings | {"kv_memory": plain(size(), left)}

@@ -9,7 +9,7 @@ from shoal.reproduce.seallm_points import PAPER
 from shoal.reproduce.seallm_services import Traffic
 
 NAME = "seallm-density"
-DENSITIES, QUICK_DENSITIES = {64: 0.5, 48: 2 / 3, 32: 1.0, 16: 2.0}, {32: 1.0}
+DENSITIES, QUICK_DENSITIES = {64: 0.5, 48: 2 / 3, 32: 1.0, 16: 2.0}, {32: 1.0, 16: 2.0}
 """By number of devices."""
 RATE, QUICK_RATE = 20.0, 6.0
 PHASE_S, QUICK_PHASE_S = 60.0, 6.0

@@ -46,8 +46,9 @@ ASSUMPTIONS = (
     "all is answered; nothing is placed anew meanwhile. Latencies are in units of L^, the time that the "
     "service's mean request takes alone on one device (Eq. 7), the same for all; p99 too.",
     "vllm: devices are split evenly, first come first served. alpaserve: its greedy placement, oldest "
-    "request first. muxserve: its greedy placement in outline; services of a group have fixed halves of "
-    "it. seallm: our search with the order seallm-join; shoal: our search with our default scheduler; "
+    "request first. muxserve: its greedy placement in outline, of group sizes at which it shares (free to "
+    "choose, it shares nothing here and is vllm); services of a group have fixed halves of it. seallm: "
+    "our search with the order seallm-join; shoal: our search with our default scheduler; "
     "seallm-literal: Algorithm 1 and the order as printed.",
     "Placements are searched with formulas, the best of them simulated; every service shall have half of "
     "its requests within their goals first (Eq. 5), but in Algorithm 1 as printed, which may leave "

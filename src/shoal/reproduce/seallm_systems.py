@@ -151,7 +151,14 @@ def place(system: System, window: Window, simulated: PlanEvaluator) -> Found:
         "muxserve": muxserve(problem, _demands(loads)),
         "literal": literal(problem),
     }
-    return shortlisted(problem, together(searches[system.places], screen), simulated)
+    results = together(searches[system.places], screen)
+    if system.places == "muxserve":
+        results = [[found for found in result if _shares(found)] for result in results]
+    return shortlisted(problem, results, simulated)
+
+
+def _shares(found: Found) -> bool:
+    return any(len(group.services) > 1 for group in found.placement.groups)
 
 
 def _demands(loads: Mapping[str, ServiceLoad]) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import floor
 
-from shoal.cluster.place.estimate import ServiceEstimate
+from shoal.cluster.place.estimate import ServiceEstimate, added
 from shoal.cluster.place.placement import GroupShape
 from shoal.core import Request
 from shoal.core.slo import met
@@ -15,6 +16,8 @@ from shoal.simulate.sources import OpenLoop
 from shoal.simulate.spec import Watch
 
 _NO_SAMPLES = Watch(sample_s=1e6)
+_MOST_SHARES = 4
+"""So many different shares of the requests are tried, at most, where a group gets a part of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,22 @@ class GroupTraffic:
     """By service, each by arrival."""
 
     def serve(self, shape: GroupShape) -> Mapping[str, ServiceEstimate]:
-        """Simulate one group with its share of every service's requests, evenly spread over the window."""
-        dealt = [request for name, share in shape.shares for request in thinned(self.requests[name], share)]
-        source = OpenLoop(dealt)
+        """Simulate one group with its share of every service's requests, evenly spread over the window.
+
+        With a small share some different ones are taken, since each has few requests, and luck with them.
+        """
+        times = min(_MOST_SHARES, int(1 / max(share for _, share in shape.shares) + 1e-9))
+        runs = [self._serve(shape, number / times) for number in range(times)]
+        return {
+            name: _scaled(added([run[name] for run in runs]), len(self.requests[name]) * share)
+            for name, share in shape.shares
+        }
+
+    def _serve(self, shape: GroupShape, offset: float) -> Mapping[str, ServiceEstimate]:
+        shares = {name: thinned(self.requests[name], share, offset) for name, share in shape.shares}
+        source = OpenLoop([request for requests in shares.values() for request in requests])
         record = Simulation(self.engines.engines(shape), source, watch=_NO_SAMPLES).run("group")
-        found = estimates(record, shape.services)
-        return {name: _scaled(found[name], len(self.requests[name]) * share) for name, share in shape.shares}
+        return estimates(record, shape.services)
 
 
 class SimulatedGroups:
@@ -56,10 +69,14 @@ class SimulatedGroups:
         return sum(self.requests[name] * share for name, share in shape.shares)
 
 
-def thinned(requests: Sequence[Request], share: float) -> list[Request]:
-    """A share of the requests, evenly spread: the n-th is in it where n * share passes a whole number."""
+def thinned(requests: Sequence[Request], share: float, offset: float = 0.0) -> list[Request]:
+    """A share of the requests, evenly spread: the n-th is in it where n * share passes a whole number.
+
+    offset: from 0 to below 1, how far it begins towards the next whole number.
+    """
     # Half a part ahead, so that of a few requests a small share gets some.
-    count = [int((at + 0.5) * share + 0.5 + 1e-9) for at in range(-1, len(requests))]
+    begin = (offset + 0.5) % 1 + 1e-9
+    count = [floor((at + 0.5) * share + begin) for at in range(-1, len(requests))]
     return [
         request
         for request, before, after in zip(requests, count[:-1], count[1:], strict=True)

@@ -11,16 +11,21 @@ CPU_LINK = Link(20e9, 1e-6)
 """Between NUMA nodes: what a copy by one core reaches."""
 _NETWORK_LATENCY_S = 50e-6
 _SLOWEST_NETWORK = 1.25e9
+_ACCOUNTED = 0.9
+"""Nodes with less of the memory than this are not all there is: memory was added later, say."""
 _NODE = re.compile(r"node(\d+)")
 _TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
 
 
 def cpu_devices(host: str, root: Path = Path("/")) -> list[Device]:
-    """A device for each NUMA node that has memory; one with all memory where the system tells of none.
+    """A device for each NUMA node that has memory; one with all memory where nodes do not account for it.
 
     root: where ``/sys`` is.
     """
-    sizes = _memory_by_node(root) or {0: psutil.virtual_memory().total}
+    total_bytes = psutil.virtual_memory().total
+    sizes = _memory_by_node(root)
+    if sum(sizes.values()) < _ACCOUNTED * total_bytes:
+        sizes = {0: total_bytes}
     return [
         Device(name=f"{host}-cpu{node}", kind="cpu", host=host, memory_bytes=size)
         for node, size in sorted(sizes.items())

@@ -23,16 +23,21 @@ class Topology:
 
         From a data sheet it is the bandwidth that large kernels reach.
         """
-        speeds = dict(self.bytes_per_s)
+        speeds = self.known_speeds()
         for kind in dict.fromkeys(device.kind for device in self.cluster.devices):
-            if kind in speeds:
-                continue
-            spec = find_device_spec(kind)
-            if spec is None:
+            if kind not in speeds:
                 raise ConfigError(
                     f"nothing is known of devices of kind {kind!r}: write how fast they read their memory, "
                     f"as in `speeds: {{{kind}: 900GB}}` (a second), or a kind on record: "
                     + ", ".join(DEVICE_SPECS)
                 )
-            speeds[kind] = spec.bandwidth * spec.efficiencies.matmul.memory
+        return speeds
+
+    def known_speeds(self) -> dict[str, float]:
+        """The same of the kinds of which it is known."""
+        speeds = dict(self.bytes_per_s)
+        for kind in dict.fromkeys(device.kind for device in self.cluster.devices):
+            spec = find_device_spec(kind)
+            if kind not in speeds and spec is not None:
+                speeds[kind] = spec.bandwidth * spec.efficiencies.matmul.memory
         return speeds
