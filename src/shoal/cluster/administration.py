@@ -130,27 +130,35 @@ class Administration:
     def drain_engine(self, name: str) -> None:
         """Send no new requests to an engine, and move those that it has to others of their services.
 
-        Raises ConfigError if there is none of that name.
+        Raises ConfigError as ``remove_engine``.
         """
-        self._require_engine(name)
+        self._require_others(name)
         self._tell(EngineDraining(name))
 
     async def remove_engine(self, name: str) -> None:
         """End an engine, whose requests go on elsewhere.
 
-        Raises ConfigError if it is unknown, the last one, or the only one that is to serve some service.
+        Raises ConfigError if it is unknown, the last one, or the only one that is to serve some service; those
+        that are drained do not count as others.
         """
+        self._require_others(name)
+        await self._remove(name)
+
+    def _require_others(self, name: str) -> None:
         leaving = self._require_engine(name)
-        others = [engine for engine in self._manager.engines if engine.name != name]
+        others = [
+            engine
+            for engine in self._manager.engines
+            if engine.name != name and engine.state is not EngineState.DRAINING
+        ]
         if not others:
-            raise ConfigError(f"engine {name!r} is the last one; add another before")
+            raise ConfigError(f"engine {name!r} is the last one that is not drained; add another before")
         elsewhere = {service for engine in others for service in engine.services}
         if only := [service for service in leaving.services if service not in elsewhere]:
             raise ConfigError(
                 f"engine {name!r} is the only one of {', '.join(only)}; add an engine of the same services "
                 "before, or remove these"
             )
-        await self._remove(name)
 
     async def _remove(self, name: str) -> None:
         self._fleet.forget(name)
