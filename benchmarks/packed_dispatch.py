@@ -2,10 +2,10 @@
 
     python benchmarks/packed_dispatch.py --traces FOLDER [--engines 8] [--rate 8] [--requests 3000] [--jobs 2]
 
-Azure conversations on engines with Llama 2 7B and memory for 40,000 tokens of KV each (an A100). For each
-dispatch: engines with requests in the mean and at most, moves a second by what became of them, preemptions by
-the engines' schedulers, mean and 99th percentile of the time to the first token, and the share of answers
-within five times the time alone.
+Azure conversations (lengths as of ShareGPT where no folder is named) on engines with Llama 2 7B and memory
+for 40,000 tokens of KV each (an A100). For each dispatch: engines with requests in the mean and at most,
+moves a second by what became of them, preemptions by the engines' schedulers, mean and 99th percentile of the
+time to the first token, and the share of answers within five times the time alone.
 """
 
 import argparse
@@ -22,13 +22,14 @@ from shoal.config.scenario_run import prepare
 from shoal.measure import RunRecord, summarise
 
 SLO_SCALE = 5
+CONVERSATIONS = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv"
 SCENARIO = """
 services: [{name: chat}]
 latency: {roofline: {model: llama-2-7b, device: a100-40}}
 engines: ENGINES
 link: {bandwidth: 10e9, latency: 50us}
 kv_cache: {tokens: KV_TOKENS}
-workload: {trace: 'TRACES/azure_llm_2023/AzureLLMInferenceTrace_conv.csv', rate: RATE, requests: REQUESTS}
+workload: {LENGTHS, rate: RATE, requests: REQUESTS}
 dispatch: DISPATCH
 """
 NAMES = ["round-robin", "max-min", "best-fit", "worst-fit", "load-balance", "mell", "mell-forecast"]
@@ -48,7 +49,9 @@ def measure(point: Point) -> list[str]:
     words = {
         "KV_TOKENS": options.kv_tokens,
         "ENGINES": options.engines,
-        "TRACES": options.traces,
+        "LENGTHS": "lengths: sharegpt"
+        if options.traces is None
+        else f"trace: '{options.traces / CONVERSATIONS}'",
         "RATE": options.rate,
         "REQUESTS": options.requests,
         "DISPATCH": point.dispatch,
@@ -92,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--traces", type=Path, required=True, help="folder of traces")
+    parser.add_argument("--traces", type=Path, help="folder of traces")
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second")
     parser.add_argument("--requests", type=int, default=3000)

@@ -138,8 +138,8 @@ class Administration:
     async def remove_engine(self, name: str) -> None:
         """End an engine, whose requests go on elsewhere.
 
-        Raises ConfigError if it is unknown, the last one, or the only one that is to serve some service; those
-        that are drained do not count as others.
+        Raises ConfigError if it is unknown, the last one, or the only one of a service. Those that are
+        drained do not count.
         """
         self._require_others(name)
         await self._remove(name)
