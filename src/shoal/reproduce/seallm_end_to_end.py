@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.measure import Panel
+from shoal.reproduce.factors import largest_factors
 from shoal.reproduce.parallel import at_each
 from shoal.reproduce.pictures import lines
 from shoal.reproduce.registry import Reproduction
@@ -115,22 +116,10 @@ def factors(rows: Sequence[Row], ours: Sequence[str], papers: Mapping[str, Mappi
     for name in ours:
         for baseline, paper in papers.items():
             pairs = [(by_system[baseline][rate], mine) for rate, mine in by_system[name].items()]
-            metrics: dict[str, Value] = {
-                factor: max(_number(theirs[metric]) / _number(mine[metric]) for theirs, mine in pairs)
-                for factor, metric in _FACTOR_OF.items()
-            }
-            metrics["attainment_factor"] = max(
-                _number(mine["slo_attainment"]) / max(_number(theirs["slo_attainment"]), 1e-3)
-                for theirs, mine in pairs
-            )
+            metrics = largest_factors(pairs, _FACTOR_OF)
             config: dict[str, Value] = {"system": name, "rate": None, "against": baseline}
             found.append(Row(config=config, metrics=metrics, paper=paper))
     return found
-
-
-def _number(value: Value) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:

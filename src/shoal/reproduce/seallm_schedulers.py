@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from shoal.measure import Panel
+from shoal.reproduce.factors import largest_factors
 from shoal.reproduce.registry import Reproduction
 from shoal.reproduce.result import Effort, Result, Row, Value
 from shoal.reproduce.seallm_cluster import SYSTEMS
@@ -92,25 +93,13 @@ def _factors(group: str, points: Sequence[Point], measured: Sequence[Measured]) 
     for ours in OURS:
         for baseline, paper in FACTORS.items():
             pairs = [(found[baseline][rate], metrics) for rate, metrics in found[ours].items()]
-            metrics: dict[str, Value] = {
-                factor: max(_number(theirs[name]) / _number(mine[name]) for theirs, mine in pairs)
-                for factor, name in _FACTOR_OF.items()
-            }
-            metrics["attainment_factor"] = max(
-                _number(mine["slo_attainment"]) / max(_number(theirs["slo_attainment"]), 1e-3)
-                for theirs, mine in pairs
-            )
+            metrics = largest_factors(pairs, _FACTOR_OF)
             rows.append(Row(config=_config(group, ours, None, baseline), metrics=metrics, paper=paper))
     return rows
 
 
 def _panels(rows: Sequence[Row], group: str) -> list[Panel]:
     return panels(rows, "rate", "requests/s", {"group": group}, group)
-
-
-def _number(value: Value) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
 
 
 REPRODUCTION = Reproduction(
