@@ -147,6 +147,21 @@ def test_a_suspect_that_is_cancelled_makes_room() -> None:
     assert bench.end("poison", None) == [Dispatch("r0", "e0", 3, 1)]
 
 
+def test_an_engine_that_was_to_be_emptied_opens_again_when_the_suspect_is_cancelled() -> None:
+    bench = Bench(ClusterOptions(wait_for_engine_s=30))
+    bench.add("e0", "e1")
+    bench.submit("poison")
+    bench.die("e0", 1, "poison")
+    bench.wait(1, ("e1", 1))
+    bench.ready("e0", 2)
+    bench.submit("r0")
+    bench.die("e1", 1, "poison")
+    bench.wait(30, ("e0", 2))
+    assert bench.submit("r1") == []
+    assert bench.end("poison", None) == [Dispatch("r1", "e0", 2, 1)]
+    assert dispatched(bench.submit("r2")) == [("r2", "e0", 1)]
+
+
 def test_one_engine_stays_open_to_others() -> None:
     bench = Bench()
     bench.add("e0")

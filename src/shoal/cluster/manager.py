@@ -291,9 +291,9 @@ class Manager:
             return
         if event.output_tokens:
             self._lengths.record(call.told.service, event.output_tokens)
-        engine, moved = call.engine, call.migration is not None
+        alone, moved = call.quarantined_ns is not None, call.migration is not None
         self._forget(call, now_ns)
-        if self._quarantine.pending or moved or (engine is not None and engine.reserved is call):
+        if alone or moved or self._quarantine.pending:
             self._settle(now_ns)
         elif self._waiting:
             self._actions += self._assignment.dispatch_waiting(now_ns)
