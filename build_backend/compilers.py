@@ -17,12 +17,14 @@ CANDIDATES = ("cc", "gcc", "clang")
 """Tried in this order where ``CC`` does not name a compiler."""
 
 X86_64_V4 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c")
+VNNI_BF16 = (*X86_64_V4, "-mavx512vnni", "-mavx512bf16")
 VARIANTS = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": X86_64_V4,
     "vnni": (*X86_64_V4, "-mavx512vnni"),
-    "vnni_bf16": (*X86_64_V4, "-mavx512vnni", "-mavx512bf16"),
+    "vnni_bf16": VNNI_BF16,
+    "amx": (*VNNI_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 """Flags of the instruction sets, each a superset of the one before it."""
 
@@ -34,6 +36,7 @@ _PROBE = """
 #include <stdint.h>
 __m512 multiply(__m512 sums, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sums, a, b); }
 __m512i multiply_bytes(__m512i sums, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sums, a, b); }
+void multiply_tiles(void) { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(3, 4, 5); }
 float root(float x) { return sqrtf(x) + expf(x); }
 """
 """Needs the newest instruction set, and the headers of the compiler and of the C library."""
@@ -143,7 +146,7 @@ def _probe(command: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "probe.c"
         source.write_text(_PROBE)
-        flags = ("-std=c11", "-fPIC", "-shared", *VARIANTS["vnni_bf16"])
+        flags = ("-std=c11", "-fPIC", "-shared", *VARIANTS["amx"])
         output = str(source.with_suffix(".so"))
         run_compiler([*command, *flags, str(source), "-lm", "-o", output], " ".join(command))
 

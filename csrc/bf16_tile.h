@@ -1,10 +1,12 @@
 /* A tile of rows times a panel of 32 bfloat16 columns, for each instruction set.
 
-   Where the CPU has dot products of bfloat16 that are faster than float32, they are used, and inputs in float32 are
-   rounded; elsewhere weights become float32 in registers. A row's sums have the same order in any tile. */
+   Where the CPU has products of bfloat16 that are faster than float32 (matrix products of tiles, else dot products),
+   they are used, and inputs in float32 are rounded; elsewhere weights become float32 in registers. A row's sums have
+   the same order in any tile. */
 #ifndef SHOAL_BF16_TILE_H
 #define SHOAL_BF16_TILE_H
 
+#include "amx.h"
 #include "bf16.h"
 
 #include <math.h>
@@ -17,8 +19,15 @@ enum {
     GROUP = 32, /* inputs; padded with zeros at the end */
     PAIRS = GROUP / 2,
     PANEL = 32, /* columns that are stored together */
-    ROWS = 12,  /* of a tile: as many as leave registers for their sums */
+#if defined(__AMX_BF16__)
+    ROWS = 2 * TILE_ROWS,
+    BLOCK_TILES = 4,
+    LARGE_BLOCK_TILES = 1, /* a tile of many stays in the first cache, and panels come from the second */
+#else
+    ROWS = 12, /* of a tile: as many as leave registers for their sums */
     BLOCK_TILES = 8,
+    LARGE_BLOCK_TILES = BLOCK_TILES,
+#endif
     GROUP_BYTES = GROUP * PANEL * 2,
 };
 
@@ -34,6 +43,12 @@ enum { WORDS = 2 }; /* both as floats */
 struct group {
     float values[ROWS][PAIRS][WORDS];
 };
+
+#if defined(__AVX512BF16__)
+/* y = 32 values, rounded as float_to_bf16 does, but that subnormal ones become 0. */
+#define ROUND_PANEL(values, y) \
+    _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((values) + 16), _mm512_loadu_ps(values)))
+#endif
 
 /* 32 columns of weights. */
 struct panel {
@@ -53,6 +68,12 @@ INLINE void put_values(const float *values, struct group *group, int row) {
     memcpy(group->values[row], values, GROUP * sizeof *values);
 #endif
 }
+
+#if defined(__AMX_BF16__)
+#include "bf16_tile_amx.h"
+#else
+INLINE void begin_products(void) {}
+INLINE void end_products(void) {}
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -158,6 +179,7 @@ static void multiply_tile(const struct group *x, const struct panel *panel, cons
     for (int row = 0; row < rows; row++)
         for (int column = 0; column < PANEL; column++) out[row][column] = multiply_column(x, panel, row, column);
 }
+#endif
 #endif
 
 #endif

@@ -18,6 +18,7 @@ enum {
     PANEL = 32, /* columns that are stored together */
     ROWS = 6,   /* of a tile: as many as leave registers for their sums */
     BLOCK_TILES = 16,
+    LARGE_BLOCK_TILES = BLOCK_TILES,
     GROUP_BYTES = GROUP * PANEL,
 };
 
@@ -67,6 +68,9 @@ typedef __m256 floats;
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+
+INLINE void begin_products(void) {}
+INLINE void end_products(void) {}
 
 /* Store the 32 values of a row's group as the products want them. */
 INLINE void put_values(const int32_t *values, struct group *group, int row) {

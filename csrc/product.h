@@ -1,11 +1,14 @@
 /* Products y = x W^T, whatever format the weights have: what is shared between them.
 
    Columns of weights are stored in panels, inputs in groups. A file that includes this has defined PANEL and GROUP,
-   ROWS (of a tile), BLOCK_TILES (tiles that are multiplied with a panel while it is in the cache), GROUP_BYTES (weights
-   of a panel's group), struct group (inputs of a tile's group, as products want them) and struct panel. It then defines
+   ROWS (of a tile), BLOCK_TILES (tiles that are multiplied with a panel while it is in the cache; LARGE_BLOCK_TILES
+   where there are more), GROUP_BYTES (weights of a panel's group), struct group (inputs of a tile's group, as products
+   want them) and struct panel. It then defines
 
-       prepare_row(job, row, groups), which puts the inputs of a row into the groups of its tile, and
-       multiply_tile(groups, panel, rows, out), which gives the products of a tile and a panel in float. */
+       begin_products() and end_products(), around the products of a task,
+       prepare_row(job, row, groups), which puts the inputs of a row into the groups of its tile,
+       multiply_tile(groups, panel, rows, out), which gives the products of a tile and a panel in float, and
+       ROUND_PANEL(values, y), where there is a faster way to write PANEL results as bfloat16. */
 #ifndef SHOAL_PRODUCT_H
 #define SHOAL_PRODUCT_H
 
@@ -19,6 +22,7 @@
 enum {
     TASKS_PER_THREAD = 4,    /* so that a slow thread delays little */
     SERIAL_INPUTS = 1 << 15, /* fewer are prepared by one thread before another wakes up */
+    CACHED_BYTES = 1 << 20,  /* weights that stay in the second cache, to be multiplied with all rows in turn */
     SERIAL_WORK = 3200,      /* less, counted in groups of panels times rows, is done before, too */
 };
 
@@ -44,7 +48,8 @@ struct job {
     void *y;              /* [rows, columns] */
     int64_t rows, columns, bf16;
     int64_t groups, panels, tiles;
-    int64_t task_panels, column_tasks;
+    int64_t block_tiles; /* that are multiplied with a panel while it is in the cache */
+    int64_t task_panels, column_tasks, row_tasks;
     struct group *prepared; /* [tiles, groups] */
 };
 
@@ -84,6 +89,12 @@ static void prepare_tile(void *context, int64_t tile) {
 INLINE void write_values(void *y, int64_t bf16, int64_t at, const float *restrict values, int64_t count) {
     float *restrict y32 = (float *)y + at;
     uint16_t *restrict y16 = (uint16_t *)y + at;
+#ifdef ROUND_PANEL
+    if (bf16 && count == PANEL) {
+        ROUND_PANEL(values, y16);
+        return;
+    }
+#endif
     if (bf16)
         for (int64_t i = 0; i < count; i++) y16[i] = float_to_bf16(values[i]);
     else
@@ -157,17 +168,19 @@ static int64_t panels_of(const struct linear *linear) { return (linear->columns 
 /* Some tiles times some panels, counted through all parts. */
 static void multiply_block(void *context, int64_t task) {
     const struct job *job = context;
-    const int64_t first = task / job->column_tasks * BLOCK_TILES;
-    const int64_t last = smaller(first + BLOCK_TILES, job->tiles);
-    int64_t index = task % job->column_tasks * job->task_panels;
+    const int64_t first = task % job->row_tasks * job->block_tiles;
+    const int64_t last = smaller(first + job->block_tiles, job->tiles);
+    int64_t index = task / job->row_tasks * job->task_panels;
     int64_t left = smaller(job->task_panels, job->panels - index);
     const struct linear *linear = job->product->parts + (job->product->activation != NO_ACTIVATION);
     int64_t start = 0;
+    begin_products();
     for (; index >= panels_of(linear); linear++) index -= panels_of(linear), start += linear->columns;
     for (; left > 0; left--) {
         multiply_tiles(job, first, last, linear, index, start + index * PANEL);
         if (++index == panels_of(linear)) index = 0, start += linear->columns, linear++;
     }
+    end_products();
 }
 
 static struct job job_of(const struct product *product, int64_t rows) {
@@ -177,11 +190,15 @@ static struct job job_of(const struct product *product, int64_t rows) {
         job.columns += product->parts[i].columns;
         job.panels += panels_of(product->parts + i);
     }
-    const int64_t row_tasks = (job.tiles + BLOCK_TILES - 1) / BLOCK_TILES;
+    job.block_tiles = job.tiles > BLOCK_TILES ? LARGE_BLOCK_TILES : BLOCK_TILES;
+    job.row_tasks = (job.tiles + job.block_tiles - 1) / job.block_tiles;
     /* A panel's group takes memory the time of multiplying it with some eight rows. */
     const int64_t work = job.panels * job.groups * (rows > 8 ? rows : 8);
     const int64_t tasks = work < SERIAL_WORK ? 1 : TASKS_PER_THREAD * shoal_threads();
-    job.task_panels = smaller((job.panels * row_tasks + tasks - 1) / tasks, job.panels);
+    job.task_panels = smaller((job.panels * job.row_tasks + tasks - 1) / tasks, job.panels);
+    const int64_t weights = job.groups * GROUP_BYTES * (product->activation != NO_ACTIVATION ? 2 : 1);
+    const int64_t cached = CACHED_BYTES / weights;
+    job.task_panels = smaller(job.task_panels, cached > 1 ? cached : 1);
     job.column_tasks = (job.panels + job.task_panels - 1) / job.task_panels;
     return job;
 }
@@ -192,13 +209,15 @@ static struct job job_of(const struct product *product, int64_t rows) {
 static int64_t multiply(const struct product *product, const void *x, void *y, int64_t rows, int64_t bf16) {
     struct job job = job_of(product, rows);
     job.x = x, job.y = y, job.bf16 = bf16;
-    job.prepared = malloc((size_t)(job.tiles * job.groups) * sizeof(struct group));
+    /* In whole cache lines: a row of 64 bytes that lies in two takes twice as long to load. */
+    const size_t bytes = (size_t)(job.tiles * job.groups) * sizeof(struct group);
+    job.prepared = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (!job.prepared) return 0;
     if (rows * product->inputs < SERIAL_INPUTS)
         for (int64_t tile = 0; tile < job.tiles; tile++) prepare_tile(&job, tile);
     else
         shoal_parallel(job.tiles, prepare_tile, &job);
-    shoal_parallel((job.tiles + BLOCK_TILES - 1) / BLOCK_TILES * job.column_tasks, multiply_block, &job);
+    shoal_parallel(job.row_tasks * job.column_tasks, multiply_block, &job);
     free(job.prepared);
     return 1;
 }

@@ -1,8 +1,11 @@
 /* Threads, and what the CPU can do. */
+#define _GNU_SOURCE
 #include "shoal.h"
 
 #include <cpuid.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* As in torch/csrc/stable/c/shim.h; 0 is success. */
 typedef int32_t (*parallel_for_fn)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
@@ -52,13 +55,21 @@ static uint64_t enabled_states(void) {
     return (uint64_t)high << 32 | low;
 }
 
-/* Intel's dot products of bfloat16 are no faster than those of float32 (but for AMX, which this library does not use). */
-static int bf16_is_fast(void) {
+/* Intel's dot products of bfloat16 are no faster than those of float32, and wanted only beside AMX. */
+static int is_amd(void) {
     uint32_t a, b, c, d;
     return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
 }
 
-/* Bits: 1 AVX2 with FMA and F16C, 2 AVX-512 (F, BW, DQ, VL), 4 its VNNI, 8 its BF16 where that is fast. */
+/* Whether the CPU has AMX with bfloat16 and int8, and the system lets this process use it, which has to be asked. */
+static int has_amx(uint32_t features, uint64_t states) {
+    enum { BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25, ASK = 0x1023, TILE_DATA = 18 };
+    const uint32_t wanted = BF16 | TILE | INT8;
+    return (features & wanted) == wanted && (states & 0x60000) == 0x60000 && !syscall(SYS_arch_prctl, ASK, TILE_DATA);
+}
+
+/* Bits: 1 AVX2 with FMA and F16C, 2 AVX-512 (F, BW, DQ, VL), 4 its VNNI, 8 its BF16 where that is fast or AMX can be
+   used, 16 AMX. */
 int64_t shoal_cpu_features(void) {
     uint32_t a, b, c, d, c1;
     if (!__get_cpuid(1, &a, &b, &c1, &d) || !(c1 & bit_OSXSAVE)) return 0;
@@ -71,6 +82,8 @@ int64_t shoal_cpu_features(void) {
     if (!features || (states & 0xe6) != 0xe6 || (b & wanted) != wanted) return features;
     features |= 2;
     if (c & bit_AVX512VNNI) features |= 4;
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16) && bf16_is_fast()) features |= 8;
-    return features;
+    const uint32_t tiles = d;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16)) return features;
+    if (has_amx(tiles, states)) return features | 8 | 16;
+    return is_amd() ? features | 8 : features;
 }

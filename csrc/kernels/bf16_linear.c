@@ -2,7 +2,21 @@
 #include "../bf16_tile.h"
 #include "../product.h"
 
+/* Inputs that are bfloat16 already, where products want them so. */
+static void copy_row(const struct job *job, int64_t row, struct group *groups) {
+    const int64_t inputs = job->product->inputs, whole = inputs / GROUP;
+    const uint16_t *x = (const uint16_t *)job->x + row * inputs;
+    for (int64_t g = 0; g < whole; g++) memcpy(groups[g].values[row % ROWS], x + g * GROUP, GROUP * sizeof *x);
+    if (whole == job->groups) return;
+    memset(groups[whole].values[row % ROWS], 0, GROUP * sizeof *x);
+    memcpy(groups[whole].values[row % ROWS], x + whole * GROUP, (size_t)(inputs % GROUP) * sizeof *x);
+}
+
 static void prepare_row(const struct job *job, int64_t row, struct group *groups) {
+    if (WORDS == 1 && job->bf16) {
+        copy_row(job, row, groups);
+        return;
+    }
     _Alignas(64) float values[GROUP];
     for (int64_t g = 0; g < job->groups; g++) {
         read_group(job, row, g * GROUP, values);

@@ -21,6 +21,12 @@
         }                                                                                                        \
     } while (0)
 
+/* Kernels may use AMX only after the library, if it is there, has asked the system for it. */
+__attribute__((weak)) int64_t shoal_cpu_features(void);
+__attribute__((constructor)) static void ask_for_amx(void) {
+    if (shoal_cpu_features) shoal_cpu_features();
+}
+
 /* Memory of that many bytes, set to 0xff (NaN in floats), which ends where a page begins that nobody may touch.
    It is aligned to what its size is a multiple of, and never freed. */
 static inline void *guarded(size_t bytes) {

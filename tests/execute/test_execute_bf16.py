@@ -42,7 +42,7 @@ def assert_near(result: torch.Tensor, expected: torch.Tensor, size: torch.Tensor
 
 @each_variant
 @given(
-    rows=st.integers(1, 30),
+    rows=st.integers(1, 40),
     inputs=st.integers(1, 100),
     outputs=st.lists(st.integers(1, 70), min_size=1, max_size=3),
     bias=st.booleans(),
@@ -91,7 +91,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(nat
     expected = torch.cat([product(row[None]) for row in x])
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        for rows in (2, 11, 12, 13, 25, 97, 150):
+        for rows in (2, 11, 12, 13, 16, 17, 32, 33, 97, 129, 150):
             parts = [product(part) for part in x.split(rows)]
             assert torch.equal(torch.cat(parts), expected)
 
@@ -110,6 +110,7 @@ def test_what_is_not_finite_stays_in_its_row(native: NativeLibrary) -> None:
 def test_instruction_sets_with_float32_products_give_the_same_bits() -> None:
     torch.manual_seed(3)
     weights, x = make_layer(40, 70, bias=True)[2], torch.randn(20, 70).bfloat16()
-    widening = [native for native in native_variants() if native.variant != "vnni_bf16"]
+    rounding = ("vnni_bf16", "amx")
+    widening = [native for native in native_variants() if native.variant not in rounding]
     results = [bf16_product([weights], native)(x) for native in widening]
     assert all(torch.equal(result, results[0]) for result in results)

@@ -8,6 +8,7 @@ from execute_builders import make_model, make_prompt, tiny_config
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.pytorch_utils import Conv1D
 
 from shoal.core import Service
 from shoal.execute import fuse_layers
@@ -48,6 +49,30 @@ def test_a_packed_and_fused_model_gives_the_same_logits(
     fuse(packed)
     assert parts(packed, FusedRMSNorm) >= 2 * len(packed.model.layers) + 1
     assert parts(packed, mlp) == len(packed.model.layers)
+    ids = torch.tensor([make_prompt(20)])
+    theirs, ours = plain(ids).logits.float(), packed(ids).logits.float()
+    assert (theirs - ours).norm() / theirs.norm() < 0.05
+
+
+@pytest.mark.parametrize(
+    "linear",
+    [
+        pytest.param(Bf16Linear, id="ours", marks=needs_ours),
+        pytest.param(PackedLinear, id="oneDNN", marks=needs_onednn),
+    ],
+)
+@torch.inference_mode()
+def test_layers_whose_weights_are_transposed_are_packed_as_well(
+    linear: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if linear is PackedLinear:
+        monkeypatch.setattr(Bf16Packing, "here", lambda: None)
+    folder = make_model(tmp_path / "gpt2", tiny_config("gpt2"), dtype=torch.bfloat16)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    layers = parts(packed, Conv1D) + parts(packed, nn.Linear)
+    prepack(packed)
+    assert (parts(packed, Conv1D), parts(packed, linear)) == (0, layers)
     ids = torch.tensor([make_prompt(20)])
     theirs, ours = plain(ids).logits.float(), packed(ids).logits.float()
     assert (theirs - ours).norm() / theirs.norm() < 0.05

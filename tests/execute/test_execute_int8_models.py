@@ -67,9 +67,9 @@ def folders_in(cache: Path) -> list[Path]:
 def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(
     kind: str, dtype: str, folders: dict[str, Path]
 ) -> None:
-    if dtype == "bfloat16" and torch.cpu._is_amx_tile_supported():
-        pytest.skip("oneDNN computes bfloat16 with AMX, in an order that depends on the batch")
     native = load_native() is not None
+    if dtype == "bfloat16" and not native and torch.cpu._is_amx_tile_supported():
+        pytest.skip("oneDNN computes bfloat16 with AMX, in an order that depends on the batch")
     # Without our own attention, only the reference computes every row by itself.
     scheduler = HandScheduler({kind: folders[kind]}, attention="auto" if native else "reference", dtype=dtype)
     prompts = [make_prompt(n, seed=n) for n in LENGTHS]

@@ -28,6 +28,9 @@ int64_t KERNEL(shoal_level)(void) {
 #ifdef __AVX512BF16__
     level++;
 #endif
+#ifdef __AMX_BF16__
+    level++;
+#endif
     return level;
 }
 """

@@ -68,7 +68,10 @@ def test_a_smaller_instruction_set_can_be_chosen(installed: Path, monkeypatch: p
     assert native_variants()[-1].variant != "scalar"
 
 
-@pytest.mark.parametrize(("features", "best"), [(0, "scalar"), (1, "avx2"), (3, "avx512"), (11, "avx512")])
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [(0, "scalar"), (1, "avx2"), (3, "avx512"), (11, "avx512"), (15, "vnni_bf16"), (31, "amx")],
+)
 def test_an_instruction_set_has_all_before_it(features: int, best: str) -> None:
     cpu = SimpleNamespace(shoal_cpu_features=lambda: features)
     assert library._supported(cpu)[-1] == best

@@ -81,12 +81,12 @@ class Bf16Packing:
 
     @classmethod
     def here(cls) -> Self | None:
-        """None where other products are faster: without AVX2, and where oneDNN has AMX."""
+        """None without AVX2, where torch's products are faster."""
         native = load_native()
-        if native is None or native.variant == "scalar" or torch.cpu._is_amx_tile_supported():
+        if native is None or native.variant == "scalar":
             return None
         return cls(native, HugePages())
 
-    def pack(self, linear: nn.Linear) -> Bf16Linear:
-        """A layer that computes the same as ``linear``, which is bfloat16."""
-        return Bf16Linear(pack_bf16(linear.weight, linear.bias, self.memory), self.native)
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Bf16Linear:
+        """A layer with weight [out, in] and bias [out], which are bfloat16."""
+        return Bf16Linear(pack_bf16(weight, bias, self.memory), self.native)

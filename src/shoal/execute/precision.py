@@ -16,8 +16,9 @@ DTYPES = {
     "int8": torch.int8,
 }
 """By name. int8 is that of linear layers' weights, in a model that is otherwise in bfloat16."""
-FAST_INT8 = ("avx2", "avx512", "vnni", "vnni_bf16")
-"""Instruction sets with which our int8 kernel is faster than bfloat16 on the CPUs that have them."""
+FAST_INT8 = ("avx2", "avx512", "vnni", "vnni_bf16", "amx")
+"""Instruction sets with which our int8 kernel is faster than bfloat16 on CPUs that have them; with AMX only
+for few rows."""
 
 
 def resolve_dtype(service: Service, folder: Path) -> torch.dtype:

@@ -1,7 +1,10 @@
 """Linear layers whose weights are laid out for the CPU's bf16 units, by us or by oneDNN."""
 
+from typing import Any
+
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from shoal.execute.bf16_linear import Bf16Packing
 from shoal.execute.replacements import Replacements, children
@@ -59,10 +62,12 @@ def prepack(model: nn.Module) -> Replacements:
     packing = Bf16Packing.here()
     replacements = Replacements()
     for parent, name, child in children(model):
-        if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
+        if type(child) not in (nn.Linear, Conv1D) or child.weight.dtype != torch.bfloat16:
             continue
+        layer: Any = child
+        weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
         if packing is not None:
-            replacements.put(parent, name, child, packing.pack(child))
-        elif can_prepack(child.weight.dtype):
-            replacements.put(parent, name, child, PackedLinear(child.weight.detach(), child.bias))
+            replacements.put(parent, name, child, packing.pack(weight, layer.bias))
+        elif can_prepack(weight.dtype):
+            replacements.put(parent, name, child, PackedLinear(weight, layer.bias))
     return replacements

@@ -50,7 +50,7 @@ class FastProducts:
             or linear.weight.dtype != torch.bfloat16
         ):
             return linear
-        return self._packing.pack(linear)
+        return self._packing.pack(linear.weight, linear.bias)
 
 
 class SeparateProducts:

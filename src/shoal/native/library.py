@@ -13,7 +13,7 @@ from typing import Any
 from shoal.core import ConfigError
 from shoal.native.sources import digest
 
-VARIANTS = ("scalar", "avx2", "avx512", "vnni", "vnni_bf16")
+VARIANTS = ("scalar", "avx2", "avx512", "vnni", "vnni_bf16", "amx")
 """Instruction sets, each a superset of the one before it."""
 FIRST_TORCH = (2, 10)
 """The first torch that lends its threads to C."""
