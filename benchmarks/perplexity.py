@@ -24,7 +24,7 @@ from shoal import SamplingParams, Service
 from shoal.core import Request
 from shoal.engine import EngineOptions, assemble_engine
 from shoal.execute.interface import AttentionStep, Forward
-from shoal.execute.loading import ModelSet, load_models
+from shoal.execute.loading import load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
 
@@ -62,10 +62,10 @@ def default_text() -> str:
 
 def perplexity(folder: Path, dtype: str, kv_dtype: str, windows: list[list[int]]) -> float:
     services = (Service(name=SERVICE, model=str(folder), dtype=dtype),)
-    loaded = load_models(services, {SERVICE: folder})
-    model = loaded.models[SERVICE]
+    models = load_models(services, {SERVICE: folder})
+    model = models.models[SERVICE]
     scored = Scored(model.forward)
-    models = ModelSet({SERVICE: replace(model, forward=scored)}, services, loaded.device, "auto")
+    models.models[SERVICE] = replace(model, forward=scored)
     options = EngineOptions(
         services=services,
         kv_cache=KVCacheOptions(memory_bytes=1 << 30, dtype=kv_dtype, prefix_caching=False),

@@ -6,6 +6,7 @@
 #ifndef SHOAL_ATTENTION_TILE_H
 #define SHOAL_ATTENTION_TILE_H
 
+#include "amx.h"
 #include "attention.h"
 #include "attention_vec.h"
 
@@ -25,12 +26,13 @@
 /* How a layer's queries, keys and values are computed with. */
 struct format {
     int64_t key_dim, value_dim;
-    int64_t units;   /* 32-bit numbers of a query or key: floats, or pairs of bfloat16 */
+    int64_t units;   /* 32-bit numbers of a query or key: floats, or pairs of bfloat16; zeros up to whole tiles */
     int64_t out_dim; /* value_dim in whole vectors */
     int64_t key_scales, value_scales; /* scales of a key and of a value: of int8, else 0 */
     int bfloat16;    /* whether queries and results are bfloat16, not floats */
     int stored;      /* the dtype of keys and values */
     int paired;      /* queries and keys are multiplied as pairs of bfloat16, which int8 keys become */
+    int tiled;       /* they, and weights and values, are multiplied by AMX: see attention_amx.h */
 };
 
 static struct format format_of(const struct attention_layer *layer) {
@@ -40,11 +42,18 @@ static struct format format_of(const struct attention_layer *layer) {
 #if defined(__AVX512BF16__)
     f.paired = f.bfloat16;
 #endif
+#if defined(__AMX_BF16__)
+    f.tiled = f.paired;
+#endif
     f.units = f.paired ? (f.key_dim + 1) / 2 : f.key_dim;
+    if (f.tiled) f.units = (f.units + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     f.out_dim = (f.value_dim + WIDTH - 1) / WIDTH * WIDTH;
     if (f.stored == SHOAL_INT8) f.key_scales = scales_of(f.key_dim), f.value_scales = scales_of(f.value_dim);
     return f;
 }
+
+/* How many query rows of a tile are computed together. */
+static inline int64_t rows_together(const struct format *f) { return f->tiled ? TILE_ROWS : ROWS; }
 
 /* Floats of a query row's result: out_dim sums, the largest score, and the sum of weights. */
 static inline int64_t result_size(const struct format *f) { return f->out_dim + 2; }
@@ -53,7 +62,8 @@ static inline int64_t result_size(const struct format *f) { return f->out_dim + 
 
 static void pack_query(const struct format *f, const char *from, float *to) {
     if (!f->bfloat16 || f->paired) {
-        to[f->units - 1] = 0;
+        const int64_t whole = f->key_dim / (f->paired ? 2 : 1);
+        memset(to + whole, 0, 4 * (size_t)(f->units - whole));
         memcpy(to, from, (size_t)f->key_dim * (f->paired ? 2 : 4));
         return;
     }
@@ -156,6 +166,8 @@ INLINE void score(const int rows, const int vectors, const int paired, const flo
         for (int v = 0; v < vectors; v++) vec_store(scores + r * CHUNK + v * WIDTH, sums[r][v]);
 }
 
+#include "attention_amx.h"
+
 /* Scores by `units` units of queries and keys from `first` on. */
 INLINE void score_keys(const int rows, const int paired, const struct format *f, const float *queries,
                        const float *panels, int64_t first, int64_t units, int64_t low, int64_t high, float *scores) {
@@ -182,15 +194,20 @@ static void add_scaled(int rows, const float *part, const float *scales, int is_
         }
 }
 
-/* scores [rows][CHUNK] of `rows` (at most ROWS) queries for keys [low, high), in whole vectors. scales: of int8 keys,
+/* scores [rows][CHUNK] of `rows` (at most rows_together) queries for keys [low, high), in whole vectors. scales: of int8 keys,
    [groups][CHUNK]. */
 static void score_rows(const struct format *f, int rows, const float *queries, const float *panels,
                        const float *scales, int64_t low, int64_t high, float *scores) {
     const int int8 = f->stored == SHOAL_INT8;
     const int64_t step = !int8 ? f->units : f->paired ? SCALED / 2 : SCALED;
-    float part[ROWS * CHUNK], *to = int8 ? part : scores;
+    float part[TILE_ROWS * CHUNK], *to = int8 ? part : scores;
     for (int64_t first = 0; first < f->units; first += step, scales += CHUNK) {
         int64_t units = smaller(step, f->units - first);
+        if (f->tiled) {
+            score_tiles(f, queries, panels, first, units, low, high, to);
+            if (int8) add_scaled(rows, part, scales, first == 0, low, high, scores);
+            continue;
+        }
 #define SCORE(N)                                                                              \
     if (rows == N) {                                                                          \
         if (f->paired) score_keys(N, 1, f, queries, panels, first, units, low, high, to);     \
@@ -290,17 +307,22 @@ INLINE void weigh_scattered(const int rows, const int stored, const struct forma
 
 /* Add to sums [rows][result_size] `keys` values, which lie at values[0], ..., by weights [rows][CHUNK]. The same
    bits as weigh_rows; the better one where few rows share the values. scales: as there, of values[0] and after.
-   ahead: as many places to ask the memory for meanwhile. */
+   ahead: as many places to ask the memory for meanwhile. place: of the first key in the chunk. */
 static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,
-                           const float *scales, const char *const *ahead, int64_t keys, float *sums) {
+                           const float *scales, const char *const *ahead, int64_t place, int64_t keys, float *sums) {
     const int64_t step = f->stored == SHOAL_INT8 ? SCALED : f->out_dim;
     float scaled[ROWS * CHUNK];
+    (void)place; /* for tiles only */
     for (int64_t dim = 0; dim < f->out_dim; dim += step, scales += CHUNK) {
         const float *by = f->stored == SHOAL_INT8 ? scale_weights(rows, weights, scales, 0, keys, scaled) : weights;
         int64_t end = smaller(dim + step, f->out_dim);
-#define WEIGH_STORED(N, STORED)             \
-    if (rows == N && f->stored == STORED)   \
-        weigh_scattered(N, STORED, f, by, values, ahead, keys, dim, end, sums, result_size(f));
+        if (f->tiled) by = rounded_weights(rows, by, keys, scaled);
+#define WEIGH_STORED(N, STORED)                                                                        \
+    if (rows == N && f->stored == STORED) {                                                            \
+        if (f->tiled)                                                                                  \
+            weigh_few_tiles(N, STORED, f, by, values, ahead, place, keys, dim, end, sums, result_size(f)); \
+        else weigh_scattered(N, STORED, f, by, values, ahead, keys, dim, end, sums, result_size(f));   \
+    }
 #define WEIGH(N) WEIGH_STORED(N, SHOAL_FLOAT32) WEIGH_STORED(N, SHOAL_BFLOAT16) WEIGH_STORED(N, SHOAL_INT8)
         EACH_NUMBER_OF_ROWS(WEIGH)
 #undef WEIGH

@@ -2,7 +2,7 @@
 #ifndef SHOAL_BF16_TILE_AMX_H
 #define SHOAL_BF16_TILE_AMX_H
 
-INLINE void begin_products(void) { begin_tiles(); }
+INLINE void begin_products(void) { begin_tiles(TILE_ROWS); }
 INLINE void end_products(void) { end_tiles(); }
 
 /* out[row][column] for 16 rows of a tile, or all 32, and the columns of a panel. */

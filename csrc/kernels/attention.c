@@ -10,10 +10,10 @@
 struct workspace {
     float *queries; /* [heads][rows][units] */
     float *keys;    /* panels, of a chunk or a stretch */
-    float *values;  /* panels of a chunk */
-    float *scores;  /* [heads][ROWS][CHUNK] */
+    float *values;  /* panels of a chunk, or pairs */
+    float *scores;  /* [heads][ROWS][CHUNK], or [rows_together][CHUNK] */
     float *scales;  /* [heads][groups of keys, groups of values][CHUNK], where they are int8 */
-    float *sums;    /* results of a chunk: [ROWS], or of all heads */
+    float *sums;    /* results of a chunk: [rows_together], or of all heads */
     float *state;   /* [rows] results of the chunks so far */
 };
 
@@ -33,13 +33,14 @@ static int64_t make_workspace(const struct format *f, const struct attention_tas
     int few = is_few(task);
     int64_t rows = task->end - task->begin, scored = few ? task->head_end - task->head : 1;
     float **parts[] = {&w->queries, &w->keys, &w->values, &w->scores, &w->scales, &w->sums, &w->state};
+    int64_t together = few ? ROWS : rows_together(f);
     int64_t sizes[] = {
         scored * rows * f->units,
         (few ? STRETCH : CHUNK) * f->units,
         few ? 0 : CHUNK * f->out_dim,
-        scored * ROWS * CHUNK,
+        scored * together * CHUNK,
         scored * scales_size(f),
-        scored * ROWS * result_size(f),
+        scored * together * result_size(f),
         few ? 0 : rows * result_size(f),
     };
     int64_t used = 0;
@@ -172,20 +173,24 @@ static void attend_chunk(const struct attention *a, const struct attention_task 
     find_rows(keys_of(a, task->row, head), first + all[0], first + all[1], rows + all[0]);
     pack_keys(f, rows, NULL, all[0], all[1], w->keys);
     find_rows(values_of(a, task->row, head), first + all[0], first + all[1], rows + all[0]);
-    pack_values(f, rows, all[0], all[1], w->values);
+    if (f->tiled) pair_values(f, rows, all[0], all[1], w->values);
+    else pack_values(f, rows, all[0], all[1], w->values);
     find_all_scales(a, task->row, head, chunk, f, all, w->scales);
     const float *value_scales = w->scales + f->key_scales * CHUNK;
-    for (int64_t begin = task->begin; begin < task->end; begin += ROWS) {
-        int64_t end = smaller(begin + ROWS, task->end), at = begin - task->begin, span[2];
+    for (int64_t begin = task->begin; begin < task->end; begin += rows_together(f)) {
+        int64_t end = smaller(begin + rows_together(f), task->end), at = begin - task->begin, span[2];
         float *sums = results ? results + at * size : w->sums;
         visible_to_all(a, task, begin, end, chunk, span);
         if (span[0] >= span[1]) {
             for (int64_t r = 0; r < end - begin; r++) sums[r * size + f->out_dim + 1] = 0;
             continue;
         }
-        score_rows(f, (int)(end - begin), w->queries + at * f->units, w->keys, w->scales, span[0], span[1], w->scores);
+        const int count = (int)(end - begin);
+        if (f->tiled) begin_tiles(count);
+        score_rows(f, count, w->queries + at * f->units, w->keys, w->scales, span[0], span[1], w->scores);
         soften_rows(a, task, begin, end, chunk, span, w->scores, sums, f->out_dim);
-        weigh_rows(f, (int)(end - begin), w->scores, w->values, value_scales, span[0], span[1], sums);
+        if (f->tiled) weigh_tiles(f, count, w->scores, w->values, value_scales, span[0], span[1], sums);
+        else weigh_rows(f, count, w->scores, w->values, value_scales, span[0], span[1], sums);
         for (int64_t r = 0; !results && r < end - begin; r++)
             merge(w->state + (at + r) * size, sums + r * size, f->out_dim);
     }
@@ -254,7 +259,7 @@ static void weigh_few(const struct attention *a, const struct attention_task *ta
             else if (next && next->head + h < next->head_end)
                 find_ahead(keys_of(a, next->row, next->head + h), next->chunk, coming[0], coming, ahead);
             const float *scales = w->scales + h * scales_size(f) + f->key_scales * CHUNK + low;
-            weigh_in_place(f, (int)count, w->scores + h * ROWS * CHUNK + low, rows, scales, ahead, high - low,
+            weigh_in_place(f, (int)count, w->scores + h * ROWS * CHUNK + low, rows, scales, ahead, low, high - low,
                            results + h * count * result_size(f));
         }
     }
@@ -270,6 +275,7 @@ static void attend_few(const struct attention *a, const struct attention_task *t
         pack_queries(a, task, task->head + h, f, w->queries + h * count * f->units);
     for (int64_t h = 0; h < task->head_end - task->head; h++)
         find_all_scales(a, task->row, task->head + h, task->chunk, f, span, w->scales + h * scales_size(f));
+    if (f->tiled) begin_tiles((int)count);
     score_few(a, task, f, w, span);
     for (int64_t h = 0; h < task->head_end - task->head; h++)
         soften_rows(a, task, task->begin, task->end, task->chunk, span, w->scores + h * ROWS * CHUNK,
@@ -286,7 +292,7 @@ static void merge_split(const struct attention_split *split, int64_t rows, const
             merge(partials + row * result_size(f), partials + (chunk * rows + row) * result_size(f), f->out_dim);
 }
 
-static void run_task(void *context, int64_t index) {
+static void attend_task(void *context, int64_t index) {
     const struct attention *a = context;
     const struct attention_task *task = a->tasks + index;
     const struct format f = format_of(a->layer);
@@ -313,6 +319,11 @@ static void run_task(void *context, int64_t index) {
         merge_split(split, heads * rows, &f, results = partials);
     }
     for (int64_t h = 0; h < heads; h++) finish(a, task, task->head + h, &f, results + h * rows * size);
+}
+
+static void run_task(void *context, int64_t index) {
+    attend_task(context, index);
+    end_tiles();
 }
 
 /* Floats of one query row's partial result. */
