@@ -105,7 +105,9 @@ class Workload:
 def make_cache(model: Model, case: Case, dtype: str, layers: int, int8: bool) -> ServiceCache:
     shape = KVShape(dtype, (LayerShape(model.kv_heads, model.dim, model.dim),) * layers, int8)
     blocks = case.rows * blocks_of(case)
-    layout = plan_layout({"a": shape}, memory_bytes=(blocks + 1) * shape.block_bytes(BLOCK), block_size=BLOCK)
+    memory_bytes = blocks * (shape.block_bytes(BLOCK) + 1024)  # a block ends in some padding
+    layout = plan_layout({"a": shape}, memory_bytes=memory_bytes, block_size=BLOCK)
+    assert layout.merged_blocks >= blocks
     store = KVStore(layout, torch.device("cpu"))
     random = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
     if int8:  # any number, and a scale of about 1
