@@ -79,7 +79,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         values, scales = quantise_channels(weight)
         products[0].append(lambda x, weight=weight: F.linear(x, weight))
         products[1].append(PackedLinear(dense.weight, None) if prepacked else dense)
-        products[2].append(dense if packing is None else packing.pack(dense))
+        products[2].append(dense if packing is None else packing.pack(dense.weight, dense.bias))
         products[3].append(Int8Linear(pack(values, scales).moved(pages.put), native))
         grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
         products[4].append(Int8Linear(pack(values, grouped).moved(pages.put), native))
