@@ -24,10 +24,12 @@ static const struct tile_shapes SHAPES[TILE_ROWS + 1] = {
     SHAPES_OF(1) SHAPES_OF(2) SHAPES_OF(3) SHAPES_OF(4) SHAPES_OF(5) SHAPES_OF(6) SHAPES_OF(7) SHAPES_OF(8)
     SHAPES_OF(9) SHAPES_OF(10) SHAPES_OF(11) SHAPES_OF(12) SHAPES_OF(13) SHAPES_OF(14) SHAPES_OF(15) SHAPES_OF(16)};
 
-/* Before the first use of tiles in a task, and before products with other rows; what the task wrote to memory until
-   then can be loaded, and tiles are 0. */
+/* What was written to memory until now can be loaded into tiles; compilers do not know that loads read it. */
+static inline void finish_writes(void) { __asm__ volatile("" ::: "memory"); }
+
+/* Before the first use of tiles in a task, and before products with other rows. Tiles are 0 then. */
 static inline void begin_tiles(int rows) {
-    __asm__ volatile("" ::: "memory");
+    finish_writes();
     _tile_loadconfig(SHAPES + rows);
 }
 

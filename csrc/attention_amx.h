@@ -14,6 +14,7 @@
 /* scores [rows][CHUNK] by `units` units of queries and keys from `first` on, for whole vectors of keys. */
 static void score_tiles(const struct format *f, const float *queries, const float *panels, int64_t first,
                         int64_t units, int64_t low, int64_t high, float *scores) {
+    finish_writes();
     for (int64_t key = low / WIDTH * WIDTH; key < high;) {
         const float *keys = panels + key / PANEL * PANEL * f->units + first * PANEL + key % PANEL;
         const int four = key % PANEL == 0 && high - key > PANEL - WIDTH;
@@ -122,7 +123,7 @@ static void weigh_tiles(const struct format *f, int rows, const float *weights, 
     for (int64_t dim = 0; dim < f->out_dim; dim += step, scales += CHUNK) {
         for (int row = 0; row < rows; row++)
             round_weights(weights + row * CHUNK, int8 ? scales : NULL, low, high, rounded + row * CHUNK);
-        __asm__ volatile("" ::: "memory");
+        finish_writes();
         const int64_t end = smaller(dim + step, f->out_dim);
         for (int64_t d = dim; d < end;) {
             const int four = end - d >= 4 * WIDTH;
