@@ -24,7 +24,7 @@ VARIANTS = {
     "avx512": X86_64_V4,
     "vnni": (*X86_64_V4, "-mavx512vnni"),
     "vnni_bf16": VNNI_BF16,
-    "amx": (*VNNI_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "amx": (*VNNI_BF16, "-mamx-tile", "-mamx-bf16"),
 }
 """Flags of the instruction sets, each a superset of the one before it."""
 
@@ -36,7 +36,7 @@ _PROBE = """
 #include <stdint.h>
 __m512 multiply(__m512 sums, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sums, a, b); }
 __m512i multiply_bytes(__m512i sums, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sums, a, b); }
-void multiply_tiles(void) { _tile_dpbf16ps(0, 1, 2); _tile_dpbsud(3, 4, 5); }
+void multiply_tiles(void) { _tile_dpbf16ps(0, 1, 2); }
 float root(float x) { return sqrtf(x) + expf(x); }
 """
 """Needs the newest instruction set, and the headers of the compiler and of the C library."""

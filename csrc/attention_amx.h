@@ -2,7 +2,8 @@
 
    Weights are rounded to bfloat16 before values are multiplied by them, and sums are float: over tiles of 32 dimensions
    for scores, and over tiles of 32 keys, which begin at multiples of that, for outputs. So a row's sums have the same
-   order however many rows are computed together. */
+   order however many rows are computed together. A value that is not finite also reaches rows that do not see it, where
+   they are computed with one that does, or its tile is theirs: it is multiplied by 0. */
 #ifndef SHOAL_ATTENTION_AMX_H
 #define SHOAL_ATTENTION_AMX_H
 
@@ -50,8 +51,8 @@ static void score_tiles(const struct format *f, const float *queries, const floa
 static inline int64_t first_key(int64_t low) { return low / TILE_KEYS * TILE_KEYS; }
 static inline int64_t last_key(int64_t high) { return (high + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS; }
 
-/* Put values [low, high), which lie at rows[low], ..., side by side two by two: pairs [CHUNK / 2][out_dim]. Around them,
-   up to whole tiles, are zeros. */
+/* Put values [low, high), which lie at rows[low], ..., side by side two by two: pairs [CHUNK / 2][out_dim]. Around
+   them, up to whole tiles, are zeros. */
 static void pair_values(const struct format *f, const char *const *rows, int64_t low, int64_t high, float *pairs) {
     for (int64_t key = first_key(low); key < last_key(high); key += 2) {
         const char *even = key >= low && key < high ? rows[key] : NULL;
@@ -147,12 +148,12 @@ INLINE void add_value(const int rows, const int vectors, const int stored, int64
     }
 }
 
-/* As weigh_dimensions, with `keys` values read where they lie, and the same bits: a tile's even keys are added up, and
-   its odd ones, and then both to the sums. place: of the first
-   key in the chunk. Returns how many keys of the tile there are. */
-INLINE int64_t weigh_tile_here(const int rows, const int vectors, const int stored, int64_t count, const float *weights,
-                               const char *const *values, const char *const *ahead, int64_t dim, int64_t place,
-                               int64_t keys, float *sums, int64_t stride) {
+/* As weigh_dimensions, with `keys` values read where they lie, and the same bits (but for the sign of zeros): a tile's
+   even keys are added up, and its odd ones, and then both to the sums. place: of the first key in the chunk. Returns
+   how many keys of the tile there are. */
+INLINE int64_t weigh_tile_here(const int rows, const int vectors, const int stored, int64_t count,
+                               const float *weights, const char *const *values, const char *const *ahead,
+                               int64_t dim, int64_t place, int64_t keys, float *sums, int64_t stride) {
     const int64_t stop = smaller(keys, TILE_KEYS - place % TILE_KEYS);
     vec even[ROWS][VECTORS], odd[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
@@ -198,12 +199,18 @@ INLINE void weigh_few_tiles(const int rows, const int stored, const struct forma
                             const char *const *values, const char *const *ahead, int64_t place, int64_t keys,
                             int64_t dim, int64_t end, float *sums, int64_t stride) {
     enum { FEW = VECTORS / 2 }; /* so that the sums of more than three rows stay in registers */
+    enum { NO_SUBNORMALS = 0x8040 };
     const int vectors = rows > 3 ? FEW : VECTORS;
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | NO_SUBNORMALS); /* AMX takes them for 0, and makes none */
+    finish_writes();
     for (; f->value_dim - dim >= vectors * WIDTH && dim + vectors * WIDTH <= end; dim += vectors * WIDTH)
         weigh_tiles_here(rows, vectors, stored, WIDTH, weights, values, ahead, dim, place, keys, sums + dim, stride);
     for (; dim < end; dim += WIDTH)
         weigh_tiles_here(rows, 1, stored, f->value_dim - dim, weights, values, ahead, dim, place, keys, sums + dim,
                          stride);
+    finish_writes();
+    _mm_setcsr(before);
 }
 
 #else

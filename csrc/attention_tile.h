@@ -2,7 +2,7 @@
  *
  * Scores have a lane for each key and are summed over the head's dimensions in order; outputs have a lane for
  * each dimension and are summed over a chunk's keys in order. So the order of every sum is the same however
- * many query rows are computed together. */
+ * many query rows are computed together. (With AMX it is another: see attention_amx.h.) */
 #ifndef SHOAL_ATTENTION_TILE_H
 #define SHOAL_ATTENTION_TILE_H
 
@@ -194,8 +194,8 @@ static void add_scaled(int rows, const float *part, const float *scales, int is_
         }
 }
 
-/* scores [rows][CHUNK] of `rows` (at most rows_together) queries for keys [low, high), in whole vectors. scales: of int8 keys,
-   [groups][CHUNK]. */
+/* scores [rows][CHUNK] of `rows` (at most rows_together) queries for keys [low, high), in whole vectors. scales: of
+   int8 keys, [groups][CHUNK]. */
 static void score_rows(const struct format *f, int rows, const float *queries, const float *panels,
                        const float *scales, int64_t low, int64_t high, float *scores) {
     const int int8 = f->stored == SHOAL_INT8;
@@ -319,7 +319,7 @@ static void weigh_in_place(const struct format *f, int rows, const float *weight
         if (f->tiled) by = rounded_weights(rows, by, keys, scaled);
 #define WEIGH_STORED(N, STORED)                                                                        \
     if (rows == N && f->stored == STORED) {                                                            \
-        if (f->tiled)                                                                                  \
+        if (f->tiled && STORED != SHOAL_FLOAT32)                                                       \
             weigh_few_tiles(N, STORED, f, by, values, ahead, place, keys, dim, end, sums, result_size(f)); \
         else weigh_scattered(N, STORED, f, by, values, ahead, keys, dim, end, sums, result_size(f));   \
     }

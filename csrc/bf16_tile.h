@@ -45,7 +45,7 @@ struct group {
 };
 
 #if defined(__AVX512BF16__)
-/* y = 32 values, rounded as float_to_bf16 does, but that subnormal ones become 0. */
+/* y = 32 values, rounded as float_to_bf16 does, but that subnormal ones become 0, and a NaN keeps its bits. */
 #define ROUND_PANEL(values, y) \
     _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((values) + 16), _mm512_loadu_ps(values)))
 #endif

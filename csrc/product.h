@@ -198,7 +198,7 @@ static struct job job_of(const struct product *product, int64_t rows) {
     job.task_panels = smaller((job.panels * job.row_tasks + tasks - 1) / tasks, job.panels);
     const int64_t weights = job.groups * GROUP_BYTES * (product->activation != NO_ACTIVATION ? 2 : 1);
     const int64_t cached = CACHED_BYTES / weights;
-    job.task_panels = smaller(job.task_panels, cached > 1 ? cached : 1);
+    if (tasks > 1) job.task_panels = smaller(job.task_panels, cached > 1 ? cached : 1);
     job.column_tasks = (job.panels + job.task_panels - 1) / job.task_panels;
     return job;
 }

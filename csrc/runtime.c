@@ -61,10 +61,10 @@ static int is_amd(void) {
     return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
 }
 
-/* Whether the CPU has AMX with bfloat16 and int8, and the system lets this process use it, which has to be asked. */
+/* Whether the CPU has AMX with bfloat16, and the system lets this process use it, which has to be asked. */
 static int has_amx(uint32_t features, uint64_t states) {
-    enum { BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25, ASK = 0x1023, TILE_DATA = 18 };
-    const uint32_t wanted = BF16 | TILE | INT8;
+    enum { BF16 = 1 << 22, TILE = 1 << 24, ASK = 0x1023, TILE_DATA = 18 };
+    const uint32_t wanted = BF16 | TILE;
     return (features & wanted) == wanted && (states & 0x60000) == 0x60000 && !syscall(SYS_arch_prctl, ASK, TILE_DATA);
 }
 

@@ -155,7 +155,8 @@ static void finish(const struct attention *a, const struct attention_task *task,
         int64_t at = (token * a->heads + head * group + row % group) * f->value_dim;
         vec factor = vec_all(1.0f / results[f->out_dim + 1]);
         for (int64_t d = 0; d < f->value_dim; d += WIDTH) {
-            vec v = vec_load(results + d) * factor;
+            /* Which zero a sum is may depend on what was computed with it; this makes it the positive one. */
+            vec v = vec_load(results + d) * factor + vec_all(0);
             if (f->bfloat16) vec_store_bf16((uint16_t *)a->out + at + d, v, f->value_dim - d);
             else vec_store_floats((float *)a->out + at + d, v, f->value_dim - d);
         }
