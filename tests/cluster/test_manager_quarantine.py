@@ -113,7 +113,8 @@ def test_an_engine_is_emptied_for_a_suspect_if_none_comes_back() -> None:
     assert bench.end("long") == [Dispatch("poison", "e3", 1, 3)]
 
 
-def test_a_suspect_does_not_wait_for_ever_for_an_engine_that_never_loads() -> None:
+def waiting_suspect() -> Bench:
+    """A suspect waits for e1, which is to be started again; e0 has another request."""
     bench = Bench(ClusterOptions(wait_for_engine_s=30))
     bench.add("e0", "e1")
     bench.submit("poison")
@@ -123,6 +124,11 @@ def test_a_suspect_does_not_wait_for_ever_for_an_engine_that_never_loads() -> No
     bench.submit("r0")
     assert bench.manager.owner("r0") == "e0"
     bench.die("e1", 1, "poison")
+    return bench
+
+
+def test_a_suspect_does_not_wait_for_ever_for_an_engine_that_never_loads() -> None:
+    bench = waiting_suspect()
     assert bench.wait(29, ("e0", 2)) == [StartEngine("e1", 2, ("a",))]
     assert dispatched(bench.submit("r1")) == [("r1", "e0", 1)]
     bench.wait(1, ("e0", 2))
@@ -148,14 +154,7 @@ def test_a_suspect_that_is_cancelled_makes_room() -> None:
 
 
 def test_an_engine_that_was_to_be_emptied_opens_again_when_the_suspect_is_cancelled() -> None:
-    bench = Bench(ClusterOptions(wait_for_engine_s=30))
-    bench.add("e0", "e1")
-    bench.submit("poison")
-    bench.die("e0", 1, "poison")
-    bench.wait(1, ("e1", 1))
-    bench.ready("e0", 2)
-    bench.submit("r0")
-    bench.die("e1", 1, "poison")
+    bench = waiting_suspect()
     bench.wait(30, ("e0", 2))
     assert bench.submit("r1") == []
     assert bench.end("poison", None) == [Dispatch("r1", "e0", 2, 1)]
