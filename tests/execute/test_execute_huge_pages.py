@@ -1,12 +1,15 @@
 """Buffers in huge pages, where the system has them."""
 
+import gc
 import platform
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from shoal.execute.huge_pages import PAGE, HugePages, huge_empty
+from shoal.execute import huge_pages
+from shoal.execute.huge_pages import PAGE, HugePages, huge_empty, prefault
 
 
 def advised_bytes(buffer: torch.Tensor) -> int:
@@ -37,3 +40,58 @@ def test_tensors_are_copied_one_behind_the_other() -> None:
     tensors_and_copies = zip(tensors, copies, strict=True)
     assert all(torch.equal(tensor, copy) for tensor, copy in tensors_and_copies)
     assert [copy.data_ptr() - copies[0].data_ptr() for copy in copies] == [0, 64, 128]
+
+
+def resident_bytes() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def can_prefault() -> bool:
+    return huge_pages._advise(huge_empty(PAGE), huge_pages._MADV_POPULATE_WRITE)
+
+
+def test_prefaulted_memory_is_resident_and_keeps_what_it_holds() -> None:
+    if not can_prefault():
+        pytest.skip("this system cannot take pages ahead")
+    buffer = huge_empty(32 * PAGE + 5)
+    buffer[: PAGE + 3] = 7
+    buffer[-1] = 9
+    before = resident_bytes()
+    thread = prefault(buffer)
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert resident_bytes() - before > 28 * PAGE
+    assert (buffer[: PAGE + 3] == 7).all()
+    assert buffer[-1] == 9
+
+
+def test_prefaulting_ends_when_nobody_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[int] = []
+    buffer: list[torch.Tensor] = [huge_empty(4 * PAGE)]
+
+    def advise(memory: torch.Tensor, advice: int) -> bool:
+        advised.append(memory.nbytes)
+        buffer.clear()
+        return True
+
+    monkeypatch.setattr(huge_pages, "_advise", advise)
+    thread = prefault(buffer[0])
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    gc.collect()
+    assert advised == [PAGE]
+
+
+def test_prefaulting_ends_where_the_system_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[int] = []
+
+    def advise(memory: torch.Tensor, advice: int) -> bool:
+        advised.append(memory.nbytes)
+        return False
+
+    buffer = huge_empty(4 * PAGE)
+    monkeypatch.setattr(huge_pages, "_advise", advise)
+    thread = prefault(buffer)
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert advised == [PAGE]

@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 
 from shoal.core import BlockCopy
-from shoal.execute.huge_pages import huge_empty
+from shoal.execute.huge_pages import huge_empty, prefault
 from shoal.execute.service_cache import MergedCache, ServiceCache, SplitCache, UnitIds
 from shoal.kvcache import PoolLayout
 
@@ -117,7 +117,9 @@ class KVStore:
 
 def _empty(num_bytes: int, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":  # attention reads blocks from all over it
-        return huge_empty(num_bytes)
+        buffer = huge_empty(num_bytes)
+        prefault(buffer)
+        return buffer
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
