@@ -8,6 +8,7 @@
 
 #include "amx.h"
 #include "bf16.h"
+#include "inputs.h"
 
 #include <math.h>
 
@@ -20,11 +21,13 @@ enum {
     PAIRS = GROUP / 2,
     PANEL = 32, /* columns that are stored together */
 #if defined(__AMX_BF16__)
+    PART_ROWS = TILE_ROWS,
     ROWS = 2 * TILE_ROWS,
     BLOCK_TILES = 4,
     LARGE_BLOCK_TILES = 1, /* a tile of many stays in the first cache, and panels come from the second */
 #else
     ROWS = 12, /* of a tile: as many as leave registers for their sums */
+    PART_ROWS = ROWS,
     BLOCK_TILES = 8,
     LARGE_BLOCK_TILES = BLOCK_TILES,
 #endif
@@ -39,10 +42,11 @@ enum { WORDS = 1 }; /* a pair as it is */
 enum { WORDS = 2 }; /* both as floats */
 #endif
 
-/* A group of inputs of all rows of a tile. */
+/* A group of inputs of all rows of a part of a tile. */
 struct group {
-    float values[ROWS][PAIRS][WORDS];
+    float values[PART_ROWS][PAIRS][WORDS];
 };
+
 
 #if defined(__AVX512BF16__)
 /* y = 32 values, rounded as float_to_bf16 does, but that subnormal ones become 0, and a NaN keeps its bits. */
@@ -77,7 +81,7 @@ INLINE void end_products(void) {}
 
 #if defined(__AVX512F__)
 #define LANES 16
-#define PART_ROWS ROWS
+#define VECTOR_ROWS ROWS
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 typedef __m512i ints;
 typedef __m512 floats;
@@ -89,7 +93,7 @@ typedef __m512 floats;
 #define MULTIPLY_ADD _mm512_fmadd_ps
 #elif defined(__AVX2__)
 #define LANES 8
-#define PART_ROWS 4
+#define VECTOR_ROWS 4
 #define CASES CASE(1) CASE(2) CASE(3) CASE(4)
 typedef __m256i ints;
 typedef __m256 floats;
@@ -132,7 +136,7 @@ INLINE void add_pair(floats sums[][VECTORS], const float (*values)[PAIRS][WORDS]
 INLINE void multiply_part(const struct group *x, const struct panel *panel, float (*out)[PANEL], const int first,
                           const int rows, const int column) {
     const uint8_t *weights = panel->weights + column * 4;
-    floats sums[PART_ROWS][VECTORS];
+    floats sums[VECTOR_ROWS][VECTORS];
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_FLOAT(0);
     for (int64_t g = 0; g < panel->groups; g++, x++, weights += GROUP_BYTES) {
@@ -145,7 +149,7 @@ INLINE void multiply_part(const struct group *x, const struct panel *panel, floa
         for (int v = 0; v < VECTORS; v++) STORE_FLOATS(out[first + row] + column + v * LANES, sums[row][v]);
 }
 
-/* The same for 1 to PART_ROWS rows. */
+/* The same for 1 to VECTOR_ROWS rows. */
 INLINE void multiply_rows(const struct group *x, const struct panel *panel, float (*out)[PANEL], const int first,
                           const int rows, const int column) {
     switch (rows) {
@@ -155,11 +159,13 @@ INLINE void multiply_rows(const struct group *x, const struct panel *panel, floa
     }
 }
 
-/* out[row][column] for the first rows of a tile, x [groups], and the columns of a panel. */
-static void multiply_tile(const struct group *x, const struct panel *panel, const int rows, float (*out)[PANEL]) {
+/* out[row][column] for the first rows of a tile and the columns of a panel. */
+static void multiply_tile(const struct inputs *inputs, const struct panel *panel, const int rows,
+                          float (*out)[PANEL]) {
+    const struct group *x = (const struct group *)inputs->first;
     for (int column = 0; column < PANEL; column += VECTORS * LANES)
-        for (int first = 0; first < rows; first += PART_ROWS)
-            multiply_rows(x, panel, out, first, rows - first < PART_ROWS ? rows - first : PART_ROWS, column);
+        for (int first = 0; first < rows; first += VECTOR_ROWS)
+            multiply_rows(x, panel, out, first, rows - first < VECTOR_ROWS ? rows - first : VECTOR_ROWS, column);
 }
 
 #else
@@ -175,7 +181,9 @@ static float multiply_column(const struct group *x, const struct panel *panel, i
     return total;
 }
 
-static void multiply_tile(const struct group *x, const struct panel *panel, const int rows, float (*out)[PANEL]) {
+static void multiply_tile(const struct inputs *inputs, const struct panel *panel, const int rows,
+                          float (*out)[PANEL]) {
+    const struct group *x = (const struct group *)inputs->first;
     for (int row = 0; row < rows; row++)
         for (int column = 0; column < PANEL; column++) out[row][column] = multiply_column(x, panel, row, column);
 }

@@ -5,6 +5,8 @@
 #ifndef SHOAL_INT8_TILE_H
 #define SHOAL_INT8_TILE_H
 
+#include "inputs.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -17,6 +19,7 @@ enum {
     STEPS = GROUP / 4,
     PANEL = 32, /* columns that are stored together */
     ROWS = 6,   /* of a tile: as many as leave registers for their sums */
+    PART_ROWS = ROWS,
     BLOCK_TILES = 16,
     LARGE_BLOCK_TILES = BLOCK_TILES,
     GROUP_BYTES = GROUP * PANEL,
@@ -150,8 +153,10 @@ INLINE void multiply_part(const struct group *x, const struct panel *panel, floa
         for (int v = 0; v < VECTORS; v++) STORE_FLOATS(out[first + row] + column + v * LANES, totals[row][v]);
 }
 
-/* out[row][column] for the first rows of a tile, x [groups], and the columns of a panel. */
-INLINE void multiply_tile(const struct group *x, const struct panel *panel, const int rows, float (*out)[PANEL]) {
+/* out[row][column] for the first rows of a tile and the columns of a panel. */
+INLINE void multiply_tile(const struct inputs *inputs, const struct panel *panel, const int rows,
+                          float (*out)[PANEL]) {
+    const struct group *x = (const struct group *)inputs->first;
 #if LANES == 16
     switch (rows) {
 #define CASE(n) case n: multiply_part(x, panel, out, 0, n, 0); break;
@@ -186,7 +191,9 @@ static float multiply_column(const struct group *x, const struct panel *panel, i
     return total;
 }
 
-INLINE void multiply_tile(const struct group *x, const struct panel *panel, const int rows, float (*out)[PANEL]) {
+INLINE void multiply_tile(const struct inputs *inputs, const struct panel *panel, const int rows,
+                          float (*out)[PANEL]) {
+    const struct group *x = (const struct group *)inputs->first;
     for (int row = 0; row < rows; row++)
         for (int column = 0; column < PANEL; column++) out[row][column] = multiply_column(x, panel, row, column);
 }

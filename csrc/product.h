@@ -1,13 +1,14 @@
 /* Products y = x W^T, whatever format the weights have: what is shared between them.
 
    Columns of weights are stored in panels, inputs in groups. A file that includes this has defined PANEL and GROUP,
-   ROWS (of a tile), BLOCK_TILES (tiles that are multiplied with a panel while it is in the cache; LARGE_BLOCK_TILES
-   where there are more), GROUP_BYTES (weights of a panel's group), struct group (inputs of a tile's group, as products
-   want them) and struct panel. It then defines
+   ROWS (of a tile) and PART_ROWS (of its parts), BLOCK_TILES (tiles that are multiplied with a panel while it is in the
+   cache; LARGE_BLOCK_TILES where there are more), GROUP_BYTES (weights of a panel's group), struct group (inputs of a
+   part's group, as products want them), struct inputs and struct panel. It then defines
 
        begin_products() and end_products(), around the products of a task,
-       prepare_row(job, row, groups), which puts the inputs of a row into the groups of its tile,
-       multiply_tile(groups, panel, rows, out), which gives the products of a tile and a panel in float, and
+       can_read_inputs(job), whether products take the inputs of a whole part from x,
+       prepare_row(job, row, groups), which puts the inputs of a row into the groups of its part,
+       multiply_tile(inputs, panel, rows, out), which gives the products of a tile and a panel in float, and
        ROUND_PANEL(values, y), where there is a faster way to write PANEL results as bfloat16. */
 #ifndef SHOAL_PRODUCT_H
 #define SHOAL_PRODUCT_H
@@ -50,11 +51,13 @@ struct job {
     int64_t groups, panels, tiles;
     int64_t block_tiles; /* that are multiplied with a panel while it is in the cache */
     int64_t task_panels, column_tasks, row_tasks;
-    struct group *prepared; /* [tiles, groups] */
+    int64_t prepared_from;  /* a multiple of PART_ROWS: rows before it are read from x */
+    struct group *prepared; /* [parts, groups] of the other rows */
 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+static int can_read_inputs(const struct job *job);
 static void prepare_row(const struct job *job, int64_t row, struct group *groups);
 
 /* values = x[at ...]. */
@@ -78,11 +81,18 @@ INLINE void read_group(const struct job *job, int64_t row, int64_t first, float 
     read_values(job->x, job->bf16, at, values, inputs - first);
 }
 
-static void prepare_tile(void *context, int64_t tile) {
+static void prepare_part(void *context, int64_t part) {
     const struct job *job = context;
-    const int64_t end = smaller((tile + 1) * ROWS, job->rows);
-    for (int64_t row = tile * ROWS; row < end; row++)
-        prepare_row(job, row, job->prepared + tile * job->groups);
+    const int64_t first = job->prepared_from + part * PART_ROWS, end = smaller(first + PART_ROWS, job->rows);
+    for (int64_t row = first; row < end; row++) prepare_row(job, row, job->prepared + part * job->groups);
+}
+
+/* The inputs of the part that begins with a row. */
+static struct inputs inputs_of(const struct job *job, int64_t row) {
+    const int64_t bytes = job->product->inputs * (job->bf16 ? 2 : 4);
+    if (row < job->prepared_from) return (struct inputs){(const char *)job->x + row * bytes, bytes, bytes / job->groups};
+    const struct group *first = job->prepared + (row - job->prepared_from) / PART_ROWS * job->groups;
+    return (struct inputs){(const char *)first, sizeof *first / PART_ROWS, sizeof *first};
 }
 
 /* y[at ...] = values. */
@@ -123,35 +133,39 @@ static void apply_gates(int64_t activation, const float *restrict gates, float *
         for (int i = 0; i < PANEL; i++) values[i] = gelu_erf(gates[i]) * values[i];
 }
 
-/* The weights of a panel, to be multiplied with several tiles: each fetches a part of the next panel. */
-static struct panel panel_at(const struct linear *linear, int64_t index, int64_t groups, int64_t tiles) {
+/* The weights of a panel, to be multiplied with several tiles: each fetches a part of the next panel, unless the panel
+   is the last one of its task. */
+static struct panel panel_at(const struct linear *linear, int64_t index, int64_t groups, int64_t tiles, int last) {
     struct panel panel = {.weights = linear->weights + index * groups * GROUP_BYTES, .groups = groups};
     if (linear->grouped) panel.scales = linear->scales + index * groups * PANEL;
     panel.ahead = panel.weights + groups * GROUP_BYTES;
-    panel.ahead_groups = tiles > 1 ? (groups + tiles - 1) / tiles : 0; /* a single one reads at full speed */
+    panel.ahead_groups = tiles > 1 && !last ? (groups + tiles - 1) / tiles : 0; /* a single one reads at full speed */
     return panel;
 }
 
 /* values[row] = scaled products of a tile and a panel. */
-static void multiply_panel(const struct job *job, const struct linear *linear, struct panel *panel,
-                           int64_t index, int64_t tile, int rows, float (*values)[PANEL]) {
-    multiply_tile(job->prepared + tile * job->groups, panel, rows, values);
+static void multiply_panel(const struct linear *linear, struct panel *panel, int64_t index,
+                           const struct inputs *inputs, int rows, float (*values)[PANEL]) {
+    multiply_tile(inputs, panel, rows, values);
     for (int row = 0; row < rows; row++) scale_row(linear, index, values[row]);
     panel->ahead += panel->ahead_groups * GROUP_BYTES;
 }
 
 /* Tiles [first, last) times the panel of a part, and of the gate where there is one; start: its first output. */
 static void multiply_tiles(const struct job *job, int64_t first, int64_t last, const struct linear *linear,
-                           int64_t index, int64_t start) {
+                           int64_t index, int64_t start, int is_last) {
     const struct linear *gate = job->product->activation != NO_ACTIVATION ? job->product->parts : NULL;
-    struct panel panel = panel_at(linear, index, job->groups, last - first), gate_panel;
-    if (gate) gate_panel = panel_at(gate, index, job->groups, last - first);
+    struct panel panel = panel_at(linear, index, job->groups, last - first, is_last), gate_panel;
+    if (gate) gate_panel = panel_at(gate, index, job->groups, last - first, is_last);
     const int64_t count = smaller(linear->columns - index * PANEL, PANEL);
     for (int64_t tile = first; tile < last; tile++) {
         _Alignas(64) float values[ROWS][PANEL], gates[ROWS][PANEL];
         const int rows = (int)smaller(job->rows - tile * ROWS, ROWS);
-        multiply_panel(job, linear, &panel, index, tile, rows, values);
-        if (gate) multiply_panel(job, gate, &gate_panel, index, tile, rows, gates);
+        struct inputs inputs[ROWS / PART_ROWS] = {0};
+        for (int part = 0; part * PART_ROWS < rows; part++)
+            inputs[part] = inputs_of(job, tile * ROWS + part * PART_ROWS);
+        multiply_panel(linear, &panel, index, inputs, rows, values);
+        if (gate) multiply_panel(gate, &gate_panel, index, inputs, rows, gates);
         for (int row = 0; row < rows; row++) {
             const int64_t at = (tile * ROWS + row) * job->columns + start;
             if (gate) apply_gates(job->product->activation, gates[row], values[row]);
@@ -177,7 +191,7 @@ static void multiply_block(void *context, int64_t task) {
     begin_products();
     for (; index >= panels_of(linear); linear++) index -= panels_of(linear), start += linear->columns;
     for (; left > 0; left--) {
-        multiply_tiles(job, first, last, linear, index, start + index * PANEL);
+        multiply_tiles(job, first, last, linear, index, start + index * PANEL, left == 1);
         if (++index == panels_of(linear)) index = 0, start += linear->columns, linear++;
     }
     end_products();
@@ -209,14 +223,16 @@ static struct job job_of(const struct product *product, int64_t rows) {
 static int64_t multiply(const struct product *product, const void *x, void *y, int64_t rows, int64_t bf16) {
     struct job job = job_of(product, rows);
     job.x = x, job.y = y, job.bf16 = bf16;
+    job.prepared_from = can_read_inputs(&job) ? rows / PART_ROWS * PART_ROWS : 0;
+    const int64_t parts = (rows - job.prepared_from + PART_ROWS - 1) / PART_ROWS;
     /* In whole cache lines: a row of 64 bytes that lies in two takes twice as long to load. */
-    const size_t bytes = (size_t)(job.tiles * job.groups) * sizeof(struct group);
+    const size_t bytes = (size_t)(parts * job.groups) * sizeof(struct group);
     job.prepared = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (!job.prepared) return 0;
-    if (rows * product->inputs < SERIAL_INPUTS)
-        for (int64_t tile = 0; tile < job.tiles; tile++) prepare_tile(&job, tile);
+    if ((rows - job.prepared_from) * product->inputs < SERIAL_INPUTS)
+        for (int64_t part = 0; part < parts; part++) prepare_part(&job, part);
     else
-        shoal_parallel(job.tiles, prepare_tile, &job);
+        shoal_parallel(parts, prepare_part, &job);
     shoal_parallel(job.row_tasks * job.column_tasks, multiply_block, &job);
     free(job.prepared);
     return 1;

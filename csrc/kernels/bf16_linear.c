@@ -2,14 +2,24 @@
 #include "../bf16_tile.h"
 #include "../product.h"
 
+/* Tiles of AMX take any rows of whole groups. */
+static int can_read_inputs(const struct job *job) {
+#if defined(__AMX_BF16__)
+    return job->bf16 && job->product->inputs % GROUP == 0;
+#else
+    (void)job;
+    return 0;
+#endif
+}
+
 /* Inputs that are bfloat16 already, where products want them so. */
 static void copy_row(const struct job *job, int64_t row, struct group *groups) {
     const int64_t inputs = job->product->inputs, whole = inputs / GROUP;
     const uint16_t *x = (const uint16_t *)job->x + row * inputs;
-    for (int64_t g = 0; g < whole; g++) memcpy(groups[g].values[row % ROWS], x + g * GROUP, GROUP * sizeof *x);
+    for (int64_t g = 0; g < whole; g++) memcpy(groups[g].values[row % PART_ROWS], x + g * GROUP, GROUP * sizeof *x);
     if (whole == job->groups) return;
-    memset(groups[whole].values[row % ROWS], 0, GROUP * sizeof *x);
-    memcpy(groups[whole].values[row % ROWS], x + whole * GROUP, (size_t)(inputs % GROUP) * sizeof *x);
+    memset(groups[whole].values[row % PART_ROWS], 0, GROUP * sizeof *x);
+    memcpy(groups[whole].values[row % PART_ROWS], x + whole * GROUP, (size_t)(inputs % GROUP) * sizeof *x);
 }
 
 static void prepare_row(const struct job *job, int64_t row, struct group *groups) {
@@ -20,7 +30,7 @@ static void prepare_row(const struct job *job, int64_t row, struct group *groups
     _Alignas(64) float values[GROUP];
     for (int64_t g = 0; g < job->groups; g++) {
         read_group(job, row, g * GROUP, values);
-        put_values(values, groups + g, row % ROWS);
+        put_values(values, groups + g, row % PART_ROWS);
     }
 }
 

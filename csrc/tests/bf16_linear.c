@@ -1,4 +1,5 @@
-/* Products of all shapes of tiles, panels and groups keep to their buffers, and are close to those in double. */
+/* Products of all shapes of tiles, panels and groups keep to their buffers, are close to those in double, and with
+   inputs in bfloat16 the same. */
 #include "guard.h"
 
 #include "../kernels/bf16_linear.c"
@@ -43,14 +44,17 @@ static void check(int64_t rows, int64_t inputs, int64_t columns, int64_t activat
         }
     uint16_t *y16 = guarded((size_t)(rows * outputs) * sizeof *y16);
     CHECK(KERNEL(shoal_bf16_product)(&product, x16, y16, rows, 1));
-    for (int64_t i = 0; i < rows * outputs; i++) CHECK((y16[i] & 0x7f80) != 0x7f80);
+    for (int64_t i = 0; i < rows * outputs; i++) {
+        CHECK((y16[i] & 0x7f80) != 0x7f80);
+        CHECK(fabsf(bf16_to_float(y16[i]) - y[i]) <= 0x1p-8f * fabsf(y[i]) + 1e-30f); /* the same, rounded */
+    }
 }
 
 int main(void) {
     const int64_t rows[] = {1, 2, 3, 4, 5, 11, 12, 13, 16, 17, 32, 100, 130};
-    const int64_t inputs[] = {1, 32, 71}, columns[] = {1, 32, 67};
+    const int64_t inputs[] = {1, 32, 71, 96}, columns[] = {1, 32, 67};
     for (int r = 0; r < 13; r++)
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 4; i++)
             for (int c = 0; c < 3; c++)
                 for (int64_t activation = NO_ACTIVATION; activation <= GELU_ERF; activation++)
                     check(rows[r], inputs[i], columns[c], activation);
