@@ -24,7 +24,7 @@ enum {
     TASKS_PER_THREAD = 4,    /* so that a slow thread delays little */
     SERIAL_INPUTS = 1 << 15, /* fewer are prepared by one thread before another wakes up */
     CACHED_BYTES = 1 << 20,  /* weights that stay in the second cache, to be multiplied with all rows in turn */
-    SERIAL_WORK = 3200,      /* less, counted in groups of panels times rows, is done before, too */
+    SERIAL_WORK = 1600,      /* less, counted in groups of panels times rows, is done before, too */
 };
 
 /* The weights of a layer, as Python lays them out. */

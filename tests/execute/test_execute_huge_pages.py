@@ -1,7 +1,7 @@
 """Buffers in huge pages, where the system has them."""
 
-import gc
 import platform
+import threading
 from pathlib import Path
 
 import psutil
@@ -67,18 +67,18 @@ def test_prefaulted_memory_is_resident_and_keeps_what_it_holds() -> None:
 
 def test_prefaulting_ends_when_nobody_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     advised: list[int] = []
-    buffer: list[torch.Tensor] = [huge_empty(4 * PAGE)]
+    held, released = [huge_empty(4 * PAGE)], threading.Event()
 
     def advise(memory: torch.Tensor, advice: int) -> bool:
         advised.append(memory.nbytes)
-        buffer.clear()
-        return True
+        return released.wait(timeout=60)
 
     monkeypatch.setattr(huge_pages, "_advise", advise)
-    thread = prefault(buffer[0])
+    thread = prefault(held[0])
+    held.clear()
+    released.set()
     thread.join(timeout=60)
     assert not thread.is_alive()
-    gc.collect()
     assert advised == [PAGE]
 
 
