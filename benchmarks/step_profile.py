@@ -22,6 +22,9 @@ for that. They are traced by ``torch.profiler`` in a second run of each step: *s
 *operations*, each the fastest of the rounds. The profiler slows them down by about a microsecond each, so
 *small* is a little too large and *Python* as much too small.
 
+Layers that native code computes in one call are taken apart for this: their operations are called one after the
+other, with the same bits. *as it runs* is the whole step without that, and without anything timed inside.
+
 With one thread its CPU time is taken, which other programs change less; with more, the time that passes.
 """
 
@@ -34,6 +37,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -113,6 +117,8 @@ class Step:
     """By part; the torch operations among the small ones are in *Python* yet."""
     operations_ms: list[float]
     """Small torch operations, traced."""
+    as_it_runs_ms: float
+    """The whole step where layers are native calls."""
 
     @property
     def total_ms(self) -> float:
@@ -128,8 +134,20 @@ class Bench:
             models, layout := plan_layout(models.kv_shapes, memory_bytes=kv_bytes, block_size=BLOCK_SIZE)
         )
         self._pool = BlockPool(layout)
+        self._forward = models.models[SERVICE].forward
         self._vocab = models.vocab_sizes[SERVICE]
         self._number = 0
+
+    @contextmanager
+    def layers_apart(self) -> Iterator[None]:
+        """Inside, layers are computed one operation after the other."""
+        native = getattr(self._forward, "native_layers", [])
+        kept = list(native)
+        native.clear()
+        try:
+            yield
+        finally:
+            native.extend(kept)
 
     @contextmanager
     def sequences(self, rows: int, known: int, computed: int) -> Iterator[tuple[Joined, ...]]:
@@ -210,7 +228,19 @@ def small_operations(traced: profile) -> list[float]:
 
 
 def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[Joined, ...], new_tokens: int) -> Step:
-    """One step with timers, and once more under the profiler."""
+    """One step as it runs, one with timers, and one under the profiler."""
+    clock.seconds.clear()
+    bench.step(joined, new_tokens)
+    as_it_runs_ms = 1e3 * sum(clock.seconds.values())
+    with bench.layers_apart():
+        parts, traced = _parts(bench, clock, joined, new_tokens)
+    return Step(kind, parts, small_operations(traced), as_it_runs_ms)
+
+
+def _parts(
+    bench: Bench, clock: Clock, joined: tuple[Joined, ...], new_tokens: int
+) -> tuple[dict[str, float], profile]:
+    """Milliseconds of each part, and the trace of another such step."""
     clock.seconds.clear()
     bench.step(joined, new_tokens)
     parts = {name: 1e3 * clock.seconds[name] for name in PARTS}
@@ -218,7 +248,7 @@ def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[Joined, ...], n
     with profile(activities=[ProfilerActivity.CPU]) as traced:
         bench.step(joined, new_tokens)
     clock.scopes = False
-    return Step(kind, parts, small_operations(traced))
+    return parts, traced
 
 
 def medians(steps: list[Step]) -> list[Step]:
@@ -232,18 +262,19 @@ def medians(steps: list[Step]) -> list[Step]:
         parts = dict(sorted(same, key=lambda step: step.total_ms)[len(same) // 2].parts_ms)
         parts["small"] += sum(fastest)
         parts["Python"] -= sum(fastest)
-        shown.append(Step(kind, parts, fastest))
+        shown.append(Step(kind, parts, fastest, median(step.as_it_runs_ms for step in same)))
     return shown
 
 
 def show(title: str, steps: list[Step]) -> None:
     """A row for each kind of step."""
     table = Table(title=title)
-    for column in ("step", "total, ms", *PARTS, "operations"):
+    for column in ("step", "as it runs, ms", "total, ms", *PARTS, "operations"):
         table.add_column(column, justify="right")
     for step in steps:
         cells = [f"{step.parts_ms[name]:.2f}" for name in PARTS]
-        table.add_row(step.kind, f"{step.total_ms:.1f}", *cells, str(len(step.operations_ms)))
+        totals = f"{step.as_it_runs_ms:.1f}", f"{step.total_ms:.1f}"
+        table.add_row(step.kind, *totals, *cells, str(len(step.operations_ms)))
     Console(width=140).print(table)
 
 

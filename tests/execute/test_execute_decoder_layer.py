@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from execute_builders import COMMON, KINDS, make_model, needs_native, tiny_config
+from execute_builders import (
+    COMMON,
+    KINDS,
+    HandScheduler,
+    logits_of,
+    make_model,
+    make_prompt,
+    needs_native,
+    tiny_config,
+)
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +34,7 @@ from shoal.execute.forward import FusedForward
 from shoal.execute.fuse_layers import fuse_layers, recognise_layers
 from shoal.execute.interface import ATTENTION_NAME, TransformersForward
 from shoal.execute.loading import LoadedModel, load_models
+from shoal.execute.native_attention import NativeStep
 from shoal.execute.probe import PROMPT_LENGTHS, Probed, probe
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.replacements import Replacements
@@ -146,6 +156,39 @@ def test_a_model_of_nothing_else_runs_without_the_code_of_transformers(kind: str
     loaded = load_at_once(make_model(tmp_path, tiny_config(kind)))
     fused = kind in FUSED and kind != "gemma2"  # which caps its logits
     assert isinstance(loaded.forward, FusedForward if fused else TransformersForward)
+
+
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", [kind for kind in FUSED if kind != "gemma2"])
+def test_a_layer_in_one_native_call_has_the_bits_of_its_operations(
+    kind: str, dtype: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    run_layers = NativeStep.run_layers
+    monkeypatch.setattr(
+        NativeStep, "run_layers", lambda self, layers, *rest: calls.append(1) or run_layers(self, layers, *rest)
+    )
+    folder = make_model(tmp_path, tiny_config(kind), torch.bfloat16)
+    scheduler = HandScheduler({kind: folder}, attention="native", layout=layout, dtype=dtype)
+    prompts = [make_prompt(length, seed=length) for length in (1, 5, 23, 40)]
+    forward = scheduler.models.models[kind].forward
+    assert isinstance(forward, FusedForward)
+    assert len(forward.native_layers) == scheduler.models.models[kind].module.config.num_hidden_layers
+    scheduler.poison()
+    at_once = logits_of(scheduler, kind, prompts, 4, chunk=16)
+    made = len(calls)
+    assert made > 4
+    forward.native_layers.clear()
+    scheduler.poison()
+    assert logits_of(scheduler, kind, prompts, 4, chunk=16) == at_once
+    assert len(calls) == made
+
+
+def test_float32_layers_are_computed_one_operation_after_the_other(tmp_path: Path) -> None:
+    forward = load_at_once(make_model(tmp_path, tiny_config("llama"))).forward
+    assert isinstance(forward, FusedForward)
+    assert not forward.native_layers
 
 
 def test_only_the_rows_asked_for_have_logits(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from torch import nn
 
 from shoal.execute.decoder_layer import DecoderLayer
 from shoal.execute.interface import AttentionStep
+from shoal.execute.native_attention import NativeStep
+from shoal.execute.native_layer import NativeLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,10 @@ class FusedForward:
         self._tables = list(dict.fromkeys(table for _, table in layers))
         self._table_of = [self._tables.index(table) for _, table in layers]
         self._next_scale = [layer.before_attention for layer in self._layers[1:]] + [None]
+        native = [NativeLayer.of(layer) for layer in self._layers]
+        self.native_layers = [layer for layer in native if layer is not None]
+        """For steps with native attention, if these are all layers. Without them layers are computed one
+        operation after the other, with the same bits."""
 
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
@@ -63,11 +69,18 @@ class FusedForward:
         tables = [table.compute(embedded, positions) for table in self._tables]
         angles = [(first.angles(cos), first.angles(sin)) for cos, sin in tables]
         normed = first.kernels.norm(x, first.before_attention, first.eps)
+        if len(self.native_layers) == len(self._layers) and isinstance(step, NativeStep):
+            by_layer = [angles[table] for table in self._table_of]
+            step.run_layers(self.native_layers, x, normed, by_layer, self._next_scale)
+            return self._last_norm(x[rows])
         for layer, table, scale in zip(self._layers, self._table_of, self._next_scale, strict=True):
             cos, sin = angles[table]
             x, made = layer.compute(x, normed, cos, sin, step)
             x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, scale, layer.eps)
-        hidden: torch.Tensor = self._norm(x[rows])
+        return self._last_norm(x[rows])
+
+    def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self._norm(x)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -28,14 +28,15 @@ class Int8Product:
         """Columns of the input."""
         self.out_features = output_features(parts, activation)
         """Columns of the output."""
-        self._native = (
+        self.native = (
             None if native is None else NativeProduct(native, "shoal_int8_product", parts, activation)
         )
+        """The native product, if that is used."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See NativeProduct."""
-        if self._native is not None:
-            return self._native(x)
+        if self.native is not None:
+            return self.native(x)
         rows = x.reshape(-1, self.in_features)
         y = reference_product(self.parts, rows, self.activation.name)
         return y.view(*x.shape[:-1], self.out_features)

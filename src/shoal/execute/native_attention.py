@@ -1,7 +1,8 @@
 """Attention in the KV pool with native kernels: no gathers, no masks, one call a layer for all rows."""
 
 import ctypes
-from ctypes import POINTER, byref, c_int64
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from shoal.execute.attention_structs import (
     StepAddresses,
 )
 from shoal.execute.batch import StepBatch
+from shoal.execute.native_layer import LayerCall, NativeLayer
 from shoal.execute.paged import PagedStep
 from shoal.execute.service_cache import ServiceCache
 from shoal.kvcache import KVShape
@@ -57,6 +59,7 @@ class NativeStep(PagedStep):
         self._attend_rotated = library.kernel("shoal_attend_rotated", call, POINTER(RotaryCall))
         self._list_tasks = library.kernel("shoal_attention_tasks", call, POINTER(c_int64))
         self._partial_floats = library.kernel("shoal_attention_partial", call, result=c_int64)
+        self._run_layer = library.kernel("shoal_decoder_layer", c_void_p, POINTER(LayerCall), result=c_int64)
         self._table = np.ascontiguousarray(cache.entries(batch.tables))
         self._step = StepAddresses(
             len(batch.firsts),
@@ -145,6 +148,38 @@ class NativeStep(PagedStep):
         self._attend_rotated(byref(self._call), byref(rotary))
         return out.flatten(1)
 
+    def run_layers(
+        self,
+        layers: Sequence[NativeLayer],
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        next_scales: Sequence[torch.Tensor | None],
+    ) -> None:
+        """All layers of a model, each in one native call; the same bits as one operation after the other.
+
+        x [tokens, hidden], contiguous: the residual stream, which changes in place. normed: its norm for the
+        first layer, which is overwritten. angles: cos and sin for each layer, as ``attend_packed`` gets
+        them. next_scales: of the norm after each layer; None for the last.
+        """
+        x = self._usable(x)
+        tokens = len(x)
+        size = max(layer.workspace_bytes(tokens, x.element_size()) for layer in layers)
+        workspace = torch.empty(size, dtype=torch.uint8)
+        call = LayerCall(step=ctypes.addressof(self._step))
+        call.x, call.normed, call.workspace = x.data_ptr(), normed.data_ptr(), workspace.data_ptr()
+        for layer, (cos, sin), scale in zip(layers, angles, next_scales, strict=True):
+            cos, sin = self._float_angles(cos, sin)
+            shared = self._work(layer.index, layer.heads, layer.window)
+            call.cache = ctypes.addressof(self.cache.addresses[layer.index])
+            call.task_count = len(shared.tasks)
+            call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
+            call.partials = shared.partials.data_ptr()
+            call.cos, call.sin, call.rotary_dim = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+            call.scale = None if scale is None else scale.data_ptr()
+            if not self._run_layer(layer.address, byref(call)):
+                raise MemoryError("no memory for the inputs of a linear layer")
+
     def _prepare(
         self,
         layer: int,
@@ -160,10 +195,7 @@ class NativeStep(PagedStep):
         call.heads, call.window = heads, window or 0
         call.scale = extent.key_dim**-0.5 if scaling is None else scaling
         call.softcap = softcap or 0.0
-        shape = (heads, extent.kv_heads, extent.value_dim, call.window)
-        shared = self._shared.get(shape)
-        if shared is None:
-            shared = self._shared[shape] = self._share()
+        shared = self._work(layer, heads, call.window)
         call.task_count = len(shared.tasks)
         call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
         call.partials = shared.partials.data_ptr()
@@ -188,6 +220,17 @@ class NativeStep(PagedStep):
         if x.dtype != self.cache.dtype:
             raise ValueError(f"attention in {x.dtype}, but the service's KV is {self.cache.dtype}")
         return x if x.stride(-1) == 1 else x.contiguous()
+
+    def _work(self, layer: int, heads: int, window: int) -> _Shared:
+        """How the work of a layer is shared."""
+        extent = self.cache.layers[layer]
+        shape = (heads, extent.kv_heads, extent.value_dim, window)
+        shared = self._shared.get(shape)
+        if shared is None:
+            self._call.layer = ctypes.addressof(self.cache.addresses[layer])
+            self._call.heads, self._call.window = heads, window
+            shared = self._shared[shape] = self._share()
+        return shared
 
     def _share(self) -> _Shared:
         """Share the work of the call, and of all layers of its shape."""

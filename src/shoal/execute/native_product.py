@@ -78,14 +78,17 @@ class NativeProduct:
         self._product = _Product(
             ctypes.addressof(self._layers), len(parts), self.in_features, int(activation)
         )
-        self._address = ctypes.addressof(self._product)
+        self.address = ctypes.addressof(self._product)
+        """Of the ``struct product`` for native code."""
+        self.function = native.address(kernel)
+        """Address of the kernel that computes it."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T + bias [..., out_features], in the dtype of x, which is float32 or bfloat16."""
         x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], self.out_features))
         rows = x.numel() // self.in_features
-        if not self._kernel(self._address, x.data_ptr(), y.data_ptr(), rows, _IS_BF16[x.dtype]):
+        if not self._kernel(self.address, x.data_ptr(), y.data_ptr(), rows, _IS_BF16[x.dtype]):
             raise MemoryError("no memory for the inputs of a linear layer")
         return y
 

@@ -35,6 +35,10 @@ class NativeLibrary:
         function.argtypes, function.restype = arguments, result
         return function
 
+    def address(self, name: str) -> int:
+        """Where the function ``name`` is, for native code that calls it."""
+        return ctypes.cast(self._library[f"{name}_{self.variant}"], ctypes.c_void_p).value or 0
+
 
 class _NotInUse(Exception):
     """Why the library is not in use; continues the words "torch only:"."""
