@@ -22,8 +22,8 @@ for that. They are traced by ``torch.profiler`` in a second run of each step: *s
 *operations*, each the fastest of the rounds. The profiler slows them down by about a microsecond each, so
 *small* is a little too large and *Python* as much too small.
 
-Layers that native code computes in one call are taken apart for this: their operations are called one after the
-other, with the same bits. *as it runs* is the whole step without that, and without anything timed inside.
+Layers that native code computes in one call are taken apart for this: their operations are called one after
+the other, with the same bits. *as it runs* is the whole step without that.
 
 With one thread its CPU time is taken, which other programs change less; with more, the time that passes.
 """

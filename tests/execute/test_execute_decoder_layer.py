@@ -166,9 +166,12 @@ def test_a_layer_in_one_native_call_has_the_bits_of_its_operations(
 ) -> None:
     calls: list[int] = []
     run_layers = NativeStep.run_layers
-    monkeypatch.setattr(
-        NativeStep, "run_layers", lambda self, layers, *rest: calls.append(1) or run_layers(self, layers, *rest)
-    )
+
+    def counted(step: NativeStep, *arguments: Any) -> None:
+        calls.append(1)
+        run_layers(step, *arguments)
+
+    monkeypatch.setattr(NativeStep, "run_layers", counted)
     folder = make_model(tmp_path, tiny_config(kind), torch.bfloat16)
     scheduler = HandScheduler({kind: folder}, attention="native", layout=layout, dtype=dtype)
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23, 40)]
