@@ -8,8 +8,10 @@
    sequence, and are then merged in order: so a token's result does not depend on what else is computed. */
 #define CHUNK 256
 
-/* Query rows (a token and a head each) that share one reading of the keys. */
+/* Query rows (a token and a head each) that share one reading of the keys: at least so many, where there are more, and
+   at most LARGE_TILE, where that leaves enough tasks for all threads. */
 #define TILE 96
+#define LARGE_TILE 384
 
 /* Elements of a key or value are at most so many. */
 #define LARGEST_HEAD 256

@@ -4,6 +4,9 @@
 /* With so many tasks for each thread, a task takes all KV heads of its keys, which lie side by side. */
 #define ENOUGH 8
 
+/* A multiple of the query rows that any instruction set computes together. */
+#define WHOLE 48
+
 struct counts {
     int64_t tasks, splits, partials;
 };
@@ -20,11 +23,17 @@ static void find_chunks(const struct attention *a, int64_t row, int64_t begin, i
     chunks[1] = (a->step->firsts[row] + (end - 1) / group) / CHUNK + 1;
 }
 
+/* Query rows of a tile where rows of more than TILE have so many together: whole products of all instruction sets. */
+static int64_t tile_size(const struct attention *a, int64_t total) {
+    int64_t share = total * a->layer->kv_heads / (ENOUGH * shoal_threads());
+    return smaller(larger(share / WHOLE * WHOLE, TILE), LARGE_TILE);
+}
+
 /* Add the tasks of a row of several tiles, each a task over all its keys; the last, which see most, come first. */
-static void add_tiles(struct attention *a, int64_t row, struct counts *counts) {
+static void add_tiles(struct attention *a, int64_t row, int64_t size, struct counts *counts) {
     int64_t rows = query_rows(a, row), chunks[2];
-    for (int64_t tile = (rows - 1) / TILE; tile >= 0; tile--) {
-        int64_t begin = tile * TILE, end = smaller(begin + TILE, rows);
+    for (int64_t tile = (rows - 1) / size; tile >= 0; tile--) {
+        int64_t begin = tile * size, end = smaller(begin + size, rows);
         find_chunks(a, row, begin, end, chunks);
         for (int64_t head = 0; head < a->layer->kv_heads; head++, counts->tasks++)
             if (a->tasks)
@@ -56,10 +65,12 @@ static void add_chunks(struct attention *a, int64_t row, int64_t heads, struct c
    a->splits; where a->tasks is NULL only count. counts: of tasks, splits, and query rows of partial results. */
 void KERNEL(shoal_attention_tasks)(struct attention *a, int64_t counts[3]) {
     struct counts total = {0, 0, 0};
-    int64_t single = 0, chunks[2];
+    int64_t single = 0, many = 0, chunks[2];
+    for (int64_t row = 0; row < a->step->rows; row++)
+        if (query_rows(a, row) > TILE) many += query_rows(a, row);
     for (int64_t row = 0; row < a->step->rows; row++) {
         if (query_rows(a, row) > TILE) {
-            add_tiles(a, row, &total);
+            add_tiles(a, row, tile_size(a, many), &total);
             continue;
         }
         find_chunks(a, row, 0, query_rows(a, row), chunks);
