@@ -221,6 +221,7 @@ static struct job job_of(const struct product *product, int64_t rows) {
 
    A row's result depends on nothing but the row. Returns 0 where memory did not suffice, else 1. */
 static int64_t multiply(const struct product *product, const void *x, void *y, int64_t rows, int64_t bf16) {
+    if (!rows) return 1;
     struct job job = job_of(product, rows);
     job.x = x, job.y = y, job.bf16 = bf16;
     job.prepared_from = can_read_inputs(&job) ? rows / PART_ROWS * PART_ROWS : 0;

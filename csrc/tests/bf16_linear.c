@@ -51,9 +51,9 @@ static void check(int64_t rows, int64_t inputs, int64_t columns, int64_t activat
 }
 
 int main(void) {
-    const int64_t rows[] = {1, 2, 3, 4, 5, 11, 12, 13, 16, 17, 32, 100, 130};
+    const int64_t rows[] = {0, 1, 2, 3, 4, 5, 11, 12, 13, 16, 17, 32, 100, 130};
     const int64_t inputs[] = {1, 32, 71, 96}, columns[] = {1, 32, 67};
-    for (int r = 0; r < 13; r++)
+    for (int r = 0; r < 14; r++)
         for (int i = 0; i < 4; i++)
             for (int c = 0; c < 3; c++)
                 for (int64_t activation = NO_ACTIVATION; activation <= GELU_ERF; activation++)

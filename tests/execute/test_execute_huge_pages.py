@@ -1,6 +1,8 @@
 """Buffers in huge pages, where the system has them."""
 
 import platform
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -47,7 +49,8 @@ def resident_bytes() -> int:
 
 
 def can_prefault() -> bool:
-    return huge_pages._advise(huge_empty(PAGE), huge_pages._MADV_POPULATE_WRITE)
+    page = huge_empty(PAGE)
+    return huge_pages._advise(page.data_ptr(), PAGE, huge_pages._MADV_POPULATE_WRITE)
 
 
 def test_prefaulted_memory_is_resident_and_keeps_what_it_holds() -> None:
@@ -69,8 +72,8 @@ def test_prefaulting_ends_when_nobody_holds_the_memory(monkeypatch: pytest.Monke
     advised: list[int] = []
     held, released = [huge_empty(4 * PAGE)], threading.Event()
 
-    def advise(memory: torch.Tensor, advice: int) -> bool:
-        advised.append(memory.nbytes)
+    def advise(address: int, num_bytes: int, advice: int) -> bool:
+        advised.append(num_bytes)
         return released.wait(timeout=60)
 
     monkeypatch.setattr(huge_pages, "_advise", advise)
@@ -85,8 +88,8 @@ def test_prefaulting_ends_when_nobody_holds_the_memory(monkeypatch: pytest.Monke
 def test_prefaulting_ends_where_the_system_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     advised: list[int] = []
 
-    def advise(memory: torch.Tensor, advice: int) -> bool:
-        advised.append(memory.nbytes)
+    def advise(address: int, num_bytes: int, advice: int) -> bool:
+        advised.append(num_bytes)
         return False
 
     buffer = huge_empty(4 * PAGE)
@@ -95,3 +98,14 @@ def test_prefaulting_ends_where_the_system_cannot(monkeypatch: pytest.MonkeyPatc
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert advised == [PAGE]
+
+
+def test_a_process_may_end_while_memory_is_prefaulted() -> None:
+    code = (
+        "from shoal.execute import huge_pages\n"
+        "huge_pages.PAGE = 4096\n"
+        "memory = huge_pages.huge_empty(1 << 30)\n"
+        "huge_pages.prefault(memory)\n"
+    )
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -2,8 +2,11 @@
 
 import ctypes
 import os
+import sys
 import threading
 import weakref
+from contextlib import suppress
+from functools import cache
 
 import torch
 
@@ -34,41 +37,49 @@ def huge_empty(num_bytes: int) -> torch.Tensor:
     """Uninitialised uint8 [num_bytes] at the beginning of a huge page, where the system has such pages."""
     memory = torch.empty(num_bytes + PAGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % PAGE :][:num_bytes]
-    _advise(memory, _MADV_HUGEPAGE)
+    _advise(memory.data_ptr(), num_bytes, _MADV_HUGEPAGE)
     return memory
 
 
 def prefault(memory: torch.Tensor) -> threading.Thread:
-    """Take all pages of ``memory`` from the system, in a thread that runs when nothing else wants the core.
+    """Take all pages of ``memory`` from the system, in a thread that leaves busy cores to others.
 
     Otherwise whoever writes to a page first waits for it: a decode step in which many requests begin a block
     takes up to half as long again in a virtual machine. What ``memory`` holds stays. The thread ends early
-    when nobody else holds ``memory`` any more, or the system cannot do it (Linux before 5.14).
+    when nobody else holds this tensor any more, or the system cannot do it (Linux before 5.14).
     """
-    thread = threading.Thread(
-        target=_prefault, args=(weakref.ref(memory),), name="shoal-prefault", daemon=True
-    )
+    arguments = (weakref.ref(memory), memory.data_ptr(), memory.nbytes)
+    thread = threading.Thread(target=_prefault, args=arguments, name="shoal-prefault", daemon=True)
     thread.start()
     return thread
 
 
-def _prefault(reference: "weakref.ref[torch.Tensor]") -> None:
-    if hasattr(os, "setpriority"):  # of this thread alone, on Linux
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-    start = 0
-    while (memory := reference()) is not None and start < memory.nbytes:
-        if not _advise(memory[start : start + PAGE], _MADV_POPULATE_WRITE):
+def _prefault(reference: "weakref.ref[torch.Tensor]", address: int, num_bytes: int) -> None:
+    # No torch function is called here: the process may end meanwhile, and then a thread that waits for the
+    # interpreter inside one aborts it.
+    if sys.platform == "linux":  # elsewhere it is not of this thread alone
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    for start in range(0, num_bytes, PAGE):
+        memory = reference()
+        if memory is None:
             return
-        start += PAGE
+        if not _advise(address + start, min(PAGE, num_bytes - start), _MADV_POPULATE_WRITE):
+            return
         del memory
 
 
-def _advise(memory: torch.Tensor, advice: int) -> bool:
-    """Tell Linux how ``memory``, which begins with a page, will be used; whether it could be told."""
+@cache
+def _madvise() -> "ctypes._FuncPointer | None":
     try:
-        advise = ctypes.CDLL(None).madvise
+        function = ctypes.CDLL(None).madvise
     except (AttributeError, OSError, TypeError):
-        return False
-    return not advise(
-        ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), ctypes.c_int(advice)
-    )
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
+def _advise(address: int, num_bytes: int, advice: int) -> bool:
+    """Tell Linux how memory that begins with a page will be used; whether it could be told."""
+    function = _madvise()
+    return function is not None and function(address, num_bytes, advice) == 0
