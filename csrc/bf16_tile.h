@@ -47,7 +47,6 @@ struct group {
     float values[PART_ROWS][PAIRS][WORDS];
 };
 
-
 #if defined(__AVX512BF16__)
 /* y = 32 values, rounded as float_to_bf16 does, but that subnormal ones become 0, and a NaN keeps its bits. */
 #define ROUND_PANEL(values, y) \

@@ -3,7 +3,7 @@
    Columns of weights are stored in panels, inputs in groups. A file that includes this has defined PANEL and GROUP,
    ROWS (of a tile) and PART_ROWS (of its parts), BLOCK_TILES (tiles that are multiplied with a panel while it is in the
    cache; LARGE_BLOCK_TILES where there are more), GROUP_BYTES (weights of a panel's group), struct group (inputs of a
-   part's group, as products want them), struct inputs and struct panel. It then defines
+   part's group, as products want them) and struct panel. It then defines
 
        begin_products() and end_products(), around the products of a task,
        can_read_inputs(job), whether products take the inputs of a whole part from x,
@@ -15,6 +15,7 @@
 
 #include "activation.h"
 #include "bf16.h"
+#include "inputs.h"
 #include "shoal.h"
 
 #include <stdlib.h>

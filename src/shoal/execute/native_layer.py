@@ -68,7 +68,8 @@ _BUFFERS = 7
 class NativeLayer:
     """A decoder layer whose products are all native.
 
-    layer: is held, and with it the memory of its weights and scales.
+    layer: is held, and with it the memory of its weights and scales. products: those for q, k and v, for the
+    attention's output, for gate and up, and down.
     """
 
     def __init__(self, layer: DecoderLayer, products: tuple[NativeProduct, ...]) -> None:
