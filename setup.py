@@ -4,6 +4,6 @@ from commands import BuildNative, NativeWheel
 from setuptools import Extension, setup
 
 setup(
-    ext_modules=[Extension("shoal.native.libshoal", ["csrc/runtime.c"], optional=True)],
+    ext_modules=[Extension("shoal.native.libshoal", ["csrc/cpu.c"], optional=True)],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": NativeWheel},
 )

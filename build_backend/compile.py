@@ -62,13 +62,14 @@ def compile_library(compiler: Compiler, library: Path) -> None:
             list(pool.map(lambda command: run_compiler(command, compiler.name, env), commands))
         partial = library.with_name(f".{library.name}.partial")
         objects = [command[-1] for command in commands]
-        run_compiler([*compiler.command, "-shared", *objects, "-lm", "-o", str(partial)], compiler.name, env)
+        run_compiler([*compiler.command, "-shared", *objects, "-lm", "-pthread", "-o", str(partial)], compiler.name, env)
         partial.replace(library)
 
 
 def _objects() -> list[tuple[Path, str, tuple[str, ...]]]:
     """Source, object and flags: every kernel once for each instruction set."""
-    objects = [(SOURCES / "runtime.c", "runtime.o", ())]
+    objects: list[tuple[Path, str, tuple[str, ...]]]
+    objects = [(source, f"{source.stem}.o", ()) for source in sorted(SOURCES.glob("*.c"))]
     for kernel in sorted((SOURCES / "kernels").glob("*.c")):
         for variant, flags in VARIANTS.items():
             objects.append((kernel, f"{kernel.stem}_{variant}.o", (f"-DSHOAL_VARIANT={variant}", *flags)))

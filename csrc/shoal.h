@@ -13,11 +13,12 @@
 
 typedef void (*shoal_task)(void *context, int64_t index);
 
-/* Call task(context, i) for every i in [0, count), on torch's threads. A thread that is free takes the next
-   i, so that one whose core is taken away delays no more than the task it has. Not to be nested. */
+/* Call task(context, i) for every i in [0, count), on several threads. One that is free takes the next i, so that
+   another whose core is taken away delays no more than the task it has. Where tasks are shared already, as within a
+   task, the thread that calls does all. */
 void shoal_parallel(int64_t count, shoal_task task, void *context);
 
-/* How many threads share the tasks. */
+/* How many threads share the tasks: as many as torch has for its own. */
 int64_t shoal_threads(void);
 
 #endif

@@ -108,10 +108,10 @@ def test_it_can_be_switched_off(machine: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_failing_build_says_what_the_compiler_said(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = "case $* in *runtime.c*) echo runtime.c:1:1: error: tired >&2; exit 1; esac"
+    script = "case $* in *cpu.c*) echo cpu.c:1:1: error: tired >&2; exit 1; esac"
     monkeypatch.setenv("CC", make_compiler(machine, "other", script))
     reason = compiling.build_library(tmp_path)
-    assert reason == f"not built, because {machine}/other 1.2.3 failed: runtime.c:1:1: error: tired"
+    assert reason == f"not built, because {machine}/other 1.2.3 failed: cpu.c:1:1: error: tired"
     assert build_info(tmp_path) == {"reason": reason}
 
 

@@ -1,7 +1,6 @@
 """Loading the native library, choosing its kernels by what the CPU can do, and saying what is in use."""
 
 import ctypes
-import importlib.metadata
 import json
 import os
 import sys
@@ -15,8 +14,6 @@ from shoal.native.sources import digest
 
 VARIANTS = ("scalar", "avx2", "avx512", "vnni", "vnni_bf16", "amx")
 """Instruction sets, each a superset of the one before it."""
-FIRST_TORCH = (2, 10)
-"""The first torch that lends its threads to C."""
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER.parents[2] / "csrc"
 
@@ -49,11 +46,11 @@ def load_native() -> NativeLibrary | None:
     """The library, or None where it was not built, is switched off or does not run: see ``native_status``.
 
     ``SHOAL_NATIVE=off`` switches it off, ``SHOAL_ISA`` chooses a smaller instruction set. Imports torch,
-    and gives the library its threads. Raises ConfigError if a variable has a value that is not possible.
+    and lets the library have as many threads. Raises ConfigError if a variable has a value that is not possible.
     """
     try:
         library = _open()
-        _share_torch_threads(library)
+        _follow_torch_threads(library)
     except _NotInUse:
         return None
     return NativeLibrary(library, _chosen_variant(library))
@@ -70,13 +67,13 @@ def native_variants() -> tuple[NativeLibrary, ...]:
 def native_status() -> str:
     """What computes on CPUs, as a sentence: native kernels of which kind, or torch only and why.
 
-    Does not import torch; where it is imported already, its threads are tried as well. Raises ConfigError as
+    Does not import torch; where it is imported already, whether it says how many threads it has is tried as well. Raises ConfigError as
     ``load_native`` does.
     """
     try:
         library = _open()
         if "torch" in sys.modules:
-            _share_torch_threads(library)
+            _follow_torch_threads(library)
     except _NotInUse as reason:
         return f"torch only: {reason}"
     return f"native kernels ({_chosen_variant(library)}, built by {_build_info()['compiler']})"
@@ -94,8 +91,6 @@ def _open() -> ctypes.CDLL:
         raise _NotInUse(info["reason"])
     if _SOURCES.is_dir() and info.get("sources") != digest(_SOURCES):
         raise _NotInUse("the library was built from other sources than those in csrc; install again")
-    if _torch_release() < FIRST_TORCH:
-        raise _NotInUse(f"torch {importlib.metadata.version('torch')} does not lend its threads; 2.10 does")
     try:
         library = ctypes.CDLL(str(_FOLDER / "libshoal.so"))
         library.shoal_cpu_features.restype = ctypes.c_int64
@@ -113,20 +108,15 @@ def _build_info() -> dict[str, str]:
         return {"reason": "not built; installing Shoal builds it"}
 
 
-def _torch_release() -> tuple[int, ...]:
-    return tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
-
-
-def _share_torch_threads(library: ctypes.CDLL) -> None:
-    """Let the library compute on torch's threads; raises _NotInUse."""
+def _follow_torch_threads(library: ctypes.CDLL) -> None:
+    """Let the library compute with as many threads as torch; raises _NotInUse."""
     import torch
 
     try:
         shim = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        functions = (shim.torch_parallel_for, shim.torch_get_num_threads)
-        library.shoal_use_threads(*[ctypes.cast(function, ctypes.c_void_p) for function in functions])
+        library.shoal_use_threads(ctypes.cast(shim.torch_get_num_threads, ctypes.c_void_p))
     except (OSError, AttributeError) as error:
-        raise _NotInUse(f"torch does not lend its threads: {error}") from error
+        raise _NotInUse(f"torch does not tell its number of threads: {error}") from error
 
 
 def _supported(library: ctypes.CDLL) -> tuple[str, ...]:

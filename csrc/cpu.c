@@ -1,53 +1,10 @@
-/* Threads, and what the CPU can do. */
+/* What the CPU can do. */
 #define _GNU_SOURCE
 #include "shoal.h"
 
 #include <cpuid.h>
-#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-/* As in torch/csrc/stable/c/shim.h; 0 is success. */
-typedef int32_t (*parallel_for_fn)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
-typedef int32_t (*num_threads_fn)(uint32_t *);
-
-static parallel_for_fn parallel_for;
-static num_threads_fn num_threads;
-
-/* Take torch's functions; without them everything runs in the calling thread. */
-void shoal_use_threads(void *torch_parallel_for, void *torch_get_num_threads) {
-    parallel_for = (parallel_for_fn)torch_parallel_for;
-    num_threads = (num_threads_fn)torch_get_num_threads;
-}
-
-int64_t shoal_threads(void) {
-    uint32_t count = 1;
-    if (num_threads && num_threads(&count)) count = 1;
-    return count;
-}
-
-struct work {
-    atomic_llong next;
-    int64_t count;
-    shoal_task task;
-    void *context;
-};
-
-static void take_tasks(int64_t begin, int64_t end, void *context) {
-    (void)begin, (void)end;
-    struct work *work = context;
-    int64_t index;
-    while ((index = atomic_fetch_add_explicit(&work->next, 1, memory_order_relaxed)) < work->count)
-        work->task(work->context, index);
-}
-
-void shoal_parallel(int64_t count, shoal_task task, void *context) {
-    struct work work = {.next = 0, .count = count, .task = task, .context = context};
-    int64_t threads = shoal_threads();
-    if (threads > count) threads = count;
-    if (threads < 2 || !parallel_for || parallel_for(0, threads, 1, take_tasks, &work))
-        take_tasks(0, 1, &work); /* what a failed call has left */
-}
 
 static uint64_t enabled_states(void) {
     uint32_t low, high;
