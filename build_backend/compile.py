@@ -62,7 +62,8 @@ def compile_library(compiler: Compiler, library: Path) -> None:
             list(pool.map(lambda command: run_compiler(command, compiler.name, env), commands))
         partial = library.with_name(f".{library.name}.partial")
         objects = [command[-1] for command in commands]
-        run_compiler([*compiler.command, "-shared", *objects, "-lm", "-pthread", "-o", str(partial)], compiler.name, env)
+        link = [*compiler.command, "-shared", *objects, "-lm", "-pthread", "-o", str(partial)]
+        run_compiler(link, compiler.name, env)
         partial.replace(library)
 
 

@@ -53,7 +53,8 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_kernels_keep_to_their_buffers(program: Path, native: NativeLibrary, tmp_path: Path) -> None:
     target = tmp_path / program.stem
-    compile_with(native.variant, program, LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-lm", "-pthread", "-o", target)
+    libraries = (LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-lm", "-pthread")
+    compile_with(native.variant, program, *libraries, "-o", target)
     result = run(target)
     assert result.returncode == 0, result.stderr
 

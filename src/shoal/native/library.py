@@ -46,7 +46,8 @@ def load_native() -> NativeLibrary | None:
     """The library, or None where it was not built, is switched off or does not run: see ``native_status``.
 
     ``SHOAL_NATIVE=off`` switches it off, ``SHOAL_ISA`` chooses a smaller instruction set. Imports torch,
-    and lets the library have as many threads. Raises ConfigError if a variable has a value that is not possible.
+    and lets the library have as many threads. Raises ConfigError if a variable has a value that is not
+    possible.
     """
     try:
         library = _open()
@@ -67,8 +68,8 @@ def native_variants() -> tuple[NativeLibrary, ...]:
 def native_status() -> str:
     """What computes on CPUs, as a sentence: native kernels of which kind, or torch only and why.
 
-    Does not import torch; where it is imported already, whether it says how many threads it has is tried as well. Raises ConfigError as
-    ``load_native`` does.
+    Does not import torch; where it is imported already, its number of threads is asked for as well. Raises
+    ConfigError as ``load_native`` does.
     """
     try:
         library = _open()
