@@ -16,7 +16,7 @@ from serve_builders import BASE, FakeEngine, completion, generation, serving, un
 
 from shoal.core import ConfigError
 from shoal.serve import ServerOptions, server
-from shoal.serve.listener import connection_limit
+from shoal.serve.address import connection_limit
 
 ENDLESS = completion(max_tokens=150, ignore_eos=True)
 SOON_S = 0.2
@@ -134,14 +134,14 @@ def test_idle_connections_are_closed(run):
 @pytest.fixture
 def small_buffers(monkeypatch):
     """Little is sent before the client must read."""
-    listen = server._listen
+    listen = server.listen
 
     def small(options):
         listening = listen(options)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return listening
 
-    monkeypatch.setattr(server, "_listen", small)
+    monkeypatch.setattr(server, "listen", small)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -45,7 +45,7 @@ from shoal.engine.stream import Stream
 from shoal.engine.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
 
-BUILDER = "shoal.engine.build:build_engine"
+BUILDER = "shoal.engine.torch_engine:build_engine"
 
 _log = logging.getLogger(__name__)
 _STATS_INTERVAL_S = 1.0

@@ -1,6 +1,6 @@
 """API keys of the HTTP server: what each may do, and how a configuration or a file of keys says it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -111,3 +111,14 @@ def named_keys(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
             raise ConfigError(f"server.api_keys: two keys are called {key.name!r}")
         names[key.key] = key.name
     return named
+
+
+def check_key_services(keys: Iterable[ApiKey], services: Collection[str]) -> None:
+    """Raise ConfigError if a key names a service that is not among ``services``."""
+    for key in keys:
+        for service in key.services or ():
+            if service not in services:
+                raise ConfigError(
+                    f"server.api_keys: {key.name!r} names the service {service!r}, "
+                    f"which is not served; there are {', '.join(services)}"
+                )

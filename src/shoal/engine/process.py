@@ -276,11 +276,13 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
 
     try:
         build = _find_builder(config.builder)
+        gc.freeze()  # modules never die: collections need not walk them
+        gc.enable()
         engine, info = build(config.options, config.folders, progress=report)
         speeds = {name: engine.measure_speed(service, name) for name, service in info.services.items()}
         info = replace(info, services=speeds)
         gc.collect()
-        gc.freeze()  # models and modules never die: collections during steps need not walk them
+        gc.freeze()  # nor do models
         engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
         link, transfer = ClientLink(start.bind), Transfer(transfer_address(start.bind))
         link.watch(transfer.socket)

@@ -7,8 +7,7 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.config.api_keys import ApiKey
-from shoal.core import ConfigError
+from shoal.config.api_keys import ApiKey, check_key_services
 from shoal.serve.errors import InvalidApiKey, RateLimited, ServiceNotAllowed, error_response
 from shoal.serve.exchange import exchange_of
 from shoal.serve.rates import TokenBucket
@@ -63,13 +62,7 @@ class Keyring:
     """All keys; raises ConfigError if one names a service that is not among ``services``."""
 
     def __init__(self, keys: Sequence[ApiKey], services: Collection[str]) -> None:
-        for key in keys:
-            for service in key.services or ():
-                if service not in services:
-                    raise ConfigError(
-                        f"server.api_keys: {key.name!r} names the service {service!r}, "
-                        f"which is not served; there are {', '.join(services)}"
-                    )
+        check_key_services(keys, services)
         self._holders = [(digest(key.key.encode()), KeyHolder(key)) for key in keys]
 
     def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder:

@@ -4,18 +4,19 @@ import asyncio
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 
 from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
+from shoal.config.api_keys import check_key_services
 from shoal.core import Service
 from shoal.engine.child import check_open_files
 from shoal.models import Progress, check_model
-from shoal.serve.keys import Keyring
-from shoal.serve.lifecycle import StopSignal
+from shoal.serve.address import check_address
 from shoal.serve.model_source import PulledService, pull_service
 from shoal.serve.options import ServerOptions
-from shoal.serve.server import check_address, serve_until_stopped
+from shoal.serve.stop_signal import StopSignal
 from shoal.serve.workers import WorkerProcesses
 
 OnReady = Callable[[str, Router], None]
@@ -40,7 +41,7 @@ def run_server(
     check_open_files()
     check_address(options)
     services = {service.name: service for plan in plans for service in plan.options.services}
-    Keyring(options.named_api_keys(), list(services))  # finds mistakes early
+    check_key_services(options.named_api_keys(), list(services))
     for service in services.values():
         check_model(service.model)
     pulled = [pull_service(service, on_download) for service in services.values()]
@@ -86,7 +87,7 @@ class _Server:
         stop = StopSignal()
         workers = WorkerProcesses()
         with stop.on_signals():
-            warming = asyncio.create_task(workers.start())
+            warming = asyncio.create_task(_warm(workers))
             starting = asyncio.create_task(self._start(on_load))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
@@ -102,6 +103,8 @@ class _Server:
             router = starting.result()
             try:
                 await warming
+                from shoal.serve.server import serve_until_stopped
+
                 gc.collect()
                 gc.freeze()  # modules and tokenizers never die: collections between tokens need not walk them
                 await serve_until_stopped(
@@ -126,3 +129,8 @@ class _Server:
             self._cluster,
             progress=on_load,
         )
+
+
+async def _warm(workers: WorkerProcesses) -> None:
+    """Get ready for requests while engines load: start a process for workers, and import the HTTP server."""
+    await asyncio.gather(asyncio.to_thread(import_module, "shoal.serve.server"), workers.start())

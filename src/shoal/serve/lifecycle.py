@@ -1,7 +1,6 @@
 """The states of a server: it serves, drains and ends."""
 
 import asyncio
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,28 +80,3 @@ class LifecycleMiddleware:
                 if not self._lifecycle.expired.is_set():
                     raise
                 # The server ends and has closed the connection; the request itself did not fail.
-
-
-class StopSignal:
-    """Tells the server to stop: asked once it drains, asked again it stops at once."""
-
-    def __init__(self) -> None:
-        self.drain = asyncio.Event()
-        self.abort = asyncio.Event()
-
-    def ask(self) -> None:
-        """Ask the server to drain, or the second time to stop at once."""
-        (self.abort if self.drain.is_set() else self.drain).set()
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Call ``ask`` on SIGTERM and SIGINT; only in the main thread, inside its event loop."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, self.ask)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)

@@ -2,45 +2,21 @@
 
 import asyncio
 import logging
-import resource
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
-import psutil
-
-from shoal.core import ConfigError
 from shoal.serve.connection import Connection, closing_response
 from shoal.serve.errors import TooManyConnections
 from shoal.serve.logs import OncePerMinute
 
-_MAX_CONNECTIONS = 4096
-# File descriptors for other things than connections: worker processes, files, the engine.
-_RESERVED_FILES = 32
 _ACCEPT_RETRY_S = 0.1
 _ACCEPT_BATCH = 64
 # Longest delay before a time-out is noticed; shorter if the time-outs are short.
 _MAX_CHECK_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 _log.addFilter(OncePerMinute())
-
-
-def connection_limit(configured: int | None) -> int:
-    """Most connections at once: ``configured``, or as many as the process can open.
-
-    Raises ConfigError if ``configured`` is more than that, or if the process can open none.
-    """
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft == resource.RLIM_INFINITY:
-        return configured or _MAX_CONNECTIONS
-    available = soft - psutil.Process().num_fds() - _RESERVED_FILES
-    if available < (configured or 1):
-        raise ConfigError(
-            f"the process may open {soft} files, which allows {max(0, available)} connections and not "
-            f"{configured or 'any'} (server.max_connections); raise the limit with `ulimit -n`"
-        )
-    return configured or min(available, _MAX_CONNECTIONS)
 
 
 class Listener:

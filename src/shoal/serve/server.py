@@ -1,7 +1,6 @@
 """Runs the HTTP server, and drains it at the end."""
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -12,16 +11,18 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from shoal.core import ConfigError, Service
+from shoal.core import Service
 from shoal.engine.options import EngineOptions
+from shoal.serve.address import connection_limit, listen
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.connection import Connection
 from shoal.serve.hosts import allowed_hosts
-from shoal.serve.lifecycle import Lifecycle, StopSignal
-from shoal.serve.listener import Listener, connection_limit
+from shoal.serve.lifecycle import Lifecycle
+from shoal.serve.listener import Listener
 from shoal.serve.logs import log_config
 from shoal.serve.options import ServerOptions
+from shoal.serve.stop_signal import StopSignal
 from shoal.serve.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ async def serve_until_stopped(
     process can open no connections.
     """
     limit = connection_limit(options.max_connections)
-    listen_socket = _listen(options)
+    listen_socket = listen(options)
     host, port = listen_socket.getsockname()[:2]
     lifecycle = Lifecycle()
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
@@ -119,23 +120,6 @@ def _create_listener(
         limit,
         min(options.read_timeout_s, options.write_timeout_s, options.keep_alive_s),
     )
-
-
-def check_address(options: ServerOptions) -> None:
-    """Raise ConfigError if the server cannot listen on its address, or open its connections."""
-    connection_limit(options.max_connections)
-    _listen(options).close()
-
-
-def _listen(options: ServerOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server((options.host, options.port), family=family, backlog=2048)
-    except OSError as error:
-        where = f"{options.host}:{options.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"{where} is in use; choose another port, or 0 for a free one") from None
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from None
 
 
 async def _wait_first(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Protocol, TypeVar
 
 import psutil
@@ -90,8 +91,12 @@ def _run_limited(
 
 @cache
 def _prepare_process(memory_bytes: int) -> None:
-    """Once in each process: limit its memory, and ignore Ctrl-C, which the server handles."""
+    """Once in each process: limit its memory, and ignore Ctrl-C, which the server handles.
+
+    What tasks call is imported first, so that this is no part of what a task may take.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_module("shoal.serve.app")
     limit = psutil.Process().memory_info().vms + memory_bytes
     with suppress(ValueError, OSError):  # not on every system
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
