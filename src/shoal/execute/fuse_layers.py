@@ -162,7 +162,7 @@ def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels
     """The style whose layer computes most nearly what the seen one does; None if none comes near."""
     if _parts(seen.module, seen.attention) is None:
         return None
-    original = deepcopy(seen.module).float()
+    original = deepcopy(seen.module, _in_float32(seen.module)).float()
     parts = _parts(original, seen.attention)
     assert parts is not None
     theirs = seen.run(original)
@@ -173,6 +173,11 @@ def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels
         if difference <= least:
             best, least = style, difference
     return best
+
+
+def _in_float32(module: nn.Module) -> dict[int, Any]:
+    """What a copy of a module is to have for its parameters, as ``deepcopy`` wants it."""
+    return {id(p): nn.Parameter(p.float(), requires_grad=False) for p in module.parameters()}
 
 
 def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:

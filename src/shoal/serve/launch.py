@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -14,6 +14,7 @@ from shoal.core import Service
 from shoal.engine.child import check_open_files
 from shoal.models import Progress, check_model
 from shoal.serve.address import check_address
+from shoal.serve.backend import TextCodec
 from shoal.serve.model_source import PulledService, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
@@ -87,7 +88,7 @@ class _Server:
         stop = StopSignal()
         workers = WorkerProcesses()
         with stop.on_signals():
-            warming = asyncio.create_task(_warm(workers))
+            warming = asyncio.create_task(_warm(workers, self._tokenizers.values()))
             starting = asyncio.create_task(self._start(on_load))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
@@ -105,8 +106,6 @@ class _Server:
                 await warming
                 from shoal.serve.server import serve_until_stopped
 
-                gc.collect()
-                gc.freeze()  # modules and tokenizers never die: collections between tokens need not walk them
                 await serve_until_stopped(
                     router,
                     self._tokenizers,
@@ -131,6 +130,10 @@ class _Server:
         )
 
 
-async def _warm(workers: WorkerProcesses) -> None:
-    """Get ready for requests while engines load: start a process for workers, and import the HTTP server."""
-    await asyncio.gather(asyncio.to_thread(import_module, "shoal.serve.server"), workers.start())
+async def _warm(workers: WorkerProcesses, tokenizers: Iterable[TextCodec]) -> None:
+    """Get ready for requests while engines load: a process for workers, the HTTP server, vocabularies."""
+    await asyncio.gather(workers.start(), asyncio.to_thread(import_module, "shoal.serve.server"))
+    for tokenizer in tokenizers:
+        await asyncio.to_thread(tokenizer.least_tokens, "")  # the first time, it reads all of them
+    gc.collect()
+    gc.freeze()  # modules and tokenizers never die: collections between tokens need not walk them
