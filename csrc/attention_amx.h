@@ -58,29 +58,8 @@ static void pair_values(const struct format *f, const char *const *rows, int64_t
         const char *even = key >= low && key < high ? rows[key] : NULL;
         const char *odd = key + 1 >= low && key + 1 < high ? rows[key + 1] : NULL;
         float *to = pairs + key / 2 * f->out_dim;
-        for (int64_t d = 0; d < f->out_dim; d += WIDTH) {
-            const vec a = even ? load_value(f->stored, even, d, f->value_dim - d) : vec_all(0);
-            const vec b = odd ? load_value(f->stored, odd, d, f->value_dim - d) : vec_all(0);
-            vec_store(to + d, (vec)((uvec)a >> 16 | (uvec)b)); /* the lower halves of these floats are 0 */
-        }
-    }
-}
-
-/* The weights of a row for keys [low, high), times `scales` unless that is NULL, in bfloat16, with zeros around them up
-   to whole tiles. */
-static void round_weights(const float *weights, const float *scales, int64_t low, int64_t high, uint16_t *rounded) {
-    const int64_t first = first_key(low), last = last_key(high);
-    _Alignas(64) float exact[CHUNK];
-    for (int64_t i = first; i < low; i++) exact[i] = 0;
-    for (int64_t i = low; i < high; i += WIDTH) {
-        vec weight = vec_load_floats(weights + i, high - i);
-        if (scales) weight *= vec_load_floats(scales + i, high - i);
-        vec_store_floats(exact + i, weight, high - i);
-    }
-    for (int64_t i = high; i < last; i++) exact[i] = 0;
-    for (int64_t i = first; i < last; i += TILE_KEYS) {
-        const vec a = vec_load(exact + i), b = vec_load(exact + i + WIDTH);
-        _mm512_storeu_si512(rounded + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+        for (int64_t d = 0; d < f->out_dim; d += WIDTH)
+            vec_store(to + d, load_pair(f->stored, even, odd, d, f->value_dim - d));
     }
 }
 
@@ -123,7 +102,8 @@ static void weigh_tiles(const struct format *f, int rows, const float *weights, 
     pairs += first / 2 * f->out_dim;
     for (int64_t dim = 0; dim < f->out_dim; dim += step, scales += CHUNK) {
         for (int row = 0; row < rows; row++)
-            round_weights(weights + row * CHUNK, int8 ? scales : NULL, low, high, rounded + row * CHUNK);
+            round_weights(weights + row * CHUNK + low, int8 ? scales + low : NULL, low - first, high - low,
+                          rounded + row * CHUNK + first);
         finish_writes();
         const int64_t end = smaller(dim + step, f->out_dim);
         for (int64_t d = dim; d < end;) {

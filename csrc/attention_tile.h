@@ -33,6 +33,7 @@ struct format {
     int stored;      /* the dtype of keys and values */
     int paired;      /* queries and keys are multiplied as pairs of bfloat16, which int8 keys become */
     int tiled;       /* they, and weights and values, are multiplied by AMX: see attention_amx.h */
+    int value_pairs; /* weights and values are multiplied as pairs, too: see attention_pairs.h */
 };
 
 static struct format format_of(const struct attention_layer *layer) {
@@ -45,6 +46,7 @@ static struct format format_of(const struct attention_layer *layer) {
 #if defined(__AMX_BF16__)
     f.tiled = f.paired;
 #endif
+    f.value_pairs = f.paired && !f.tiled;
     f.units = f.paired ? (f.key_dim + 1) / 2 : f.key_dim;
     if (f.tiled) f.units = (f.units + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     f.out_dim = (f.value_dim + WIDTH - 1) / WIDTH * WIDTH;
@@ -146,6 +148,35 @@ static void pack_values(const struct format *f, const char *const *rows, int64_t
     }
 }
 
+#if defined(__AVX512BF16__)
+
+/* WIDTH elements of two values from dimension `dim`, side by side; NULL is a value of zeros. */
+INLINE vec load_pair(const int stored, const char *even, const char *odd, int64_t dim, int64_t count) {
+    const vec a = even ? load_value(stored, even, dim, count) : vec_all(0);
+    const vec b = odd ? load_value(stored, odd, dim, count) : vec_all(0);
+    return (vec)((uvec)a >> 16 | (uvec)b); /* the lower halves of these floats are 0 */
+}
+
+/* `count` weights in bfloat16, times `scales` unless that is NULL, behind `before` zeros, and with zeros after them up
+   to a multiple of 32. */
+static void round_weights(const float *weights, const float *scales, int64_t before, int64_t count, void *rounded) {
+    _Alignas(64) float exact[CHUNK + 2 * WIDTH];
+    const int64_t all = (before + count + 2 * WIDTH - 1) / (2 * WIDTH) * (2 * WIDTH);
+    for (int64_t i = 0; i < before; i++) exact[i] = 0;
+    for (int64_t i = 0; i < count; i += WIDTH) {
+        vec weight = vec_load_floats(weights + i, count - i);
+        if (scales) weight *= vec_load_floats(scales + i, count - i);
+        vec_store_floats(exact + before + i, weight, count - i);
+    }
+    for (int64_t i = before + count; i < all; i++) exact[i] = 0;
+    for (int64_t i = 0; i < all; i += 2 * WIDTH) {
+        const vec a = vec_load(exact + i), b = vec_load(exact + i + WIDTH);
+        _mm512_storeu_si512((uint16_t *)rounded + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+    }
+}
+
+#endif
+
 /* ---- Products ---- */
 
 /* scores [rows][CHUNK] of `units` units of `rows` queries, which are `stride` apart, and `vectors` vectors of keys. */
@@ -219,9 +250,11 @@ static void score_rows(const struct format *f, int rows, const float *queries, c
     }
 }
 
-/* Add to sums [rows][stride] the sum of packed values [keys][vectors * WIDTH] by weights [rows][CHUNK]. */
-INLINE void weigh(const int rows, const int vectors, const float *weights, const float *values, int64_t keys,
-                  float *sums, int64_t stride) {
+/* Add to sums [rows][stride] the sum of packed values [keys][vectors * WIDTH] by weights [rows][CHUNK]; or of pairs of
+   both, of which there are half as many. */
+INLINE void weigh(const int rows, const int vectors, const int paired, const float *weights, const float *values,
+                  int64_t keys, float *sums, int64_t stride) {
+    const int64_t row_weights = paired ? CHUNK / 2 : CHUNK;
     vec total[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) total[r][v] = vec_load(sums + r * stride + v * WIDTH);
@@ -229,24 +262,28 @@ INLINE void weigh(const int rows, const int vectors, const float *weights, const
         vec value[VECTORS];
         for (int v = 0; v < vectors; v++) value[v] = vec_load(values + (k * vectors + v) * WIDTH);
         for (int r = 0; r < rows; r++) {
-            vec weight = vec_all(weights[r * CHUNK + k]);
-            for (int v = 0; v < vectors; v++) total[r][v] = vec_madd(weight, value[v], total[r][v]);
+            vec weight = vec_all(weights[r * row_weights + k]);
+            for (int v = 0; v < vectors; v++) total[r][v] = vec_dot(paired, weight, value[v], total[r][v]);
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) vec_store(sums + r * stride + v * WIDTH, total[r][v]);
 }
 
-INLINE void weigh_packed(const int rows, const struct format *f, const float *weights, const float *panels,
-                         int64_t low, int64_t high, int64_t dim, int64_t end, float *sums, int64_t stride) {
+/* The same of `keys` keys, or pairs, from `low` on, and dimensions [dim, end); the first weight is that of `low`. */
+INLINE void weigh_packed(const int rows, const int paired, const struct format *f, const float *weights,
+                         const float *panels, int64_t low, int64_t keys, int64_t dim, int64_t end, float *sums,
+                         int64_t stride) {
     while (dim < end) {
         int vectors = vectors_at(f, dim);
-        const float *values = panels + dim * CHUNK + low * vectors * WIDTH;
-        if (vectors == VECTORS) weigh(rows, VECTORS, weights + low, values, high - low, sums + dim, stride);
-        else weigh(rows, 1, weights + low, values, high - low, sums + dim, stride);
+        const float *values = panels + dim * (paired ? CHUNK / 2 : CHUNK) + low * vectors * WIDTH;
+        if (vectors == VECTORS) weigh(rows, VECTORS, paired, weights, values, keys, sums + dim, stride);
+        else weigh(rows, 1, paired, weights, values, keys, sums + dim, stride);
         dim += vectors * WIDTH;
     }
 }
+
+#include "attention_pairs.h"
 
 /* Weights [rows][CHUNK] of keys [low, high), times the scales of one group of their values. */
 static const float *scale_weights(int rows, const float *weights, const float *scales, int64_t low, int64_t high,
@@ -262,6 +299,10 @@ static const float *scale_weights(int rows, const float *weights, const float *s
    [groups][CHUNK]. */
 static void weigh_rows(const struct format *f, int rows, const float *weights, const float *panels,
                        const float *scales, int64_t low, int64_t high, float *sums) {
+    if (f->value_pairs) {
+        weigh_pairs(f, rows, weights, panels, scales, low, high, sums);
+        return;
+    }
     const int int8 = f->stored == SHOAL_INT8;
     const int64_t step = int8 ? SCALED : f->out_dim;
     float scaled[ROWS * CHUNK];
@@ -269,7 +310,7 @@ static void weigh_rows(const struct format *f, int rows, const float *weights, c
         const float *by = int8 ? scale_weights(rows, weights, scales, low, high, scaled) : weights;
         int64_t end = smaller(dim + step, f->out_dim);
 #define WEIGH(N) \
-    if (rows == N) weigh_packed(N, f, by, panels, low, high, dim, end, sums, result_size(f));
+    if (rows == N) weigh_packed(N, 0, f, by + low, panels, low, high - low, dim, end, sums, result_size(f));
         EACH_NUMBER_OF_ROWS(WEIGH)
 #undef WEIGH
     }
@@ -310,9 +351,13 @@ INLINE void weigh_scattered(const int rows, const int stored, const struct forma
    ahead: as many places to ask the memory for meanwhile. place: of the first key in the chunk. */
 static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,
                            const float *scales, const char *const *ahead, int64_t place, int64_t keys, float *sums) {
+    if (f->value_pairs) {
+        weigh_pairs_in_place(f, rows, weights, values, scales, ahead, place, keys, sums);
+        return;
+    }
     const int64_t step = f->stored == SHOAL_INT8 ? SCALED : f->out_dim;
     float scaled[ROWS * CHUNK];
-    (void)place; /* for tiles only */
+    (void)place; /* for pairs only */
     for (int64_t dim = 0; dim < f->out_dim; dim += step, scales += CHUNK) {
         const float *by = f->stored == SHOAL_INT8 ? scale_weights(rows, weights, scales, 0, keys, scaled) : weights;
         int64_t end = smaller(dim + step, f->out_dim);

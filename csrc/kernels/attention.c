@@ -175,6 +175,7 @@ static void attend_chunk(const struct attention *a, const struct attention_task 
     pack_keys(f, rows, NULL, all[0], all[1], w->keys);
     find_rows(values_of(a, task->row, head), first + all[0], first + all[1], rows + all[0]);
     if (f->tiled) pair_values(f, rows, all[0], all[1], w->values);
+    else if (f->value_pairs) pack_pairs(f, rows, all[0], all[1], w->values);
     else pack_values(f, rows, all[0], all[1], w->values);
     find_all_scales(a, task->row, head, chunk, f, all, w->scales);
     const float *value_scales = w->scales + f->key_scales * CHUNK;
