@@ -1,6 +1,8 @@
 /* Values two by two, where the CPU multiplies pairs of bfloat16: those of an even key and of the one after it.
 
-   Weights are rounded to bfloat16 for that. Sums are float, over a chunk's pairs in order. */
+   Weights are rounded to bfloat16 for that. Sums are float, over a chunk's pairs in order. A value that is not finite
+   may also reach rows that see only the other one of its pair, or that are computed with one that does: it is multiplied
+   by 0. */
 #ifndef SHOAL_ATTENTION_PAIRS_H
 #define SHOAL_ATTENTION_PAIRS_H
 

@@ -347,7 +347,7 @@ INLINE void weigh_scattered(const int rows, const int stored, const struct forma
 }
 
 /* Add to sums [rows][result_size] `keys` values, which lie at values[0], ..., by weights [rows][CHUNK]. The same
-   bits as weigh_rows; the better one where few rows share the values. scales: as there, of values[0] and after.
+   bits as weigh_rows, if all are finite; the better one where few rows share the values. scales: as there, of values[0] and after.
    ahead: as many places to ask the memory for meanwhile. place: of the first key in the chunk. */
 static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,
                            const float *scales, const char *const *ahead, int64_t place, int64_t keys, float *sums) {

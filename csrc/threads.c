@@ -32,11 +32,13 @@ static struct {
     atomic_uint sleeping;           /* threads that wait for that asleep */
     _Alignas(64) atomic_uint inside; /* threads that may be within a task; OPEN and SLEEPS */
     _Alignas(64) atomic_llong next; /* the next task */
+    atomic_llong came;              /* threads that came to help */
     /* Whose tasks they are: what those inside read that came while it was OPEN. */
     _Alignas(64) shoal_task task;
     void *context;
     int64_t count, helpers;
     int64_t started;   /* threads of the pool */
+    int refused;       /* the system gives no more */
     atomic_flag taken; /* somebody shares tasks; others do theirs alone meanwhile */
 } pool = {.taken = ATOMIC_FLAG_INIT};
 
@@ -53,7 +55,9 @@ static void sleep_while(atomic_uint *word, unsigned value) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
 
-static void wake_all(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+static void wake(atomic_uint *word, int64_t threads) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, (int)threads, NULL, NULL, 0);
+}
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -89,28 +93,30 @@ static unsigned next_round(unsigned seen) {
     return atomic_load(&pool.round);
 }
 
-/* What a thread of the pool does. number: how many there were before it. */
-static void *help(void *number) {
+/* What a thread of the pool does. */
+static void *help(void *unused) {
     for (unsigned round = 0;;) {
         round = next_round(round);
         /* Whoever is counted while it is open is waited for, so that the tasks stay what they are. */
-        if ((atomic_fetch_add(&pool.inside, 1) & OPEN) && (intptr_t)number < pool.helpers) take_tasks();
-        if (atomic_fetch_sub(&pool.inside, 1) == (SLEEPS | 1)) wake_all(&pool.inside);
+        if ((atomic_fetch_add(&pool.inside, 1) & OPEN) && atomic_fetch_add(&pool.came, 1) < pool.helpers) take_tasks();
+        if (atomic_fetch_sub(&pool.inside, 1) == (SLEEPS | 1)) wake(&pool.inside, 1);
     }
-    return NULL;
+    return unused;
 }
 
 /* In a child process there are no threads but the one that forked. */
 static void forget_threads(void) {
-    pool.started = 0;
+    pool.started = pool.refused = 0;
     atomic_store(&pool.sleeping, 0);
     atomic_store(&pool.inside, 0);
     atomic_flag_clear(&pool.taken);
 }
 
-/* Have so many threads, or as many as the system gives. They get no signals, which are for the program's own. */
+/* Have so many threads, or as many as the system gives. They get no signals, which are for the program's own, but those
+   of their own faults. */
 static void start_threads(int64_t wanted) {
-    if (pool.started >= wanted) return;
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    if (pool.started >= wanted || pool.refused) return;
     static int prepared;
     if (!prepared) prepared = !pthread_atfork(NULL, NULL, forget_threads);
     pthread_attr_t attributes;
@@ -119,10 +125,11 @@ static void start_threads(int64_t wanted) {
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     sigset_t all, before;
     sigfillset(&all);
+    for (int i = 0; i < 5; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    while (pool.started < wanted && !pthread_create(&thread, &attributes, help, (void *)(intptr_t)pool.started))
-        pool.started++;
+    while (pool.started < wanted && !pthread_create(&thread, &attributes, help, NULL)) pool.started++;
+    pool.refused = pool.started < wanted;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
@@ -148,9 +155,10 @@ void shoal_parallel(int64_t count, shoal_task task, void *context) {
     start_threads(helpers);
     pool.task = task, pool.context = context, pool.count = count, pool.helpers = helpers;
     atomic_store(&pool.next, 0);
+    atomic_store(&pool.came, 0);
     atomic_fetch_or(&pool.inside, OPEN);
     atomic_fetch_add(&pool.round, 1);
-    if (atomic_load(&pool.sleeping)) wake_all(&pool.round);
+    if (atomic_load(&pool.sleeping)) wake(&pool.round, helpers);
     take_tasks();
     close_round();
     atomic_flag_clear(&pool.taken);

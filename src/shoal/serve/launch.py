@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -14,7 +14,6 @@ from shoal.core import Service
 from shoal.engine.child import check_open_files
 from shoal.models import Progress, check_model
 from shoal.serve.address import check_address
-from shoal.serve.backend import TextCodec
 from shoal.serve.model_source import PulledService, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
@@ -88,7 +87,7 @@ class _Server:
         stop = StopSignal()
         workers = WorkerProcesses()
         with stop.on_signals():
-            warming = asyncio.create_task(_warm(workers, self._tokenizers.values()))
+            warming = asyncio.create_task(_warm(workers))
             starting = asyncio.create_task(self._start(on_load))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
@@ -130,10 +129,8 @@ class _Server:
         )
 
 
-async def _warm(workers: WorkerProcesses, tokenizers: Iterable[TextCodec]) -> None:
-    """Get ready for requests while engines load: a process for workers, the HTTP server, vocabularies."""
+async def _warm(workers: WorkerProcesses) -> None:
+    """Get ready for requests while engines load: start a process for workers, and import the HTTP server."""
     await asyncio.gather(workers.start(), asyncio.to_thread(import_module, "shoal.serve.server"))
-    for tokenizer in tokenizers:
-        await asyncio.to_thread(tokenizer.least_tokens, "")  # the first time, it reads all of them
     gc.collect()
     gc.freeze()  # modules and tokenizers never die: collections between tokens need not walk them

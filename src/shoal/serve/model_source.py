@@ -34,4 +34,5 @@ def pull_service(service: Service, progress: Progress | None = None) -> PulledSe
     folder = resolve_model(service.model, progress)
     (known,) = with_sampling_defaults((service,), {service.name: folder})
     tokenizer = Tokenizer.from_folder(folder, service.chat_template)
+    tokenizer.least_tokens("")  # reads the vocabulary once, so that no request waits for it
     return PulledService(known, folder, tokenizer)
