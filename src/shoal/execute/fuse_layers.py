@@ -177,7 +177,8 @@ def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels
 
 def _in_float32(module: nn.Module) -> dict[int, Any]:
     """What a copy of a module is to have for its parameters, as ``deepcopy`` wants it."""
-    return {id(p): nn.Parameter(p.to(torch.float32, copy=True), requires_grad=False) for p in module.parameters()}
+    copies = {id(p): p.to(torch.float32, copy=True) for p in module.parameters()}
+    return {name: nn.Parameter(copy, requires_grad=False) for name, copy in copies.items()}
 
 
 def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:
