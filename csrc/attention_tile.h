@@ -2,7 +2,8 @@
  *
  * Scores have a lane for each key and are summed over the head's dimensions in order; outputs have a lane for
  * each dimension and are summed over a chunk's keys in order. So the order of every sum is the same however
- * many query rows are computed together. (With AMX it is another: see attention_amx.h.) */
+ * many query rows are computed together. (With pairs of values and with AMX it is another: see
+ * attention_pairs.h and attention_amx.h.) */
 #ifndef SHOAL_ATTENTION_TILE_H
 #define SHOAL_ATTENTION_TILE_H
 
