@@ -1,5 +1,6 @@
 """Sampling against the distribution it must follow, and against itself in other company."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -190,7 +191,9 @@ def test_equally_likely_tokens_do_not_depend_on_a_neighbours_top_k(sample: Sampl
     assert both[1] == alone[0]
 
 
-def choose_by_definition(logits: np.ndarray, params: SamplingParams, draw: float, top_p: float) -> set[int]:
+def choose_by_definition(
+    logits: np.ndarray, params: SamplingParams, draw: float, top_p: float, min_p: float
+) -> set[int]:
     """Rank, cut and look up in double precision; neighbours, too, where the draw is next to a border."""
     ranking = np.lexsort((np.arange(len(logits)), -logits))
     weights = np.exp((logits - logits.max()) / params.temperature)
@@ -198,10 +201,13 @@ def choose_by_definition(logits: np.ndarray, params: SamplingParams, draw: float
     mass = np.cumsum(weights[kept])
     if params.top_p < 1:
         kept = kept[mass - weights[kept] < top_p * mass[-1]]
-    least = params.min_p * (1 - 1e-6)
-    ids = np.sort(kept[weights[kept] >= least])
+    ids = np.sort(kept[weights[kept] >= min_p])
     ends = np.cumsum(weights[ids]) / weights[ids].sum()
     return {int(ids[min(ends.searchsorted(draw + d, side="right"), len(ids) - 1)]) for d in (-1e-5, 0, 1e-5)}
+
+
+def within_rounding(value: float) -> set[float]:
+    return {value * (1 - 1e-6), value, value * (1 + 1e-6)}
 
 
 def hostile_logits(seed: int, vocab: int, kind: str) -> np.ndarray:
@@ -236,6 +242,8 @@ def hostile_logits(seed: int, vocab: int, kind: str) -> np.ndarray:
 # top-p is of all that top-k leaves, also beyond the first candidates; and of what min-p takes away.
 @example(seed=9547, vocab=1000, kind="ties", bf16=False, temperature=100.0, top_k=300, top_p=0.5, min_p=0.0)
 @example(seed=5826, vocab=257, kind="normal", bf16=False, temperature=1.7, top_k=0, top_p=0.9, min_p=0.05)
+# Three tokens lie within rounding below min-p.
+@example(seed=1, vocab=70_000, kind="normal", bf16=False, temperature=100.0, top_k=0, top_p=1.0, min_p=0.9)
 def test_tokens_are_those_of_the_definition(
     sample: Sample, seed: int, vocab: int, kind: str, bf16: bool, **params: float
 ) -> None:
@@ -246,9 +254,11 @@ def test_tokens_are_those_of_the_definition(
     tokens, _ = sample(logits.expand(len(rows), -1).contiguous(), rows, [])
     for row, token in zip(rows, tokens, strict=True):
         expected: set[int] = set()
-        for factor in (1 - 1e-6, 1.0, 1 + 1e-6):
+        for top_p, min_p in itertools.product(
+            within_rounding(row.sampling.top_p), within_rounding(row.sampling.min_p)
+        ):
             expected |= choose_by_definition(
-                logits.double().numpy(), row.sampling, uniform(row.seed, 0), row.sampling.top_p * factor
+                logits.double().numpy(), row.sampling, uniform(row.seed, 0), top_p, min_p
             )
         assert token in expected
 
