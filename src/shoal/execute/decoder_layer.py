@@ -124,13 +124,17 @@ class DecoderLayer(nn.Module):
         cos: torch.Tensor,
         sin: torch.Tensor,
         step: AttentionStep,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream after attention, and what the MLP makes of it, which is yet to be added.
 
         x: the layer's input [tokens, hidden]. normed: its norm before attention. cos, sin: from ``angles``.
+        rows: of the tokens that are wanted, in this order; None: of all.
         """
         qkv = self.qkv(normed)
         attended = step.attend_packed(self.layer, qkv, cos=cos, sin=sin, **self.attention)
+        if rows is not None:
+            x, attended = x[rows], attended[rows]
         x, normed = self.kernels.residual_norm(
             self.o(attended), self.after_attention, x, self.before_mlp, self.eps
         )

@@ -69,15 +69,19 @@ class FusedForward:
         tables = [table.compute(embedded, positions) for table in self._tables]
         angles = [(first.angles(cos), first.angles(sin)) for cos, sin in tables]
         normed = first.kernels.norm(x, first.before_attention, first.eps)
+        # Of the last layer nobody needs more than these rows: most of a prompt's tokens sample nothing.
+        fewer = len(rows) < len(x)
+        done = 0
         if len(self.native_layers) == len(self._layers) and isinstance(step, NativeStep):
+            done = len(self._layers) - fewer
             by_layer = [angles[table] for table in self._table_of]
-            step.run_layers(self.native_layers, x, normed, by_layer, self._next_scale)
-            return self._last_norm(x[rows])
-        for layer, table, scale in zip(self._layers, self._table_of, self._next_scale, strict=True):
-            cos, sin = angles[table]
-            x, made = layer.compute(x, normed, cos, sin, step)
-            x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, scale, layer.eps)
-        return self._last_norm(x[rows])
+            step.run_layers(self.native_layers[:done], x, normed, by_layer[:done], self._next_scale[:done])
+        for i in range(done, len(self._layers)):
+            layer, (cos, sin) = self._layers[i], angles[self._table_of[i]]
+            last = i == len(self._layers) - 1
+            x, made = layer.compute(x, normed, cos, sin, step, rows if last and fewer else None)
+            x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, self._next_scale[i], layer.eps)
+        return self._last_norm(x if fewer else x[rows])
 
     def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
         hidden: torch.Tensor = self._norm(x)
