@@ -49,6 +49,7 @@ def cases() -> list[Case]:
     past_future = replace(PRESETS["past-future"].scheduler, starvation_s=1e6)
     return [
         Case("one replica", 2_000, 1, published),
+        Case("one replica, depth 2", 2_000, 1, replace(published, depth=2)),
         Case("16 replicas", 19_000, 16, published),
         Case("one replica, prefix caching", 2_000, 1, published, prefix_caching=True),
         Case("one replica, past-future", 2_000, 1, past_future),

@@ -83,6 +83,18 @@ def test_there_is_no_run_where_the_next_step_is_something_else():
     scheduler.submit(make_request(3, 20), 2 * STEP_NS)
     assert steps_left(scheduler, 2 * STEP_NS) == 0, "a prompt waits"
 
+    scheduler = make_scheduler(depth=2)
+    scheduler.submit(make_request(3, 20), 0)
+    prompt = scheduler.schedule(0)
+    assert steps_left(scheduler) == 0, "a prompt is in flight"
+    decodes = scheduler.schedule(0)
+    scheduler.update(prompt, StepResult.of_step([1], STEP_NS), STEP_NS)
+    assert steps_left(scheduler, STEP_NS) == 18, "a decode is in flight, and 18 are left"
+    scheduler.cancel(scheduler.request_ids[0], STEP_NS)
+    assert steps_left(scheduler, STEP_NS) == 0, "the plan in flight ends somebody"
+    scheduler.update(decodes, StepResult.of_step([1], STEP_NS), 2 * STEP_NS)
+    assert not scheduler.unfinished
+
     scheduler = make_scheduler(max_batched_tokens=4)
     scheduler.submit(make_request(6, 20), 0)
     scheduler.update(scheduler.schedule(0), StepResult.of_step([], STEP_NS), STEP_NS)

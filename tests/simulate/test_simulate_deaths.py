@@ -85,14 +85,15 @@ def test_deaths_after_the_last_request_do_nothing() -> None:
     seed=st.integers(0, 1000),
     times=st.lists(st.tuples(st.floats(0, 3, width=16), st.integers(0, 2)), max_size=6),
     dispatch=st.sampled_from(sorted(DISPATCHES)),
-    iterations=st.sampled_from([1, 4]),
+    shape=st.sampled_from([(1, 1), (1, 4), (2, 1)]),
 )
-@example(65, [(0.375, 0)], "least-loaded", 1)  # who is preempted leaves room for who was rejected
+@example(65, [(0.375, 0)], "least-loaded", (1, 1))  # who is preempted leaves room for who was rejected
 @settings(max_examples=examples(60))
 def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
-    seed: int, times: list[tuple[float, int]], dispatch: str, iterations: int
+    seed: int, times: list[tuple[float, int]], dispatch: str, shape: tuple[int, int]
 ) -> None:
-    specs = [make_spec(60, max_iterations=iterations) for _ in range(3)]
+    depth, iterations = shape
+    specs = [make_spec(60, depth=depth, max_iterations=iterations) for _ in range(3)]
     requests = make_workload(40, rate=60, seed=seed)
     on, off = (
         run(specs, requests, *times, dispatch=dispatch, skip_ahead=skip, load_s=0.3) for skip in (True, False)

@@ -176,14 +176,15 @@ def test_wrong_set_ups_are_refused() -> None:
     assert isinstance(PLAIN.admission, Aggressive)
 
 
-def test_a_refusal_in_the_middle_of_a_skipped_run_changes_nothing() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_refusal_in_the_middle_of_a_skipped_run_changes_nothing(depth: int) -> None:
     requests = [
         make_request(0, 100, 400),
         make_request(1, 10_000, 5, at_s=1.0),
         make_request(2, 100, 5, at_s=30.0),
     ]
-    on, log_on = run([make_spec(400)], requests)
-    off, log_off = run([make_spec(400)], requests, skip_ahead=False)
+    on, log_on = run([make_spec(400, depth=depth)], requests)
+    off, log_off = run([make_spec(400, depth=depth)], requests, skip_ahead=False)
     assert (on, log_on) == (off, log_off)
     assert all(row.arrival_ns <= row.first_token_ns <= row.finish_ns for row in on.requests)
 

@@ -38,7 +38,7 @@ def with_goals(requests: Sequence[Request], goals: Sequence[SLO]) -> list[Reques
     order=st.sampled_from(ORDERS),
     admission=st.sampled_from(ADMISSIONS),
     blocks=st.sampled_from([40, 70, 200]),
-    max_iterations=st.sampled_from([1, 1, 4, 100]),
+    shape=st.sampled_from([(1, 1), (2, 1), (1, 4), (1, 100)]),
     preemption_mode=st.sampled_from(["recompute", "swap"]),
     preempt_for_waiting=st.sampled_from(["never", "less-urgent"]),
     starvation_s=st.sampled_from([0.3, 1e6]),
@@ -49,6 +49,7 @@ def with_goals(requests: Sequence[Request], goals: Sequence[SLO]) -> list[Reques
 )
 def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
     goals: list[SLO],
+    shape: tuple[int, int],
     blocks: int,
     rate: float,
     services: dict[str, int],
@@ -56,6 +57,7 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
     seed: int,
     **knobs: Any,
 ) -> None:
+    knobs |= dict(zip(("depth", "max_iterations"), shape, strict=True))
     spec = make_spec(blocks, per_merged=services, victim="newest", max_batched_tokens=64, **knobs)
     requests = with_goals(make_workload(40, rate=rate, services=tuple(services), seed=seed), goals)
     (on, log_on), (off, log_off) = (

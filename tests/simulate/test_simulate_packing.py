@@ -95,6 +95,7 @@ def test_requests_wait_for_room_and_get_it_in_their_order() -> None:
     packer=st.sampled_from(sorted(PACKERS)),
     order=st.sampled_from(sorted(ORDERS)),
     admission=st.sampled_from(sorted(ADMISSIONS)),
+    depth=st.sampled_from([1, 2]),
     blocks=st.integers(40, 90),
     link=st.sampled_from([LINK, Link(bytes_per_s=1e5, latency_s=1e-3), None]),
     deaths=st.lists(st.tuples(st.floats(0, 2, width=16), st.integers(0, 2)), max_size=2),
@@ -106,12 +107,13 @@ def test_any_packer_goes_with_any_scheduler(
     packer: str,
     order: str,
     admission: str,
+    depth: int,
     blocks: int,
     link: Link | None,
     deaths: list[tuple[float, int]],
     drains: list[tuple[float, int]],
 ) -> None:
-    options = replace(PLAIN, order=ORDERS[order](), admission=ADMISSIONS[admission]())
+    options = replace(PLAIN, order=ORDERS[order](), admission=ADMISSIONS[admission](), depth=depth)
     specs = [make_spec(blocks, options=options, per_merged={"a": 1, "b": 2}) for _ in range(3)]
     requests = make_workload(40, rate=60, services=("a", "b"), seed=seed)
     on, off = (

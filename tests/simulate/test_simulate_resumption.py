@@ -51,7 +51,8 @@ def test_what_is_made_and_what_was_made_are_one_record(skip_ahead: bool) -> None
     assert (row.output_tokens, row.finish, row.finish_ns, log) == (6, "stop", 30 * SECOND, [])
 
 
-def test_skip_ahead_on_and_off_leave_identical_records() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_skip_ahead_on_and_off_leave_identical_records(depth: int) -> None:
     requests = make_workload(60)
     plain, _ = run([make_spec(60)], requests)
     rows = {row.request_id: row for row in plain.requests}
@@ -61,8 +62,8 @@ def test_skip_ahead_on_and_off_leave_identical_records() -> None:
         else request
         for number, request in enumerate(requests)
     ]
-    on, log = run([make_spec(60)], coming)
-    off, log_off = run([make_spec(60)], coming, skip_ahead=False)
+    on, log = run([make_spec(60, depth=depth)], coming)
+    off, log_off = run([make_spec(60, depth=depth)], coming, skip_ahead=False)
     assert on == off
     assert log == log_off
     told = {row.request_id: (row.output_tokens, row.finish) for row in on.requests}

@@ -73,7 +73,7 @@ def engine_logs(log: list[str]) -> dict[str, list[str]]:
     preempt_for_waiting=st.sampled_from(PREEMPT_FOR_WAITING),
     lengths=st.sampled_from(["maximum", "history"]),
     starvation_s=st.sampled_from([0.3, 10.0, 1e6]),
-    depth=st.sampled_from([1, 1, 2]),
+    depth=st.sampled_from([1, 2]),
     rate=st.sampled_from([3.0, 20.0, 1e6]),
     prefix_caching=st.booleans(),
     services=st.sampled_from([{"a": 1}, {"a": 3}, {"a": 3, "b": 2}]),
@@ -114,12 +114,13 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
     clients=st.sampled_from([None, 1, 7]),
     engines=st.sampled_from([2, 3]),
     loaded=st.booleans(),
+    depth=st.sampled_from([1, 2]),
     seed=st.integers(0, 10_000),
 )
 def test_several_engines_and_clients_that_wait(
-    clients: int | None, engines: int, loaded: bool, seed: int
+    clients: int | None, engines: int, loaded: bool, depth: int, seed: int
 ) -> None:
-    specs = [make_spec(120, admission=Aggressive(watermark=1.0)) for _ in range(engines)]
+    specs = [make_spec(120, admission=Aggressive(watermark=1.0), depth=depth) for _ in range(engines)]
     requests = make_workload(60, rate=60.0, seed=seed)
     records = []
     for skip_ahead in (True, False):
@@ -133,19 +134,23 @@ def test_several_engines_and_clients_that_wait(
 @given(
     admission=st.sampled_from(ADMISSIONS),
     block_size=st.sampled_from([1, 4]),
+    depth=st.sampled_from([1, 2]),
     seed=st.integers(0, 10_000),
 )
 def test_records_are_the_same_where_nobody_writes_a_log(
-    admission: Admission, block_size: int, seed: int
+    admission: Admission, block_size: int, depth: int, seed: int
 ) -> None:
-    spec = make_spec(320 // block_size, block_size=block_size, prefix_caching=False, admission=admission)
+    spec = make_spec(
+        320 // block_size, block_size=block_size, prefix_caching=False, admission=admission, depth=depth
+    )
     requests = make_workload(40, rate=200.0, block_size=block_size, seed=seed)
     on, _ = run([spec], requests, logged=False)
     off, _ = run([spec], requests, skip_ahead=False)
     assert on == off
 
 
-def test_steps_are_really_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_are_really_skipped(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from shoal.schedule import Scheduler
 
     calls = Counter[str]()
@@ -153,11 +158,11 @@ def test_steps_are_really_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Scheduler, "schedule", lambda self, now_ns: (calls.update("x"), real(self, now_ns))[1]
     )
-    spec = make_spec(2_000, block_size=16)
+    spec = make_spec(2_000, block_size=16, depth=depth)
     requests = [make_request(number, 30, 300 + number, at_s=0.0) for number in range(8)]
     record, _ = run([spec], requests)
     assert record.engines[0].steps == 307
-    assert calls["x"] < 30
+    assert calls["x"] < 30 * depth
 
 
 @pytest.mark.parametrize("seed", range(6))

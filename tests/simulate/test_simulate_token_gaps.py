@@ -7,7 +7,7 @@ from shoal.measure import summarise
 
 
 @pytest.mark.parametrize("skip_ahead", [True, False])
-@pytest.mark.parametrize("knobs", [{}, {"max_iterations": 4}, {"blocks": 40}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"max_iterations": 4}, {"depth": 2}, {"blocks": 40}], ids=str)
 def test_every_gap_is_counted_once(knobs, skip_ahead):
     requests = make_workload(40, services=("a", "b"))
     spec = make_spec(per_merged={"a": 1, "b": 1}, **knobs)

@@ -212,7 +212,8 @@ class Engine:
             raise
 
     def begin_with(self, plan: StepPlan) -> None:
-        """In place of ``begin``, where the scheduler has made the next plan, and none is in flight."""
+        """In place of ``begin``, where the scheduler has made the next plan, and fewer than ``depth`` are in
+        flight."""
         self._executor.submit(plan)
         self._in_flight.append(plan)
 
@@ -228,6 +229,11 @@ class Engine:
             raise
         events, self._ended = self._ended, []
         return events
+
+    @property
+    def depth(self) -> int:
+        """Plans in flight at most now: one alone while requests are to come or go between two."""
+        return 1 if self._migrations is not None and self._migrations.expecting else self._depth
 
     @property
     def unfinished(self) -> int:
@@ -296,7 +302,7 @@ class Engine:
             if self._in_flight:
                 return  # services and KV come and go when no plan is in flight
             self._change()
-        depth = 1 if self._migrations is not None and self._migrations.expecting else self._depth
+        depth = self.depth
         while len(self._in_flight) < depth:
             started = self._clock()
             plan = self._scheduler.schedule(started)

@@ -167,6 +167,11 @@ class SimulatedExecutor:
         return self._in_flight[0].ends_ns[-1] if self._in_flight else None
 
     @property
+    def plan_ends_ns(self) -> list[int]:
+        """When each of the plans in flight ends, the oldest first."""
+        return [each.ends_ns[-1] for each in self._in_flight]
+
+    @property
     def durations_ns(self) -> list[int]:
         """How long the iterations of the oldest plan in flight take."""
         oldest = self._in_flight[0]
@@ -177,8 +182,9 @@ class SimulatedExecutor:
         """When the iterations of the oldest plan in flight end."""
         return self._in_flight[0].ends_ns
 
-    def skip(self, plan: StepPlan, iterations: int) -> None:
-        """Take note of a plan of decode steps whose times the caller knows, and of how many were made."""
+    def skip(self, plan: StepPlan, iterations: int, end_ns: int) -> None:
+        """Take note of a plan of decode steps, and of how many were made by when; no plan is in flight."""
+        self._free_ns = end_ns
         self._drop(plan.left)
         self._progress[plan.service].decoded(plan.seq_ids, iterations)
 
@@ -234,6 +240,6 @@ def decode_durations(times: StepTimes, rows: int, context: int, steps: int) -> l
     return durations_ns
 
 
-def cut_behind(ends_ns: list[int], now_ns: int) -> None:
-    """Leave only iterations that end by ``now_ns``, and the one under way then."""
-    del ends_ns[1 + bisect_left(ends_ns, now_ns) :]
+def cut_behind(ends_ns: list[int], now_ns: int, more: int = 0) -> None:
+    """Leave only iterations that end by ``now_ns``, the one under way then, and so many ``more``."""
+    del ends_ns[1 + bisect_left(ends_ns, now_ns) + more :]

@@ -156,8 +156,12 @@ class PlanChooser:
 
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """As ``Scheduler.decode_run``."""
-        steps = self._steps
-        return None if steps.in_flight else self._runs.next_run(now_ns, most, steps.planned)
+        in_flight = self._steps.in_flight
+        if len(in_flight) >= self._options.depth:
+            return None
+        if not all(step.decodes_all(self._services[step.plan.service].running) for step in in_flight):
+            return None
+        return self._runs.next_run(now_ns, most, self._steps.planned, len(in_flight))
 
     def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
         """As ``Scheduler.commit_run``."""

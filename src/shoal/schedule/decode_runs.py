@@ -85,7 +85,7 @@ class Growth(NamedTuple):
 
 
 class DecodeRuns:
-    """Finds runs of decode steps and the blocks for them; asked while no plan is in flight."""
+    """Finds runs of decode steps and the blocks for them."""
 
     def __init__(
         self, pool: BlockPool, store: RequestStore, guard: StarvationGuard, options: SchedulerOptions
@@ -109,10 +109,11 @@ class DecodeRuns:
         removals = sum([state.running.num_removals for state in self._store.services.values()])
         return removals + self._store.leases.num_ended
 
-    def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
-        """The run of at most ``most`` steps that begins with ``step`` at ``now_ns``, if there is one.
+    def next_run(self, now_ns: int, most: int, step: int, in_flight: int) -> DecodeRun | None:
+        """The run of at most ``most`` steps from ``step`` on, planned at ``now_ns``, if there is one.
 
-        A run ends where one of its plans does; ``most`` is rounded up to whole plans.
+        A run ends where one of its plans does; ``most`` is rounded up to whole plans. in_flight: so many
+        plans are, and all of them are decodes of all that run.
         """
         store, options = self._store, self._options
         max_iterations = options.max_iterations
@@ -125,10 +126,10 @@ class DecodeRuns:
             return None
         if not len(batch) or len(batch) > state.limit.rows or np.count_nonzero(batch.prefilling):
             return None
-        if state.limit.suspects():
+        if state.limit.suspects() or np.count_nonzero(batch.is_ending):
             return None
         most = -(-most // max_iterations) * max_iterations
-        most = min(most, self._before_admission(state, step))
+        most = min(most, self._before_admission(state, step, in_flight))
         most = most and min(most, _steps_left(batch))
         if most <= 0:
             return None
@@ -143,13 +144,15 @@ class DecodeRuns:
             return None
         return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
-    def _before_admission(self, state: ServiceState, step: int) -> int:
+    def _before_admission(self, state: ServiceState, step: int, in_flight: int) -> int:
         """Steps in which nobody who waits can be admitted, as long as those running only decode."""
         if not state.waiting:
             return sys.maxsize
         if self._rejected is not None:
             request, when, removals = self._rejected
-            if request is state.waiting[0] and removals == self._removals() and state.last_prefill < when:
+            # What a prompt leaves for others to share is known when its plan has ended.
+            nothing_new = removals == self._removals() and state.last_prefill < when - in_flight
+            if request is state.waiting[0] and nothing_new:
                 return sys.maxsize
         return -step % self._options.admission.admit_every
 

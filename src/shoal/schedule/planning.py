@@ -47,6 +47,14 @@ class InFlightStep(NamedTuple):
     swapped_blocks: list[int]
     """Host blocks of its service that are referenced until the update."""
 
+    def decodes_all(self, batch: RunningBatch) -> bool:
+        """Whether its rows are those of a ``batch``, each to get one token, and its update frees no block."""
+        plan, rows = self.plan, len(batch)
+        if len(self.parts) > 1 or self.pinned_blocks or self.swapped_blocks:
+            return False
+        same = self.parts[0].num_removals == batch.num_removals and len(plan.seq_ids) == rows
+        return same and len(plan.sampled) == rows == plan.new_tokens.count(1)
+
 
 class Planner:
     """Makes plans of what was chosen; from then on the scheduler's state says that they run."""

@@ -187,7 +187,8 @@ class Scheduler:
     def decode_run(self, now_ns: int, most: int) -> DecodeRun | None:
         """The decode steps, at most ``most``, that could be made from ``now_ns`` on without a decision.
 
-        None where the next step may be another; ``most`` is rounded up to whole plans. Changes nothing.
+        None where the next step may be another, or plans in flight are not decodes of the same requests;
+        ``most`` is rounded up to whole plans. Changes nothing.
         """
         return self._chooser.decode_run(now_ns, most)
 
@@ -195,7 +196,7 @@ class Scheduler:
         """The plan of the first ``steps`` of a run, as iterations, and when it takes which blocks.
 
         It leaves the same blocks as the plans of the run would, one after another; nobody may have been
-        admitted, ended or preempted since.
+        admitted, ended or preempted since. What follows of the run may be committed after it.
         """
         return self._chooser.commit_run(run, steps)
 

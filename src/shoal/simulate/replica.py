@@ -43,23 +43,41 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class _Ahead:
-    """A run of decode steps that lies ahead and is not committed yet: an arrival may cut it short."""
+    """A run of decode steps that lies ahead and is not committed yet: an arrival may cut it short.
+
+    Each step is planned when that many steps before it have ended, ``depth`` of which are in flight at once.
+    """
 
     run: DecodeRun
     """As the scheduler says."""
     start_ns: int
-    """When it begins."""
+    """When its first step is planned."""
     ends_ns: list[int]
-    """When its steps end."""
+    """When the plans end that are in flight then, decodes of the same sequences, and after them its steps."""
+    depth: int
+    """Plans in flight: one less when the first step is planned."""
     waiting: int
     """Requests that wait meanwhile."""
 
-    def done(self, now_ns: int) -> int:
+    @property
+    def due_ns(self) -> int:
+        """When the next step is to be planned that is not one of these."""
+        return self.ends_ns[-self.depth]
+
+    def ended(self, now_ns: int) -> int:
         """How many steps of plans that have ended there are by now."""
         ended = bisect_right(self.ends_ns, now_ns)
         if ended == len(self.ends_ns):
             return ended
         return ended - ended % self.run.max_iterations
+
+    def planned_ns(self, step: int) -> int:
+        """When a step of the run is planned, if a plan begins with it."""
+        return self.ends_ns[step - 1] if step else self.start_ns
+
+    def cut(self, now_ns: int) -> None:
+        """Leave only what is planned by now, not what would be planned at this very moment."""
+        cut_behind(self.ends_ns, now_ns, self.depth - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +129,7 @@ class Replica:
         self._executor = executor(spec.models, clock, self._watch)
         depth = spec.scheduler.depth
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
-        self._skips = skip_ahead and depth == 1 and lock_step is None
+        self._skips = skip_ahead and lock_step is None
         self._ahead: _Ahead | None = None
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
@@ -170,13 +188,13 @@ class Replica:
         count = self.scheduler.num_tokens(request)
         if count is None or self._ahead is None or self.scheduler.table_of(request) is None:
             return count
-        return count + self._ahead.done(self._clock.now_ns)
+        return count + self._ahead.ended(self._clock.now_ns)
 
     def interrupt(self) -> None:
         """Something has come: what runs without a decision ends with the step under way."""
         if self._ahead is not None:
-            cut_behind(self._ahead.ends_ns, self._clock.now_ns)
-            self.due_ns = self._ahead.ends_ns[-1]
+            self._ahead.cut(self._clock.now_ns)
+            self.due_ns = self._ahead.due_ns
         elif self._iterations is not None:
             self._executor.interrupt()
             self.due_ns = self._executor.ends_ns
@@ -185,13 +203,11 @@ class Replica:
         """What was due now happens."""
         now_ns = self._clock.now_ns
         if self._ahead is not None:
-            self._account(self._ahead)
+            self._catch_up()
         elif self._executor.ends_ns == now_ns:
             if self._iterations is not None:
                 self._note_iterations(self._iterations)
-            if self._on_plan is not None:
-                self._on_plan(*self._untold.popleft(), self._executor.durations_ns)
-            self._engine.complete()
+            self._complete()
             self._tell_first_tokens()
         self.due_ns = None
 
@@ -214,9 +230,7 @@ class Replica:
     def abandon(self, requests: Sequence[str]) -> list[Request]:
         """The engine dies now: its ``requests``, with the output of all plans that have ended."""
         if self._ahead is not None:
-            del self._ahead.ends_ns[self._ahead.done(self._clock.now_ns) :]
-            if self._ahead.ends_ns:
-                self._account(self._ahead)
+            self._account(self._ahead)
         detached = [self._engine.detach(request) for request in requests]
         return [request for request in detached if request is not None]
 
@@ -235,64 +249,88 @@ class Replica:
                 del self._expected[request]
                 self._on_progress(request)
 
+    def _complete(self) -> None:
+        """The oldest plan in flight is over."""
+        if self._on_plan is not None:
+            self._on_plan(*self._untold.popleft(), self._executor.durations_ns)
+        self._engine.complete()
+
     @property
     def _may_skip(self) -> bool:
         """Whether nothing but decode steps may be to do, and nobody waits for news of one of them."""
-        if not self._skips or self._engine.pausing or self._executor.free_ns > self._clock.now_ns:
+        if not self._skips or self._engine.pausing:
             return False
         return all(self.scheduler.table_of(request) is None for request in self._expected)
 
-    def _catch_up(self) -> None:
-        """Of steps that were looked ahead those that have ended are over; the one under way is a plan."""
-        ahead = self._ahead
-        if ahead is None:
-            return
-        now_ns, run = self._clock.now_ns, ahead.run
-        done = ahead.done(now_ns)
-        began_ns = ahead.ends_ns[done - 1] if done else ahead.start_ns
-        del ahead.ends_ns[done:]
-        self._ahead = self.due_ns = None
-        if done:
-            self._account(ahead)
-        if done and began_ns == now_ns:
-            return
-        plan, _ = self.scheduler.commit_run(run, min(run.max_iterations, run.steps - done))
-        self._clock.now_ns, self._waiting = began_ns, ahead.waiting
-        self._engine.begin_with(plan)
-        self._clock.now_ns, self._waiting = now_ns, None
-        self.due_ns = self._executor.ends_ns
-
     def _look_ahead(self) -> bool:
-        """Look for a run of decodes that begins now; whether there is one."""
-        start_ns = self._clock.now_ns
+        """Look for a run of decodes of which the first is planned now; whether there is one."""
+        start_ns, depth = self._clock.now_ns, self._engine.depth
+        leading_ns = self._executor.plan_ends_ns
+        free_ns = leading_ns[-1] if leading_ns else start_ns
+        if len(leading_ns) != depth - 1 or self._executor.free_ns > free_ns:
+            return False
         run = self.scheduler.decode_run(start_ns, self._look_ahead_steps)
         if run is None:
             return False
         times = self.spec.services[run.service].times
         # Rounded step by step, as the executor rounds each.
         durations_ns = decode_durations(times, run.rows, run.context, run.steps)
-        ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
-        del ends_ns[run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
-        self._ahead = _Ahead(run, start_ns, ends_ns, self.scheduler.waiting)
-        self.due_ns = ends_ns[-1]
+        ends_ns = leading_ns + [free_ns + passed_ns for passed_ns in accumulate(durations_ns)]
+        del ends_ns[len(leading_ns) + run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
+        self._ahead = _Ahead(run, start_ns, ends_ns, depth, self.scheduler.waiting)
+        self.due_ns = self._ahead.due_ns
         return True
 
-    def _account(self, ahead: _Ahead) -> None:
-        """The run has come to its end."""
+    def _catch_up(self) -> None:
+        """Of steps that were looked ahead those that have ended are over; those planned by now are plans.
+
+        At the end of a step the next is yet to be planned.
+        """
+        ahead = self._ahead
+        if ahead is None:
+            return
+        now_ns, run, ended = self._clock.now_ns, ahead.run, ahead.ended(self._clock.now_ns)
+        over = self._account(ahead)
+        self.due_ns = None
+        at_an_end = ended > 0 and ahead.ends_ns[ended - 1] == now_ns
+        planned = ended if at_an_end else min(ended + run.max_iterations, run.steps)
+        self._waiting = ahead.waiting
+        for first in range(over, planned, run.max_iterations):
+            plan, _ = self.scheduler.commit_run(run, min(run.max_iterations, planned - first))
+            self._clock.now_ns = ahead.planned_ns(first)
+            self._engine.begin_with(plan)
+        self._clock.now_ns, self._waiting = now_ns, None
+        self.due_ns = self._executor.ends_ns
+
+    def _account(self, ahead: _Ahead) -> int:
+        """Nothing lies ahead any more; of its steps those that have ended are over. Returns how many."""
         self._ahead = None
-        run, start_ns, ends_ns = ahead.run, ahead.start_ns, ahead.ends_ns
+        now_ns, ended, leading = self._clock.now_ns, ahead.ended(self._clock.now_ns), ahead.depth - 1
+        for end_ns in ahead.ends_ns[: min(ended, leading)]:
+            self._clock.now_ns = end_ns
+            self._complete()
+        self._clock.now_ns = now_ns
+        steps = max(ended - leading, 0)
+        if steps:
+            self._account_steps(ahead, steps)
+        return steps
+
+    def _account_steps(self, ahead: _Ahead, steps: int) -> None:
+        """The first steps of a run are over, and all plans before it."""
+        run, leading = ahead.run, ahead.depth - 1
         # Steps looked at in vain cost time, but a run too short costs more.
-        steps = len(ends_ns)
         self._look_ahead_steps = min(max(2 * steps, SHORTEST_RUN), LONGEST_RUN)
+        start_ns = ahead.ends_ns[leading - 1] if leading else ahead.start_ns
+        ends_ns = ahead.ends_ns[leading : leading + steps]
         plan, growth = self.scheduler.commit_run(run, run.planned(steps))
-        self._executor.skip(plan, steps)
+        self._executor.skip(plan, steps, ends_ns[-1])
         durations_ns = [end - start for start, end in pairwise([start_ns, *ends_ns])]
         tokens = [[ANONYMOUS_TOKEN] * run.rows] * steps
         self.scheduler.update(plan, StepResult(tokens, durations_ns), ends_ns[-1])
         if self._on_plan is not None:
             for part in growth.plans(plan, run.max_iterations):
                 first = part.number - plan.number
-                made_ns = ends_ns[first - 1] if first else start_ns
+                made_ns = ahead.planned_ns(first)
                 self._on_plan(part, made_ns, durations_ns[first : first + part.iterations])
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
