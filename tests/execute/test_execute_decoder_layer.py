@@ -205,7 +205,9 @@ def test_only_the_rows_asked_for_have_logits(dtype: str, tmp_path: Path) -> None
     ids, positions = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(0)
     every, some = torch.arange(9), torch.tensor([8, 2])
     logits, kept = (loaded.forward(ids, positions, rows, RecordingStep((9,))) for rows in (every, some))
-    tolerance = 1e-5 if dtype == "float32" else 0.0  # other products have the same bits for any number of rows
+    tolerance = (
+        1e-5 if dtype == "float32" else 0.0
+    )  # other products have the same bits for any number of rows
     torch.testing.assert_close(kept, logits[some], rtol=tolerance, atol=tolerance)
 
 

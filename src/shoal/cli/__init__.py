@@ -6,9 +6,12 @@ and torch is imported only where an engine is built.
 """
 
 import signal
+import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
+
+_HELP = {"--help", "-h"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -17,13 +20,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     SIGTERM ends a command as Ctrl-C does, so that it cleans up, unless the command handles it itself.
     """
     signal.signal(signal.SIGTERM, _terminated)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    serves = words[:1] == ["serve"] and not _HELP & set(words)
+    raise SystemExit(_run_with_early_node(words) if serves else _run(words))
+
+
+def _run(words: Sequence[str]) -> int:
     try:
         from shoal.cli.app import run
 
-        code = run(arguments)
+        return run(words)
     except KeyboardInterrupt:  # during the import
-        code = 128 + signal.SIGINT
-    raise SystemExit(code)
+        return 128 + signal.SIGINT
+
+
+def _run_with_early_node(words: Sequence[str]) -> int:
+    """Run a command that will need an engine: it loads while the command finds out what it is to be."""
+    from shoal.cluster.node_start import drop_early_node, start_early_node
+
+    start_early_node()
+    try:
+        return _run(words)
+    finally:
+        drop_early_node()
 
 
 def _terminated(number: int, _: object) -> None:

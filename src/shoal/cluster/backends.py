@@ -2,6 +2,7 @@
 
 from shoal.cluster.backend import EngineBackend
 from shoal.cluster.local import LocalBackend
+from shoal.cluster.node_start import drop_early_node
 from shoal.cluster.options import ClusterOptions
 from shoal.core import ConfigError
 
@@ -12,6 +13,7 @@ def make_backend(options: ClusterOptions) -> EngineBackend:
         return LocalBackend(
             options.name, options.orphan_after_s, options.heartbeat_s, options.hung_after_s / 2
         )
+    drop_early_node()
     try:
         # Only here: it takes a second, and is an extra.
         from shoal.cluster.ray.backend import RayBackend

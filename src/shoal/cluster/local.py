@@ -7,7 +7,6 @@ import pickle
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,10 +17,10 @@ from shoal.cluster.node import EngineExited, EngineSaid, wire
 from shoal.cluster.node.__main__ import TAKEN
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
 from shoal.cluster.node.told import found_engine, to_event
+from shoal.cluster.node_start import drop_early_node, start_node
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import lifeline
 from shoal.engine.child import check_open_files, describe_end
-from shoal.engine.children import interrupts_held_back
 
 _RETRY_S = 0.02
 _START_TIMEOUT_S = 30.0
@@ -91,6 +90,7 @@ class LocalBackend:
         except BaseException:
             await self._reap()
             raise
+        drop_early_node()  # it was not needed where there was one
         self._use(link)
         return [found_engine(engine) for engine in link.found]
 
@@ -179,13 +179,7 @@ class LocalBackend:
 
     async def _start_node(self) -> None:
         await self._reap()
-        with interrupts_held_back():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.cluster.node", str(self._path)],
-                stdin=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                start_new_session=True,
-            )
+        self._process = start_node(str(self._path))
 
     async def _reap(self) -> int | None:
         """Wait for the end of the node, if it was started here and is ending; returns its exit status."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from shoal.core import ConfigError
 from shoal.engine import lifeline
@@ -54,18 +55,59 @@ class ChildEnd:
     """Ids of the requests whose plans were being computed."""
 
 
+@dataclass(frozen=True, slots=True)
+class BareEngine:
+    """An engine process that is yet to be told what it is."""
+
+    process: asyncio.subprocess.Process
+    """It."""
+    end: socket.socket
+    """Our end of its lifeline."""
+
+    @classmethod
+    async def start(cls, *modules: str) -> Self:
+        """Start a process, which imports ``modules`` first.
+
+        Raises ConfigError if too few files may be open, OSError if the process cannot be started.
+        """
+        check_open_files()
+        end, its_end = socket.socketpair()
+        end.setblocking(False)
+        try:
+            with interrupts_held_back():
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "shoal.engine",
+                    *modules,
+                    stdin=its_end.fileno(),
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
+        except BaseException:
+            end.close()
+            raise
+        finally:
+            its_end.close()
+        return cls(process, end)
+
+    async def stop(self) -> None:
+        """Kill the process, and wait until it is gone."""
+        self.end.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
 class EngineChild:
     """A running engine process, its lifeline and its journal."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        end: socket.socket,
+        bare: BareEngine,
         start: lifeline.Start,
         on_message: Callable[[int, lifeline.FromEngine], None],
     ) -> None:
-        self._process = process
-        self._end = end
+        process, end = self._process, self._end = bare.process, bare.end
         self._journal = Path(start.journal)
         self._on_message = on_message
         self._frames = lifeline.Frames()
@@ -76,35 +118,31 @@ class EngineChild:
 
     @classmethod
     async def start(
-        cls, config: bytes, bind: str, journal: Path, on_message: Callable[[int, lifeline.FromEngine], None]
+        cls,
+        config: bytes,
+        bind: str,
+        journal: Path,
+        on_message: Callable[[int, lifeline.FromEngine], None],
+        bare: BareEngine | None = None,
     ) -> "EngineChild":
         """Start a process.
 
         config: a pickled ``EngineConfig``. bind: address where it will listen. journal: path of a file that
         is made now and removed in the end. on_message: called with the process id for what the engine tells.
+        bare: a process to be used, unless it is gone.
 
         Raises ConfigError if too few files may be open, OSError if the process cannot be started.
         """
-        check_open_files()
         make_journal(journal)
-        end, its_end = socket.socketpair()
-        end.setblocking(False)
         try:
-            with interrupts_held_back():
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "shoal.engine",
-                    stdin=its_end.fileno(),
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                )
+            if bare is not None and bare.process.returncode is not None:
+                await bare.stop()
+                bare = None
+            bare = bare or await BareEngine.start()
         except BaseException:
-            end.close()
             journal.unlink()
             raise
-        finally:
-            its_end.close()
-        return cls(process, end, lifeline.Start(config, bind, str(journal)), on_message)
+        return cls(bare, lifeline.Start(config, bind, str(journal)), on_message)
 
     @property
     def pid(self) -> int:

@@ -1,8 +1,8 @@
-"""The engine process: ``python -m shoal.engine``, started by ``EngineChild``.
+"""The engine process: ``python -m shoal.engine [MODULE ...]``, started by ``BareEngine``.
 
-Its standard input is its lifeline (see there): it reads what it is to be, and then gives signs of life,
-whatever its engine does. End of file there ends this process, so none is left behind. Between steps it takes
-its client's messages without waiting; idle, it waits for one.
+It imports the modules that are named. Its standard input is its lifeline (see there): it reads what it is to
+be, and then gives signs of life, whatever its engine does. End of file there ends this process, so none is
+left behind. Between steps it takes its client's messages without waiting; idle, it waits for one.
 """
 
 import gc
@@ -327,6 +327,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     owner = Lifeline(socket.socket(fileno=sys.stdin.fileno()))
+    for module in sys.argv[1:]:
+        with suppress(Exception):  # what it is needed for will tell
+            importlib.import_module(module)
     try:
         start = owner.receive_start()
     except ConnectionError:

@@ -1,51 +1,88 @@
-"""``python -m shoal.cluster.node FOLDER``: a node, in a folder that no other node has.
+"""``python -m shoal.cluster.node [FOLDER]``: a node, in a folder that no other node has.
 
 Its standard input is a pipe from the process that starts it: until a server uses the node, its end is the end
-of the node. Later the node outlives that process by as long as the server told it to. SIGINT and SIGHUP,
-which a terminal sends, are ignored; SIGTERM ends a node that no server uses.
+of the node. Later the node outlives that process by as long as the server told it to. Without FOLDER it is
+read from there, a line that may come later: meanwhile an engine gets ready. SIGINT and SIGHUP, which a
+terminal sends, are ignored; SIGTERM ends a node that no server uses.
 """
 
 import asyncio
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.cluster.node.folder import NodeFolder
 from shoal.cluster.node.server import NodeServer
 from shoal.core import ConfigError
+from shoal.engine.child import BareEngine
 
 TAKEN = 3
 """Exit status where another node has the folder."""
 
+PREPARED = "shoal.engine.torch_engine"
+"""What an engine imports that is started before anybody says what it is."""
 
-async def _serve(folder: NodeFolder) -> None:
+_LONGEST_WAIT_S = 20.0
+"""A node is told its folder within this time, or ends: who started it does something that takes longer."""
+
+
+async def _serve(folder: NodeFolder, starter: asyncio.StreamReader, bare: BareEngine | None) -> None:
     server = NodeServer(folder)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, server.tenancy.end_unused)
-    starter = sys.stdin.fileno()
+    server.tenancy.node.bare = bare
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.tenancy.end_unused)
 
-    def starter_gone() -> None:
-        loop.remove_reader(starter)
+    async def watch_starter() -> None:
+        while await starter.read(1):
+            pass
         server.tenancy.end_unclaimed()
 
-    loop.add_reader(starter, starter_gone)
+    watching = asyncio.create_task(watch_starter())
     await server.run()
+    watching.cancel()
 
 
-def main(path: Path) -> int:
+async def _folder_to_come(starter: asyncio.StreamReader) -> Path | None:
+    """The folder that whoever started this process tells of; None: there is no use for it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LONGEST_WAIT_S):
+            line = await starter.readline()
+            return Path(line.decode().removesuffix("\n")) if line else None
+    return None
+
+
+async def _run(path: Path | None) -> int:
+    starter = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(starter), sys.stdin)
+    bare = None
+    if path is None:
+        with suppress(OSError, ConfigError):  # the engine that is started then tells of it
+            bare = await BareEngine.start(PREPARED)
+        path = await _folder_to_come(starter)
+    status = 0
+    if path is not None:
+        try:
+            folder = NodeFolder(path)
+        except BlockingIOError:
+            status = TAKEN
+        except (OSError, ConfigError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+        else:
+            await _serve(folder, starter, bare)
+            return 0
+    if bare is not None:
+        await bare.stop()
+    return status
+
+
+def main(arguments: list[str]) -> int:
     """Run a node until it is over; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        folder = NodeFolder(path)
-    except BlockingIOError:
-        return TAKEN
-    except (OSError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    asyncio.run(_serve(folder))
-    return 0
+    return asyncio.run(_run(Path(arguments[0]) if arguments else None))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

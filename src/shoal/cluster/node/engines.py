@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.core import ShoalError
 from shoal.engine import lifeline
-from shoal.engine.child import EngineChild
+from shoal.engine.child import BareEngine, EngineChild
 
 _SETTLE_S = 0.01
 
@@ -77,6 +77,8 @@ class Node:
     """
 
     def __init__(self, folder: Path, on_event: Callable[[NodeEvent], None], host: str | None = None) -> None:
+        self.bare: BareEngine | None = None
+        """A process for the engine that is started first; set by who has one."""
         self._folder = folder
         self._on_event = on_event
         self._host = host
@@ -126,6 +128,8 @@ class Node:
         """End all engines, which are killed if they do not end, and wait until they are gone."""
         for owned in self._owned.values():
             owned.killed = True
+        if self.bare is not None:
+            await self.bare.stop()
         children = [owned.child for owned in self._owned.values() if owned.child is not None]
         await asyncio.gather(*(child.stop() for child in children))
         while self._tasks:
@@ -142,8 +146,9 @@ class Node:
                 owned.ready = message
             self._on_event(EngineSaid(engine, owned.incarnation, pid, message))
 
+        bare, self.bare = self.bare, None
         try:
-            child = await EngineChild.start(config, bind, socket.with_suffix(".journal"), hear)
+            child = await EngineChild.start(config, bind, socket.with_suffix(".journal"), hear, bare)
         except (OSError, ShoalError) as error:
             self._end(engine, owned, lifeline.describe_failure(error))
             return

@@ -1,0 +1,65 @@
+"""Starting the node of this machine's engines, also before it is known what for.
+
+Importing what an engine computes with takes seconds. A node that is started early has one engine do that
+while its server finds out what the engine is to be.
+"""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+from shoal.engine.children import interrupts_held_back
+
+_early: subprocess.Popen[bytes] | None = None
+"""A node that is yet to be told its folder."""
+
+
+def start_node(folder: str) -> subprocess.Popen[bytes]:
+    """A node in ``folder``: the early one, if there is such, else a new one.
+
+    Until a server uses it, it ends with its standard input.
+    """
+    global _early
+    node, _early = _early, None
+    if node is not None:
+        assert node.stdin is not None
+        try:
+            node.stdin.write(f"{folder}\n".encode())
+            node.stdin.flush()
+        except BrokenPipeError:  # nobody told it anything for too long
+            _end(node)
+        else:
+            return node
+    return _start(folder)
+
+
+def start_early_node() -> None:
+    """Start a node of which ``start_node`` will make use, if it is called soon."""
+    global _early
+    _early = _start()
+
+
+def drop_early_node() -> None:
+    """There is no use for it after all."""
+    global _early
+    if _early is not None:
+        _end(_early)
+        _early = None
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    with interrupts_held_back():
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal.cluster.node", *arguments],
+            stdin=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,
+        )
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    assert node.stdin is not None
+    with suppress(BrokenPipeError):
+        node.stdin.close()
+    node.wait()

@@ -1,0 +1,129 @@
+"""Nodes that are started before it is known what for."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from test_cluster_local import TIMEOUT_S, Watched, attached, left_behind, nothing_left, run
+
+from shoal.cluster import node_start
+from shoal.cluster.backend import Exited
+from shoal.cluster.backends import make_backend
+from shoal.cluster.node.__main__ import PREPARED
+from shoal.cluster.node.folder import folder_path
+from shoal.cluster.node_start import drop_early_node, start_early_node
+from shoal.cluster.options import ClusterOptions
+
+__all__ = ["left_behind", "nothing_left"]  # fixtures
+
+
+def bare_engine(node):
+    """The engine that an early node has started."""
+    until = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until:
+        for engine in psutil.Process(node.pid).children():
+            if engine.cmdline()[-2:] == ["shoal.engine", PREPARED]:
+                return engine
+        time.sleep(0.01)
+    raise AssertionError("it starts no engine")
+
+
+def early():
+    start_early_node()
+    node = node_start._early
+    assert node is not None
+    return node, bare_engine(node)
+
+
+def test_the_first_engine_is_the_one_that_is_ready():
+    node, bare = early()
+
+    async def scenario():
+        async with attached("early") as watched:
+            assert watched.backend._link.pid == node.pid
+            assert folder_path("early").exists()
+            assert (await watched.start("e")).pid == bare.pid
+            loaded = await watched.start("f")
+            assert psutil.Process(loaded.pid).cmdline()[-1] == "shoal.engine"
+            # Who starts anew has a process of its own.
+            watched.backend.kill_engine("e", 1)
+            await watched.until(Exited)
+            assert (await watched.start("e", 2)).pid != bare.pid
+
+    run(scenario)
+
+
+def test_an_engine_that_died_meanwhile_is_replaced():
+    _, bare = early()
+    bare.kill()
+
+    async def scenario():
+        async with attached() as watched:
+            assert (await watched.start()).pid != bare.pid
+
+    run(scenario)
+
+
+def test_a_node_that_died_meanwhile_is_replaced():
+    node, bare = early()
+    os.kill(node.pid, signal.SIGKILL)
+    node.wait()
+
+    async def scenario():
+        async with attached() as watched:
+            assert (await watched.start()).pid != bare.pid
+
+    run(scenario)
+
+
+def test_an_engine_that_nobody_starts_ends_with_its_node():
+    early()
+
+    async def scenario():
+        async with attached("idle"):
+            pass
+
+    run(scenario)
+
+
+def test_there_is_none_beside_a_node_that_is_found(left_behind):
+    pids = left_behind()
+    node, _ = early()
+
+    async def scenario():
+        watched = Watched("left")
+        found = await watched.attach()
+        await watched.backend.close()
+        assert {engine.pid for engine in found} >= set(pids)
+        assert node.poll() == 0
+
+    run(scenario)
+
+
+def test_who_needs_none_drops_it():
+    node, _ = early()
+    drop_early_node()
+    assert node.poll() == 0
+    drop_early_node()
+
+
+def test_another_backend_drops_it():
+    pytest.importorskip("ray")
+    node, _ = early()
+    make_backend(ClusterOptions(backend="ray"))
+    assert node.poll() == 0
+
+
+def test_a_node_without_a_folder_ends_with_who_started_it():
+    script = "from shoal.cluster.node_start import start_early_node; start_early_node()"
+    subprocess.run([sys.executable, "-c", script], check=True)  # the fixture waits for what it left
+
+
+@pytest.mark.parametrize("words", [["serve", "no-such-model"], ["serve", "--no-such-flag"]])
+def test_a_command_that_fails_leaves_nothing(words):
+    end = subprocess.run([sys.executable, "-m", "shoal.cli", *words], capture_output=True, check=False)
+    assert end.returncode in (1, 2)
