@@ -30,17 +30,17 @@ def walk(world: World, faults: int) -> list[World]:
         if key in seen:
             continue
         seen.add(key)
-        harmless = set(pickle.loads(state).choices(0))
-        for choice in pickle.loads(state).choices(left):
+        now = pickle.loads(state)
+        harmless = set(now.choices(0))
+        for choice in now.choices(left):
             following = pickle.loads(state)
             following.do(choice)
             following.check()
             stack.append((pickle.dumps(following), left - (choice not in harmless)))
         if not harmless:
-            last = pickle.loads(state)
-            last.finish()
-            last.check_end()
-            over.append(last)
+            now.finish()
+            now.check_end()
+            over.append(now)
     return over
 
 
