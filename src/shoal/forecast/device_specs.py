@@ -118,7 +118,7 @@ _SPECS = [
 ]
 
 DEVICE_SPECS: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
-"""By name. ``cpu`` is two cores of a Zen 4 (3.3 GHz), whose dot products are of 32 pairs of bfloat16 a cycle."""
+"""By name. ``cpu`` is two cores of a Zen 4 at 3.3 GHz, which multiply 32 pairs of bfloat16 a cycle each."""
 
 
 def find_device_spec(name: str) -> DeviceSpec | None:
