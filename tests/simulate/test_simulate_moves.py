@@ -1,6 +1,7 @@
 """Simulated requests that move between engines: nothing is lost, and a move costs what its link does."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from shoal.cluster.dispatch import DISPATCHES
 from shoal.cluster.events import MoveMethod
 from shoal.core import ConfigError, Request, StepPlan
 from shoal.core.cluster import Link
-from shoal.forecast import StepRows
+from shoal.forecast import FittedTimes, LatencyModel, StepRows
 from shoal.measure import RequestRow, RunRecord
 from shoal.schedule import Slice, describe
 from shoal.simulate import Deaths, EngineSpec, Moving, OpenLoop, Simulation, Watch
@@ -20,6 +21,9 @@ from shoal.simulate import Deaths, EngineSpec, Moving, OpenLoop, Simulation, Wat
 SECOND = 1_000_000_000
 LIVE, STOP, TOKENS = MoveMethod.LIVE, MoveMethod.STOP, MoveMethod.TOKENS
 LINK = Link(bytes_per_s=1e5, latency_s=1e-4)
+TICK_S = 1 / 128
+TICKS = FittedTimes(LatencyModel(constant_s=TICK_S, sequence_s=0, token_s=0, context_s=0, work_s=0))
+"""Every step takes as long, so that events can come at its very end."""
 BLOCK_BYTES = 4 * (8 + 8) * 4
 """Of four tokens of service a: a layer with a key and a value of 8 float32 each."""
 
@@ -215,6 +219,7 @@ wishes = st.tuples(
     dispatch=st.sampled_from(["round-robin", "least-requests", "max-min"]),
     shape=st.sampled_from([(1, 1), (1, 4), (2, 1)]),
     mode=st.sampled_from(["recompute", "swap"]),
+    ticks=st.booleans(),
 )
 @settings(max_examples=examples(150))
 def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
@@ -226,10 +231,16 @@ def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
     dispatch: str,
     shape: tuple[int, int],
     mode: str,
+    ticks: bool,
 ) -> None:
     depth, iterations = shape
-    specs = [make_spec(60, depth=depth, max_iterations=iterations, preemption_mode=mode)] * 3
+    times = TICKS if ticks else TIMES
+    specs = [make_spec(60, times=times, depth=depth, max_iterations=iterations, preemption_mode=mode)] * 3
     requests = make_workload(40, rate=60, seed=seed)
+    if ticks:
+        tick_ns = round(TICK_S * SECOND)
+        requests = [replace(each, arrival_ns=each.arrival_ns // tick_ns * tick_ns) for each in requests]
+        wanted = [(time // TICK_S * TICK_S, *wish) for time, *wish in wanted]
     moving = Moving(link=link, drains=drains, wanted=wanted)
     records, logs = [], []
     for skip_ahead in (True, False):
@@ -245,3 +256,42 @@ def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
     served = {row.request_id: row.output_tokens for row in records[0].requests if row.finish == "stop"}
     if len({engine for _, engine in drains}) < 2:
         assert served == {request.id: request.true_output_tokens for request in requests}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("at_s", [38 * TICK_S, 38.02 * TICK_S])
+def test_a_request_that_leaves_at_the_end_of_a_step_leaves_the_next_to_be_planned(
+    at_s: float, depth: int
+) -> None:
+    specs = [make_spec(400, times=TICKS, depth=depth) for _ in range(2)]
+    requests = [make_request(number, 10, (200, 10)[number % 2]) for number in range(3)]
+    requests += [make_request(number, 10, 15, at_s=(38 + number / 50) * TICK_S) for number in (3, 20)]
+    moving = Moving(wanted=[(at_s, "r0", 1, TOKENS)])
+    on, off = (
+        run(specs, requests, moving, skip_ahead=skip, dispatch="round-robin") for skip in (True, False)
+    )
+    assert on == off
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("at_s", [0.1002, 0.1302])
+def test_who_was_rejected_is_asked_again_when_the_blocks_of_one_who_left_are_free(
+    at_s: float, depth: int
+) -> None:
+    """With two plans in flight that is a step after it left."""
+    specs = [
+        make_spec(blocks, times=TICKS, depth=depth, block_size=4, prefix_caching=False)
+        for blocks in (40, 400)
+    ]
+    requests = [
+        make_request(0, 80, 150),
+        make_request(1, 4, 5),
+        make_request(2, 30, 100, at_s=0.01),
+        make_request(3, 4, 5, at_s=0.01),
+        make_request(4, 60, 20, at_s=0.05),
+    ]
+    moving = Moving(wanted=[(at_s, "r0", 1, TOKENS)])
+    on, off = (
+        run(specs, requests, moving, skip_ahead=skip, dispatch="round-robin") for skip in (True, False)
+    )
+    assert on == off

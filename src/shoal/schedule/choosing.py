@@ -161,7 +161,7 @@ class PlanChooser:
             return None
         if not all(step.decodes_all(self._services[step.plan.service].running) for step in in_flight):
             return None
-        return self._runs.next_run(now_ns, most, self._steps.planned, len(in_flight))
+        return self._runs.next_run(now_ns, most, self._steps.planned)
 
     def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
         """As ``Scheduler.commit_run``."""

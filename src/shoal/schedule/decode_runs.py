@@ -36,7 +36,7 @@ class DecodeRun(NamedTuple):
     context: int
     """Positions that the first step attends, over all rows; each further step attends one more per row."""
     until_ns: int
-    """Every step must begin before this time, or the first of its plan."""
+    """Every step must be planned before this time, or the first of its plan."""
     max_iterations: int
     """Most steps of a plan, as they would be planned one plan after another."""
 
@@ -105,15 +105,17 @@ class DecodeRuns:
             self._rejected = (request, step, self._removals())
 
     def _removals(self) -> int:
-        """How often memory was given up: by requests that ended, were preempted or left, and by leases."""
+        """How often a place or memory was given up: by requests that ended, were preempted or left, which may
+        keep their blocks until a plan in flight has ended, and by leases.
+        """
         removals = sum([state.running.num_removals for state in self._store.services.values()])
-        return removals + self._store.leases.num_ended
+        return removals + self._store.num_releases + self._store.leases.num_ended
 
-    def next_run(self, now_ns: int, most: int, step: int, in_flight: int) -> DecodeRun | None:
+    def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
         """The run of at most ``most`` steps from ``step`` on, planned at ``now_ns``, if there is one.
 
-        A run ends where one of its plans does; ``most`` is rounded up to whole plans. in_flight: so many
-        plans are, and all of them are decodes of all that run.
+        A run ends where one of its plans does; ``most`` is rounded up to whole plans. Plans in flight must be
+        decodes of all that run.
         """
         store, options = self._store, self._options
         max_iterations = options.max_iterations
@@ -129,7 +131,7 @@ class DecodeRuns:
         if state.limit.suspects() or np.count_nonzero(batch.is_ending):
             return None
         most = -(-most // max_iterations) * max_iterations
-        most = min(most, self._before_admission(state, step, in_flight))
+        most = min(most, self._before_admission(state, step))
         most = most and min(most, _steps_left(batch))
         if most <= 0:
             return None
@@ -144,14 +146,15 @@ class DecodeRuns:
             return None
         return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
-    def _before_admission(self, state: ServiceState, step: int, in_flight: int) -> int:
+    def _before_admission(self, state: ServiceState, step: int) -> int:
         """Steps in which nobody who waits can be admitted, as long as those running only decode."""
         if not state.waiting:
             return sys.maxsize
         if self._rejected is not None:
             request, when, removals = self._rejected
             # What a prompt leaves for others to share is known when its plan has ended.
-            nothing_new = removals == self._removals() and state.last_prefill < when - in_flight
+            known = state.last_prefill <= when - self._options.depth
+            nothing_new = known and removals == self._removals()
             if request is state.waiting[0] and nothing_new:
                 return sys.maxsize
         return -step % self._options.admission.admit_every

@@ -51,6 +51,8 @@ class RequestStore:
         """How often a request was admitted; also the next sequence number."""
         self.num_ended = 0
         """How many requests have ended."""
+        self.num_releases = 0
+        """How often a request has given up its blocks."""
         self._pool = pool
         self._host = host
         self._order = order
@@ -321,6 +323,7 @@ class RequestStore:
 
     def release(self, request: RequestState) -> None:
         """Give up its references on its blocks."""
+        self.num_releases += 1
         self._pool.free(request.service, request.block_ids)
         request.block_ids = []
 

@@ -1,6 +1,6 @@
 """One engine in virtual time: the real engine, scheduler and pool around a simulated executor."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from shoal.core import ANONYMOUS_TOKEN, FinishReason, Request, StepPlan, StepRes
 from shoal.engine import migration_wire, wire
 from shoal.engine.core import Engine
 from shoal.engine.transfer import KVTransfer
-from shoal.execute.simulated import SimulatedExecutor, cut_behind, decode_durations
+from shoal.execute.simulated import SimulatedExecutor, decode_durations
 from shoal.kvcache import BlockPool
 from shoal.schedule import RequestState, Scheduler
-from shoal.schedule.decode_runs import DecodeRun
 from shoal.schedule.request_store import OnEnd
 from shoal.simulate.lock_step import LockStep
+from shoal.simulate.look_ahead import StepsAhead
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
 
@@ -39,45 +39,6 @@ class VirtualClock:
     def __call__(self) -> int:
         """The time."""
         return self.now_ns
-
-
-@dataclass(slots=True)
-class _Ahead:
-    """A run of decode steps that lies ahead and is not committed yet: an arrival may cut it short.
-
-    Each step is planned when that many steps before it have ended, ``depth`` of which are in flight at once.
-    """
-
-    run: DecodeRun
-    """As the scheduler says."""
-    start_ns: int
-    """When its first step is planned."""
-    ends_ns: list[int]
-    """When the plans end that are in flight then, decodes of the same sequences, and after them its steps."""
-    depth: int
-    """Plans in flight: one less when the first step is planned."""
-    waiting: int
-    """Requests that wait meanwhile."""
-
-    @property
-    def due_ns(self) -> int:
-        """When the next step is to be planned that is not one of these."""
-        return self.ends_ns[-self.depth]
-
-    def ended(self, now_ns: int) -> int:
-        """How many steps of plans that have ended there are by now."""
-        ended = bisect_right(self.ends_ns, now_ns)
-        if ended == len(self.ends_ns):
-            return ended
-        return ended - ended % self.run.max_iterations
-
-    def planned_ns(self, step: int) -> int:
-        """When a step of the run is planned, if a plan begins with it."""
-        return self.ends_ns[step - 1] if step else self.start_ns
-
-    def cut(self, now_ns: int) -> None:
-        """Leave only what is planned by now, not what would be planned at this very moment."""
-        cut_behind(self.ends_ns, now_ns, self.depth - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +91,7 @@ class Replica:
         depth = spec.scheduler.depth
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
         self._skips = skip_ahead and lock_step is None
-        self._ahead: _Ahead | None = None
+        self._ahead: StepsAhead | None = None
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
         self._waiting: int | None = None
@@ -277,7 +238,7 @@ class Replica:
         durations_ns = decode_durations(times, run.rows, run.context, run.steps)
         ends_ns = leading_ns + [free_ns + passed_ns for passed_ns in accumulate(durations_ns)]
         del ends_ns[len(leading_ns) + run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
-        self._ahead = _Ahead(run, start_ns, ends_ns, depth, self.scheduler.waiting)
+        self._ahead = StepsAhead(run, start_ns, ends_ns, depth, self.scheduler.waiting)
         self.due_ns = self._ahead.due_ns
         return True
 
@@ -300,9 +261,9 @@ class Replica:
             self._clock.now_ns = ahead.planned_ns(first)
             self._engine.begin_with(plan)
         self._clock.now_ns, self._waiting = now_ns, None
-        self.due_ns = self._executor.ends_ns
+        self.due_ns = None if at_an_end else self._executor.ends_ns
 
-    def _account(self, ahead: _Ahead) -> int:
+    def _account(self, ahead: StepsAhead) -> int:
         """Nothing lies ahead any more; of its steps those that have ended are over. Returns how many."""
         self._ahead = None
         now_ns, ended, leading = self._clock.now_ns, ahead.ended(self._clock.now_ns), ahead.depth - 1
@@ -315,7 +276,7 @@ class Replica:
             self._account_steps(ahead, steps)
         return steps
 
-    def _account_steps(self, ahead: _Ahead, steps: int) -> None:
+    def _account_steps(self, ahead: StepsAhead, steps: int) -> None:
         """The first steps of a run are over, and all plans before it."""
         run, leading = ahead.run, ahead.depth - 1
         # Steps looked at in vain cost time, but a run too short costs more.
