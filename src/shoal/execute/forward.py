@@ -73,7 +73,7 @@ class FusedForward:
         fewer = len(rows) < len(x)
         done = 0
         if len(self.native_layers) == len(self._layers) and isinstance(step, NativeStep):
-            done = len(self._layers) - fewer
+            done = len(self._layers) - (1 if fewer else 0)
             by_layer = [angles[table] for table in self._table_of]
             step.run_layers(self.native_layers[:done], x, normed, by_layer[:done], self._next_scale[:done])
         for i in range(done, len(self._layers)):

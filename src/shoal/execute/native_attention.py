@@ -156,15 +156,16 @@ class NativeStep(PagedStep):
         angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
         next_scales: Sequence[torch.Tensor | None],
     ) -> None:
-        """All layers of a model, each in one native call; the same bits as one operation after the other.
+        """The first layers of a model, each in one native call; the same bits as one operation after the
+        other.
 
         x [tokens, hidden], contiguous: the residual stream, which changes in place. normed: its norm for the
-        first layer, which is overwritten. angles: cos and sin for each layer, as ``attend_packed`` gets
-        them. next_scales: of the norm after each layer; None for the last.
+        first layer, which becomes that for the layer after these. angles: cos and sin for each layer, as
+        ``attend_packed`` gets them. next_scales: of the norm after each layer; None for the model's last.
         """
         x = self._usable(x)
         tokens = len(x)
-        size = max(layer.workspace_bytes(tokens, x.element_size()) for layer in layers)
+        size = max([layer.workspace_bytes(tokens, x.element_size()) for layer in layers], default=0)
         workspace = torch.empty(size, dtype=torch.uint8)
         call = LayerCall(step=ctypes.addressof(self._step))
         call.x, call.normed, call.workspace = x.data_ptr(), normed.data_ptr(), workspace.data_ptr()
