@@ -322,16 +322,20 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback(tmp_path):
     assert "Traceback" not in errors
 
 
-def test_ctrl_c_while_importing_is_exit_code_130_without_a_traceback():
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("version", "shoal.cli.app"), ("serve", "shoal.cli.app"), ("serve", "shoal.cluster.node_start")],
+)
+def test_ctrl_c_while_importing_is_exit_code_130_without_a_traceback(command, module):
     program = (
         "import sys\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'shoal.cli.app':\n"
+        f"        if name == {module!r}:\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupted())\n"
         "from shoal.cli import main\n"
-        "main(['version'])\n"
+        f"main([{command!r}])\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 130

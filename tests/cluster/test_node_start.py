@@ -1,5 +1,6 @@
 """Nodes that are started before it is known what for."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,10 +14,10 @@ from test_cluster_local import TIMEOUT_S, Watched, attached, left_behind, nothin
 from shoal.cluster import node_start
 from shoal.cluster.backend import Exited
 from shoal.cluster.backends import make_backend
-from shoal.cluster.node.__main__ import PREPARED
 from shoal.cluster.node.folder import folder_path
 from shoal.cluster.node_start import drop_early_node, start_early_node
 from shoal.cluster.options import ClusterOptions
+from shoal.engine.child import BUILDER
 
 __all__ = ["left_behind", "nothing_left"]  # fixtures
 
@@ -26,7 +27,7 @@ def bare_engine(node):
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         for engine in psutil.Process(node.pid).children():
-            if engine.cmdline()[-2:] == ["shoal.engine", PREPARED]:
+            if engine.cmdline()[-2:] == ["shoal.engine", BUILDER.partition(":")[0]]:
                 return engine
         time.sleep(0.01)
     raise AssertionError("it starts no engine")
@@ -119,8 +120,42 @@ def test_another_backend_drops_it():
 
 
 def test_a_node_without_a_folder_ends_with_who_started_it():
-    script = "from shoal.cluster.node_start import start_early_node; start_early_node()"
-    subprocess.run([sys.executable, "-c", script], check=True)  # the fixture waits for what it left
+    script = (
+        "from shoal.cluster import node_start; node_start.start_early_node(); print(node_start._early.pid);"
+        "input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as starter:
+        node = psutil.Process(int(starter.stdout.readline()))
+        bare = bare_engine(node)
+        starter.kill()
+    _, left = psutil.wait_procs([node, bare], TIMEOUT_S)
+    assert not left
+
+
+def test_a_folder_may_have_any_name(monkeypatch, nothing_left):
+    place = os.path.join(os.fsencode(nothing_left), b"a\nb\xff")
+    os.mkdir(place)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", os.fsdecode(place))
+    node, _ = early()
+
+    async def scenario():
+        async with attached("any") as watched:
+            assert watched.backend._link.pid == node.pid
+
+    run(scenario)
+    os.rmdir(place)
+
+
+def test_where_no_process_can_be_started_the_command_goes_on(monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EAGAIN, "too many processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fail)
+        start_early_node()
+    drop_early_node()
 
 
 @pytest.mark.parametrize("words", [["serve", "no-such-model"], ["serve", "--no-such-flag"]])

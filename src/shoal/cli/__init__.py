@@ -21,25 +21,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     signal.signal(signal.SIGTERM, _terminated)
     words = sys.argv[1:] if arguments is None else list(arguments)
-    serves = words[:1] == ["serve"] and not _HELP & set(words)
-    raise SystemExit(_run_with_early_node(words) if serves else _run(words))
+    try:
+        if words[:1] == ["serve"] and not _HELP & set(words):
+            code = _run_with_early_node(words)
+        else:
+            code = _run(words)
+    except KeyboardInterrupt:  # during an import
+        code = 128 + signal.SIGINT
+    raise SystemExit(code)
 
 
 def _run(words: Sequence[str]) -> int:
-    try:
-        from shoal.cli.app import run
+    from shoal.cli.app import run
 
-        return run(words)
-    except KeyboardInterrupt:  # during the import
-        return 128 + signal.SIGINT
+    return run(words)
 
 
 def _run_with_early_node(words: Sequence[str]) -> int:
     """Run a command that will need an engine: it loads while the command finds out what it is to be."""
     from shoal.cluster.node_start import drop_early_node, start_early_node
 
-    start_early_node()
     try:
+        start_early_node()
         return _run(words)
     finally:
         drop_early_node()

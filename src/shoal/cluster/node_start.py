@@ -11,6 +11,11 @@ from contextlib import suppress
 
 from shoal.engine.children import interrupts_held_back
 
+END_OF_FOLDER = b"\0"
+"""Behind the path that a node reads from its standard input."""
+
+_END_TIMEOUT_S = 5.0
+
 _early: subprocess.Popen[bytes] | None = None
 """A node that is yet to be told its folder."""
 
@@ -25,7 +30,7 @@ def start_node(folder: str) -> subprocess.Popen[bytes]:
     if node is not None:
         assert node.stdin is not None
         try:
-            node.stdin.write(f"{folder}\n".encode())
+            node.stdin.write(os.fsencode(folder) + END_OF_FOLDER)
             node.stdin.flush()
         except BrokenPipeError:  # nobody told it anything for too long
             _end(node)
@@ -37,7 +42,8 @@ def start_node(folder: str) -> subprocess.Popen[bytes]:
 def start_early_node() -> None:
     """Start a node of which ``start_node`` will make use, if it is called soon."""
     global _early
-    _early = _start()
+    with suppress(OSError):  # then that tells
+        _early = _start()
 
 
 def drop_early_node() -> None:
@@ -62,4 +68,8 @@ def _end(node: subprocess.Popen[bytes]) -> None:
     assert node.stdin is not None
     with suppress(BrokenPipeError):
         node.stdin.close()
-    node.wait()
+    try:
+        node.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()

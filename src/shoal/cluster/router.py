@@ -38,14 +38,13 @@ from shoal.core import (
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
+from shoal.engine.child import BUILDER
 from shoal.engine.choices import expand_choices
 from shoal.engine.detokenize import Decoder
 from shoal.engine.stats import EngineStats
 from shoal.engine.stream import Stream
 from shoal.engine.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
-
-BUILDER = "shoal.engine.torch_engine:build_engine"
 
 _log = logging.getLogger(__name__)
 _STATS_INTERVAL_S = 1.0

@@ -17,6 +17,9 @@ from shoal.engine import lifeline
 from shoal.engine.children import interrupts_held_back
 from shoal.engine.journal import make_journal, read_journal
 
+BUILDER = "shoal.engine.torch_engine:build_engine"
+"""What builds engines, as ``EngineConfig.builder`` has it."""
+
 # Needed by the engine, and by the process that starts it before it has a client.
 _MIN_OPEN_FILES = 64
 _EXIT_TIMEOUT_S = 5.0
@@ -65,8 +68,8 @@ class BareEngine:
     """Our end of its lifeline."""
 
     @classmethod
-    async def start(cls, *modules: str) -> Self:
-        """Start a process, which imports ``modules`` first.
+    async def start(cls, builder: str | None = None) -> Self:
+        """Start a process; it first imports what ``builder`` needs.
 
         Raises ConfigError if too few files may be open, OSError if the process cannot be started.
         """
@@ -79,7 +82,7 @@ class BareEngine:
                     sys.executable,
                     "-m",
                     "shoal.engine",
-                    *modules,
+                    *([] if builder is None else [builder.partition(":")[0]]),
                     stdin=its_end.fileno(),
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 )
@@ -133,14 +136,14 @@ class EngineChild:
 
         Raises ConfigError if too few files may be open, OSError if the process cannot be started.
         """
-        make_journal(journal)
+        if bare is not None and bare.process.returncode is not None:
+            await bare.stop()
+            bare = None
+        bare = bare or await BareEngine.start()
         try:
-            if bare is not None and bare.process.returncode is not None:
-                await bare.stop()
-                bare = None
-            bare = bare or await BareEngine.start()
+            make_journal(journal)
         except BaseException:
-            journal.unlink()
+            await bare.stop()
             raise
         return cls(bare, lifeline.Start(config, bind, str(journal)), on_message)
 

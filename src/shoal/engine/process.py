@@ -328,8 +328,10 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     owner = Lifeline(socket.socket(fileno=sys.stdin.fileno()))
     for module in sys.argv[1:]:
-        with suppress(Exception):  # what it is needed for will tell
+        try:
             importlib.import_module(module)
+        except Exception as error:  # whether it is needed is not known yet
+            _log.warning("%s cannot be imported: %s", module, error)
     try:
         start = owner.receive_start()
     except ConnectionError:

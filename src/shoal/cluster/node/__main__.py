@@ -1,12 +1,13 @@
 """``python -m shoal.cluster.node [FOLDER]``: a node, in a folder that no other node has.
 
 Its standard input is a pipe from the process that starts it: until a server uses the node, its end is the end
-of the node. Later the node outlives that process by as long as the server told it to. Without FOLDER it is
-read from there, a line that may come later: meanwhile an engine gets ready. SIGINT and SIGHUP, which a
-terminal sends, are ignored; SIGTERM ends a node that no server uses.
+of the node. Later the node outlives that process by as long as the server told it to. Without FOLDER its path
+is read from there, up to a zero byte, and may come later: meanwhile an engine gets ready. SIGINT and SIGHUP,
+which a terminal sends, are ignored; SIGTERM ends a node that no server uses.
 """
 
 import asyncio
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -14,22 +15,19 @@ from pathlib import Path
 
 from shoal.cluster.node.folder import NodeFolder
 from shoal.cluster.node.server import NodeServer
+from shoal.cluster.node_start import END_OF_FOLDER
 from shoal.core import ConfigError
-from shoal.engine.child import BareEngine
+from shoal.engine.child import BUILDER, BareEngine
 
 TAKEN = 3
 """Exit status where another node has the folder."""
-
-PREPARED = "shoal.engine.torch_engine"
-"""What an engine imports that is started before anybody says what it is."""
 
 _LONGEST_WAIT_S = 20.0
 """A node is told its folder within this time, or ends: who started it does something that takes longer."""
 
 
 async def _serve(folder: NodeFolder, starter: asyncio.StreamReader, bare: BareEngine | None) -> None:
-    server = NodeServer(folder)
-    server.tenancy.node.bare = bare
+    server = NodeServer(folder, bare)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.tenancy.end_unused)
 
     async def watch_starter() -> None:
@@ -44,10 +42,10 @@ async def _serve(folder: NodeFolder, starter: asyncio.StreamReader, bare: BareEn
 
 async def _folder_to_come(starter: asyncio.StreamReader) -> Path | None:
     """The folder that whoever started this process tells of; None: there is no use for it."""
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(_LONGEST_WAIT_S):
-            line = await starter.readline()
-            return Path(line.decode().removesuffix("\n")) if line else None
+            path = await starter.readuntil(END_OF_FOLDER)
+            return Path(os.fsdecode(path.removesuffix(END_OF_FOLDER)))
     return None
 
 
@@ -58,7 +56,7 @@ async def _run(path: Path | None) -> int:
     bare = None
     if path is None:
         with suppress(OSError, ConfigError):  # the engine that is started then tells of it
-            bare = await BareEngine.start(PREPARED)
+            bare = await BareEngine.start(BUILDER)
         path = await _folder_to_come(starter)
     status = 0
     if path is not None:

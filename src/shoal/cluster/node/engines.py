@@ -73,12 +73,18 @@ class Node:
     """Starts engine processes, hears them, and kills them; they end with the process that has it.
 
     folder: a private folder for sockets and journals. on_event: called from the event loop. host: address at
-    which engines can be reached from other hosts; None: they listen on sockets in the folder.
+    which engines can be reached from other hosts; None: they listen on sockets in the folder. bare: a process
+    for the engine that is started first.
     """
 
-    def __init__(self, folder: Path, on_event: Callable[[NodeEvent], None], host: str | None = None) -> None:
-        self.bare: BareEngine | None = None
-        """A process for the engine that is started first; set by who has one."""
+    def __init__(
+        self,
+        folder: Path,
+        on_event: Callable[[NodeEvent], None],
+        host: str | None = None,
+        bare: BareEngine | None = None,
+    ) -> None:
+        self._bare = bare
         self._folder = folder
         self._on_event = on_event
         self._host = host
@@ -128,8 +134,8 @@ class Node:
         """End all engines, which are killed if they do not end, and wait until they are gone."""
         for owned in self._owned.values():
             owned.killed = True
-        if self.bare is not None:
-            await self.bare.stop()
+        if self._bare is not None:
+            await self._bare.stop()
         children = [owned.child for owned in self._owned.values() if owned.child is not None]
         await asyncio.gather(*(child.stop() for child in children))
         while self._tasks:
@@ -146,7 +152,7 @@ class Node:
                 owned.ready = message
             self._on_event(EngineSaid(engine, owned.incarnation, pid, message))
 
-        bare, self.bare = self.bare, None
+        bare, self._bare = self._bare, None
         try:
             child = await EngineChild.start(config, bind, socket.with_suffix(".journal"), hear, bare)
         except (OSError, ShoalError) as error:

@@ -9,14 +9,16 @@ import msgspec
 from shoal.cluster.node import wire
 from shoal.cluster.node.folder import SOCKET, NodeFolder
 from shoal.cluster.node.tenancy import Tenancy
+from shoal.engine.child import BareEngine
 
 
 class NodeServer:
     """Lets servers reach a node at a socket in its folder; a connection's end is the end of its server."""
 
-    def __init__(self, folder: NodeFolder) -> None:
+    def __init__(self, folder: NodeFolder, bare: BareEngine | None = None) -> None:
+        """bare: as in ``Node``."""
         self._folder = folder
-        self.tenancy = Tenancy(folder.path)
+        self.tenancy = Tenancy(folder.path, bare=bare)
         """Who uses the node."""
         self._client: asyncio.StreamWriter | None = None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.cluster.node import wire
 from shoal.cluster.node.engines import Node, NodeEvent
+from shoal.engine.child import BareEngine
 from shoal.engine.lifeline import PROTOCOL
 
 # How long a server waits for the one before it, which may just be ending.
@@ -17,11 +18,11 @@ _TAKEOVER_S = 1.0
 class Tenancy:
     """Lets one server at a time use a node's engines, and is over when none came back for too long.
 
-    folder, host: as in ``Node``.
+    folder, host, bare: as in ``Node``.
     """
 
-    def __init__(self, folder: Path, host: str | None = None) -> None:
-        self.node = Node(folder, self.tell, host)
+    def __init__(self, folder: Path, host: str | None = None, bare: BareEngine | None = None) -> None:
+        self.node = Node(folder, self.tell, host, bare)
         """The engines."""
         self.over = asyncio.Event()
         """Set when the node is to end."""
