@@ -201,7 +201,7 @@ def loaded_once() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("preset", LADDER)
+@pytest.mark.parametrize("preset", ["sls", "pm", "scls"])
 def test_smollm2_in_slices_says_what_transformers_says(preset: str, loaded_once: None) -> None:
     folder = bundled_model("smollm2")
     limit = 30
