@@ -52,8 +52,8 @@ class InFlightStep(NamedTuple):
         plan, rows = self.plan, len(batch)
         if len(self.parts) > 1 or self.pinned_blocks or self.swapped_blocks:
             return False
-        same = self.parts[0].num_removals == batch.num_removals and len(plan.seq_ids) == rows
-        return same and len(plan.sampled) == rows == plan.new_tokens.count(1)
+        each_one = len(plan.sampled) == len(plan.seq_ids) == rows == plan.new_tokens.count(1)
+        return each_one and plan.seq_ids == tuple(batch.seq_id.tolist())
 
 
 class Planner:
