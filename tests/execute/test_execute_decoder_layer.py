@@ -53,6 +53,12 @@ SHAPE: dict[str, Any] = {
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.04}
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in int8 are kept in a cache of the test's own."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+
+
 def load(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Probed]:
     make_model(folder, config, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
