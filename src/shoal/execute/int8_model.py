@@ -14,7 +14,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from shoal.core import ModelUnavailable
-from shoal.execute.huge_pages import HugePages, huge_empty
+from shoal.execute.huge_pages import HugePages
 from shoal.execute.int8_linear import Int8Linear
 from shoal.execute.int8_weights import GROUP, Int8Weights, pack, quantise_channels
 from shoal.models import derived_folder, groups_file, opened_weights
@@ -24,7 +24,6 @@ LAYOUT = 2
 """Counts up when weights are quantised or laid out differently; part of the cache's key."""
 
 _FILE = "int8.safetensors"
-_DTYPES = {"U8": torch.uint8, "F32": torch.float32}
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +44,7 @@ def use_int8(model: nn.Module, folder: Path) -> None:
 
     def build(target: Path) -> None:
         for place in places:
-            place.put(_quantised(place, groups).moved(memory.put))
+            place.put(_quantised(place, groups), memory)
         save_file(dict(_tensors(places)), target / _FILE)
 
     layers = [
@@ -58,10 +57,10 @@ def use_int8(model: nn.Module, folder: Path) -> None:
         _log.warning("int8 weights cannot be kept in the cache: %s", error)
     dense = [place for place in places if not isinstance(place.module, Int8Linear)]
     if cached is not None and dense:
-        _read(cached, dense)
+        _read(cached, dense, memory)
     for place in dense:
         if cached is None:
-            place.put(_quantised(place, groups).moved(memory.put))
+            place.put(_quantised(place, groups), memory)
 
 
 def int8_bytes(model: nn.Module) -> int:
@@ -84,9 +83,9 @@ class _Place:
         """The layer that is there now."""
         return getattr(self.parent, self.name)
 
-    def put(self, weights: Int8Weights) -> None:
-        """Put a layer with these weights there."""
-        setattr(self.parent, self.name, Int8Linear(weights, load_native()))
+    def put(self, weights: Int8Weights, memory: HugePages) -> None:
+        """Put a layer with a copy of ``weights`` there."""
+        setattr(self.parent, self.name, Int8Linear(weights.moved(memory.put), load_native()))
 
 
 def _linear_places(model: nn.Module) -> Iterator[_Place]:
@@ -125,35 +124,17 @@ def _tensors(places: Sequence[_Place]) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{place.path}.bias", weights.bias
 
 
-def _read(file: Path, places: Sequence[_Place]) -> None:
+def _read(file: Path, places: Sequence[_Place], memory: HugePages) -> None:
     """Put layers with the weights of ``file`` in all places, where dense layers of the same shapes are."""
     try:
-        tensors = _stored_tensors(file)
-        for place in places:
-            dense = place.module
-            outputs, inputs = dense.weight.shape if isinstance(dense, nn.Linear) else dense.weight.T.shape
-            packed, scales = (tensors[f"{place.path}.{part}"] for part in ("packed", "scales"))
-            bias = None if dense.bias is None else tensors[f"{place.path}.bias"]
-            place.put(Int8Weights(inputs, outputs, packed, scales, bias))
-    except (OSError, SafetensorError, KeyError) as error:
+        with safe_open(file, framework="pt") as opened:
+            for place in places:
+                dense = place.module
+                outputs, inputs = dense.weight.shape if isinstance(dense, nn.Linear) else dense.weight.T.shape
+                packed, scales = (opened.get_tensor(f"{place.path}.{part}") for part in ("packed", "scales"))
+                bias = None if dense.bias is None else opened.get_tensor(f"{place.path}.bias")
+                place.put(Int8Weights(inputs, outputs, packed, scales, bias), memory)
+    except (OSError, SafetensorError) as error:
         raise ModelUnavailable(
             f"{file} is damaged ({error}); remove the folder {file.parent}, and it is made anew"
         ) from error
-
-
-def _stored_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file that ``use_int8`` has made, read into huge pages at once.
-
-    That is ten times as fast as from mapped memory. They begin at cache lines, as each is as long as some.
-    """
-    with safe_open(file, framework="pt"):
-        pass  # the library has checked the header
-    with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        memory = huge_empty(file.stat().st_size - opened.tell())
-        opened.readinto(memory.numpy().data)
-    header.pop("__metadata__", None)
-    return {
-        name: memory[slice(*entry["data_offsets"])].view(_DTYPES[entry["dtype"]]).view(entry["shape"])
-        for name, entry in header.items()
-    }
