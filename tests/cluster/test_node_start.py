@@ -58,21 +58,10 @@ def test_the_first_engine_is_the_one_that_is_ready():
     run(scenario)
 
 
-def test_an_engine_that_died_meanwhile_is_replaced():
-    _, bare = early()
-    bare.kill()
-
-    async def scenario():
-        async with attached() as watched:
-            assert (await watched.start()).pid != bare.pid
-
-    run(scenario)
-
-
-def test_a_node_that_died_meanwhile_is_replaced():
+@pytest.mark.parametrize("dead", ["engine", "node"])
+def test_what_died_meanwhile_is_replaced(dead):
     node, bare = early()
-    os.kill(node.pid, signal.SIGKILL)
-    node.wait()
+    os.kill({"engine": bare.pid, "node": node.pid}[dead], signal.SIGKILL)
 
     async def scenario():
         async with attached() as watched:
