@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -61,7 +60,11 @@ def test_the_first_engine_is_the_one_that_is_ready():
 @pytest.mark.parametrize("dead", ["engine", "node"])
 def test_what_died_meanwhile_is_replaced(dead):
     node, bare = early()
-    os.kill({"engine": bare.pid, "node": node.pid}[dead], signal.SIGKILL)
+    if dead == "engine":
+        bare.kill()
+    else:
+        node.kill()
+        node.wait()
 
     async def scenario():
         async with attached() as watched:
