@@ -36,7 +36,6 @@ class PlanChooser:
         steps: Steps,
         planner: Planner,
         guard: StarvationGuard,
-        gaps: TokenGapGuard,
     ) -> None:
         self._pool = pool
         self._store = store
@@ -45,7 +44,7 @@ class PlanChooser:
         self._steps = steps
         self._planner = planner
         self._guard = guard
-        self._gaps = gaps
+        self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
         self._services = store.services
         self._order, self._admission = options.order, options.admission
         self._batcher = Batcher(pool, self._admission.slice_tokens)

@@ -44,6 +44,11 @@ class Leases:
         """Those of a service."""
         return [lease for lease in self._leases.values() if lease.service == service]
 
+    @property
+    def held(self) -> list[RequestState]:
+        """Requests that were taken out, and may go on here."""
+        return [lease.held for lease in self._leases.values() if lease.held is not None]
+
     def find(self, key: str) -> Lease | None:
         """The lease of that name."""
         return self._leases.get(key)

@@ -1,10 +1,8 @@
 """From a step's result to events: tokens arrive, blocks become final, requests end."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +19,8 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.planning import InFlightStep, PlannedRows
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
+from shoal.schedule.results import split_result
 from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
-
-T = TypeVar("T")
 
 _NOT_FINITE = (
     "no token could be sampled: the request's own limits leave none, or the model's logits were not finite; "
@@ -177,7 +174,7 @@ class OutputProcessor:
         done = generated >= batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
         for at in done.nonzero()[0].tolist():
             if at not in ends:
-                reason, _ = judge_end(requests[at], ANONYMOUS_TOKEN, int(generated[at]))
+                reason, _ = requests[at].judge_end(ANONYMOUS_TOKEN, int(generated[at]))
                 assert reason is not None  # it has all the tokens that it was to have
                 ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
         return _Outcome({}, ends, count)
@@ -323,62 +320,7 @@ def _until_end(
 ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
     """Tokens up to the one that ends a request, if any does, why, and with which stop token."""
     for count, token in enumerate(ids, start=1):
-        finish, stop_token = judge_end(request, token, generated + count)
+        finish, stop_token = request.judge_end(token, generated + count)
         if finish is not None:
             return tuple(ids[:count]), finish, stop_token
     return tuple(ids), None, None
-
-
-def judge_end(request: RequestState, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
-    """Whether the newest of ``generated`` output tokens ends a request, why, and with which stop token."""
-    if token in request.stop_token_ids and request.request.sampling.ends_at(generated):
-        return FinishReason.STOP, token
-    true_tokens = request.request.true_output_tokens
-    if true_tokens is not None and generated >= true_tokens:
-        return FinishReason.STOP, None
-    if generated >= request.max_new_tokens:
-        return FinishReason.LENGTH, None
-    return None, None
-
-
-def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
-    """What a plan of several services produced for each of them."""
-    results = []
-    for _, rows in plan.rows_by_service():
-        first = bisect_left(plan.sampled, rows.start)
-        own = slice(first, bisect_left(plan.sampled, rows.stop))
-        results.append(
-            replace(
-                result,
-                tokens=[tokens[own] for tokens in result.tokens],
-                counts=None if result.counts is None else result.counts[own],
-                logprobs=None if result.logprobs is None else [known[own] for known in result.logprobs],
-                prompt_logprobs=_of_rows(result.prompt_logprobs, rows),
-                embeddings=_of_rows(result.embeddings, rows),
-                failures=_of_rows(result.failures, own),
-            )
-        )
-    return results
-
-
-def _of_rows(told: Mapping[int, T], rows: slice) -> dict[int, T]:
-    """What is told of some rows, numbered from the first of these."""
-    return {row - rows.start: one for row, one in told.items() if rows.start <= row < rows.stop}
-
-
-def check_result(plan: StepPlan, result: StepResult) -> None:
-    """Refuse a result that cannot be of this plan; raises ValueError."""
-    wanted = len(plan.sampled)
-    for tokens in result.tokens:
-        if len(tokens) != wanted:
-            raise ValueError(f"plan {plan.number} samples {wanted} tokens, got {len(tokens)}")
-    if not 1 <= len(result.tokens) <= plan.iterations:
-        raise ValueError(
-            f"plan {plan.number} has up to {plan.iterations} tokens of a row, got {len(result.tokens)}"
-        )
-    most, times = len(result.tokens), len(result.durations_ns)
-    if not (times == most or (result.counts is not None and 1 <= times <= most)):
-        raise ValueError(f"plan {plan.number} has {most} tokens of a row, got {times} times")
-    counts = result.counts
-    if counts is not None and (len(counts) != wanted or not all(1 <= count <= most for count in counts)):
-        raise ValueError(f"plan {plan.number} has 1 to {most} tokens of {wanted} rows, got counts {counts}")

@@ -43,8 +43,7 @@ class Recovery:
             if limit.failed(failed.plan, requests):
                 return events + [self._end(request, error, now_ns) for request in requests]
             for request in requests:
-                self._store.preempt(request)
-                request.blocked_until = 0  # it need not wait for another to end: it did not lack memory
+                self._store.preempt(request, lacks_memory=False)
         return events
 
     def _end(self, request: RequestState, error: str, now_ns: int) -> TokenEvent:

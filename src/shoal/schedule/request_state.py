@@ -175,6 +175,17 @@ class RequestState:
         """Goal for the whole request; NaN where there is none."""
         return math.nan if self.slo.e2e_s is None else self.slo.e2e_s
 
+    def judge_end(self, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
+        """Whether the newest of ``generated`` output tokens ends it, why, and with which stop token."""
+        if token in self.stop_token_ids and self.request.sampling.ends_at(generated):
+            return FinishReason.STOP, token
+        true_tokens = self.request.true_output_tokens
+        if true_tokens is not None and generated >= true_tokens:
+            return FinishReason.STOP, None
+        if generated >= self.max_new_tokens:
+            return FinishReason.LENGTH, None
+        return None, None
+
     def hash_known(self, block_size: int, until: int) -> None:
         """Extend ``block_hashes`` to the first ``until`` full blocks, as far as tokens are known.
 

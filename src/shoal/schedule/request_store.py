@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from shoal.core import NO_GOALS, BlockCopy, FinishReason, RequestRecord, TokenEvent, TokenLogprobs
-from shoal.core.slo import met
+from shoal.core import BlockCopy, FinishReason, TokenEvent, TokenLogprobs
 from shoal.kvcache import BlockPool, Move
 from shoal.schedule.hopeless import may_be_refused, why_refused
 from shoal.schedule.leases import Leases
@@ -129,10 +128,11 @@ class RequestStore:
             request.num_lost_tokens = 0
         self.services[request.service].running.add(request)
 
-    def preempt(self, request: RequestState) -> None:
+    def preempt(self, request: RequestState, *, lacks_memory: bool = True) -> None:
         """A running request that is part of no plan in flight gives up its blocks, and waits with its tokens.
 
         Its KV is saved on the host where there is room, otherwise dropped.
+        lacks_memory: in slices it then waits until another request has ended.
         """
         self._leave(request)
         request.num_preemptions += 1
@@ -143,8 +143,16 @@ class RequestStore:
             counters.swapped_tokens += request.num_computed
         self.release(request)
         request.num_scheduled = request.num_computed = request.num_published = 0
-        request.blocked_until = self.num_ended + 1
+        request.blocked_until = self.num_ended + 1 if lacks_memory else 0
         self.wait(request)
+
+    def vacate(self) -> None:
+        """All running requests give up their blocks, and all leases end; no plan is in flight."""
+        while self.leases.revoke_newest():
+            pass
+        for state in self.services.values():
+            for request in list(state.running.requests):
+                self.preempt(request, lacks_memory=False)
 
     def _swap_out(self, request: RequestState) -> bool:
         if self._host is None or not request.num_computed:
@@ -263,7 +271,7 @@ class RequestStore:
         else:
             self._counters[request.service].finished += 1
             if request.num_generated:
-                self._learn(request, self.services[request.service], now_ns)
+                self.services[request.service].statistics.finished(request, now_ns)
         if self._on_end is not None:
             self._on_end(request, reason, now_ns)
         return TokenEvent(
@@ -295,21 +303,6 @@ class RequestStore:
             self.release(request)
         self._drop_swapped(request)
         del self.requests[request.request.id]
-
-    def _learn(self, request: RequestState, state: ServiceState, now_ns: int) -> None:
-        """Statistics are made of requests that finished."""
-        statistics = state.statistics
-        statistics.history.record(request.num_generated)
-        statistics.predictor.record(request.request, request.num_generated)
-        statistics.monitor.finished(
-            now_ns,
-            prompt_tokens=request.num_prompt_tokens,
-            output_tokens=request.num_generated,
-            execution_ns=request.service_time_ns,
-            arrival_ns=request.request.arrival_ns,
-            first_token_ns=request.first_token_ns,
-            met=None if request.slo is NO_GOALS else met(_record(request, now_ns), request.slo),
-        )
 
     def _leave(self, request: RequestState) -> None:
         """A running request runs no longer; its blocks are released apart."""
@@ -344,15 +337,3 @@ class RequestStore:
             for name, state in self.services.items()
         }
         return SchedulerStats(services, steps)
-
-
-def _record(request: RequestState, now_ns: int) -> RequestRecord:
-    return RequestRecord(
-        request_id=request.request.id,
-        service=request.service,
-        arrival_ns=request.request.arrival_ns,
-        first_token_ns=request.first_token_ns,
-        finish_ns=now_ns,
-        prompt_tokens=request.num_prompt_tokens,
-        output_tokens=request.num_generated,
-    )

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from shoal.core import ANONYMOUS_TOKEN, Carried, FinishReason, Request, SyntheticPrompt
-from shoal.schedule.output import judge_end
 from shoal.schedule.request_state import RequestState
 
 
@@ -58,4 +57,4 @@ def known_end(state: RequestState) -> tuple[FinishReason | None, int | None]:
     if not state.num_generated:
         return None, None
     newest = state.token_ids[-1] if state.token_ids else ANONYMOUS_TOKEN
-    return judge_end(state, newest, state.num_generated)
+    return state.judge_end(newest, state.num_generated)

@@ -3,24 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from shoal.core import (
-    FinishReason,
-    Idle,
-    Request,
-    StepPlan,
-    StepResult,
-    TokenEvent,
-)
+from shoal.core import FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.kvcache import BlockPool
 from shoal.schedule.choosing import PlanChooser
 from shoal.schedule.decode_runs import DecodeRun, Growth
 from shoal.schedule.leases import Leases
 from shoal.schedule.moving import Held, KVTable, Mover
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.output import OutputProcessor, check_result
+from shoal.schedule.output import OutputProcessor
 from shoal.schedule.planning import InFlightStep, Planner
 from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
+from shoal.schedule.results import check_result
 from shoal.schedule.resumption import to_resume
 from shoal.schedule.roster import Roster
 from shoal.schedule.running_batch import IntArray
@@ -28,7 +22,6 @@ from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.steps import Steps
 from shoal.schedule.submission import Submitter
-from shoal.schedule.token_gaps import TokenGapGuard
 from shoal.schedule.validation import ServiceLimits, longest_total
 from shoal.schedule.view import ServiceView
 
@@ -59,10 +52,10 @@ class Scheduler:
         self.options = options
         self._pool = pool
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
-        self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
         self._roster = Roster(pool, options, self._guard.due_ns, services)
         self._services, self._limits = self._roster.states, self._roster.limits
-        self._store = RequestStore(pool, self._services, options.order, host, on_end, self._gaps.most_ns)
+        longest_gap_ns = round(options.max_token_gap_s * 1e9)
+        self._store = RequestStore(pool, self._services, options.order, host, on_end, longest_gap_ns)
         self._submitter = Submitter(pool, self._limits, self._store)
         self._mover = Mover(pool, self._store, self._submitter, self._limits)
         self._outputs = OutputProcessor(pool, self._store)
@@ -74,14 +67,7 @@ class Scheduler:
         """Make those who remember something of services and layouts."""
         self._planner = Planner(self._pool, self._store, self.options)
         self._chooser = PlanChooser(
-            self._pool,
-            self._store,
-            self._roster,
-            self.options,
-            self._steps,
-            self._planner,
-            self._guard,
-            self._gaps,
+            self._pool, self._store, self._roster, self.options, self._steps, self._planner, self._guard
         )
 
     @property
@@ -266,18 +252,13 @@ class Scheduler:
 
         Those that are held count, since they may go on here.
         """
-        held = [lease.held for lease in self.leases.of(service) if lease.held is not None]
-        requests = held + [each for each in self._store.requests.values() if each.service == service]
-        return max([request.num_prompt_tokens + request.max_new_tokens for request in requests], default=0)
+        requests = [*self.leases.held, *self._store.requests.values()]
+        own = [request for request in requests if request.service == service]
+        return max([request.num_prompt_tokens + request.max_new_tokens for request in own], default=0)
 
     def vacate(self) -> None:
         """Every running request gives up its blocks, and waits, and leases end; no plan is in flight."""
-        while self._store.leases.revoke_newest():
-            pass
-        for state in self._services.values():
-            for request in list(state.running.requests):
-                self._store.preempt(request)
-                request.blocked_until = 0  # it need not wait for another to end: it did not lack memory
+        self._store.vacate()
 
     def forget_saved(self) -> None:
         """Nothing of what is saved in host memory will be read: it is computed again."""
@@ -294,9 +275,8 @@ class Scheduler:
         """
         request = self._store.requests.get(request_id)
         if request is None:
-            held = [lease.held for name in self._services for lease in self.leases.of(name)]
-            lengths = [each.num_tokens for each in held if each is not None and each.request.id == request_id]
-            return max(lengths, default=None)
+            held = [each.num_tokens for each in self.leases.held if each.request.id == request_id]
+            return max(held, default=None)
         if request.seq_id < 0:
             return request.num_tokens
         batch = self._services[request.service].running

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.core import LengthPredictor
+from shoal.core import NO_GOALS, LengthPredictor, RequestRecord
+from shoal.core.slo import met
 from shoal.forecast import (
     LearnedLengths,
     LengthDistribution,
@@ -41,6 +42,20 @@ class ServiceStatistics:
     """Traffic and execution times of late."""
     predictor: LengthPredictor
     """Predicts the output length of each request."""
+
+    def finished(self, request: RequestState, now_ns: int) -> None:
+        """A request has ended now with output, of its own accord."""
+        self.history.record(request.num_generated)
+        self.predictor.record(request.request, request.num_generated)
+        self.monitor.finished(
+            now_ns,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=request.num_generated,
+            execution_ns=request.service_time_ns,
+            arrival_ns=request.arrival_ns,
+            first_token_ns=request.first_token_ns,
+            met=None if request.slo is NO_GOALS else met(_record(request, now_ns), request.slo),
+        )
 
     def observed(self, now_ns: int) -> Observed:
         """Its traffic of late, and how well the learned predictor did, if it is that."""
@@ -137,6 +152,18 @@ class ServiceState:
                 request.block_ids = [moved.get(block, block) for block in request.block_ids]
                 changed.append(request)
         return changed
+
+
+def _record(request: RequestState, now_ns: int) -> RequestRecord:
+    return RequestRecord(
+        request_id=request.request.id,
+        service=request.service,
+        arrival_ns=request.arrival_ns,
+        first_token_ns=request.first_token_ns,
+        finish_ns=now_ns,
+        prompt_tokens=request.num_prompt_tokens,
+        output_tokens=request.num_generated,
+    )
 
 
 def new_service_state(

@@ -19,7 +19,7 @@ class TokenGapGuard:
     """Puts a service first whose oldest stream would else exceed ``most_ns`` between two tokens."""
 
     def __init__(self, most_ns: int) -> None:
-        self.most_ns = min(most_ns, _LONGEST_NS)
+        self._most_ns = min(most_ns, _LONGEST_NS)
 
     def turns(self, turns: Iterable[Turn], services: Collection[ServiceState], now_ns: int) -> Iterator[Turn]:
         """An order's turns, before each one that of a service that must step sooner, if there is one.
@@ -28,7 +28,7 @@ class TokenGapGuard:
         """
         checked = None
         for turn in turns:
-            if turn.service != checked and self.most_ns < _LONGEST_NS:
+            if turn.service != checked and self._most_ns < _LONGEST_NS:
                 checked = turn.service
                 urgent = self._urgent(turn.service, services, now_ns)
                 if urgent is not None:
@@ -46,7 +46,7 @@ class TokenGapGuard:
         if len(active) < 2:
             return None
         steps_ns = {name: max(state.recent_steps_ns, default=0) for name, state in active.items()}
-        most_ns = max(self.most_ns, 2 * sum(steps_ns.values()))
+        most_ns = max(self._most_ns, 2 * sum(steps_ns.values()))
         deadlines = sorted(
             [
                 (oldest_ns + most_ns, name)

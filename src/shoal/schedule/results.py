@@ -1,0 +1,53 @@
+"""Results of plans: what an executor may answer, and each service's part of it."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from shoal.core import StepPlan, StepResult
+
+T = TypeVar("T")
+
+
+def check_result(plan: StepPlan, result: StepResult) -> None:
+    """Refuse a result that cannot be of this plan; raises ValueError."""
+    wanted = len(plan.sampled)
+    for tokens in result.tokens:
+        if len(tokens) != wanted:
+            raise ValueError(f"plan {plan.number} samples {wanted} tokens, got {len(tokens)}")
+    if not 1 <= len(result.tokens) <= plan.iterations:
+        raise ValueError(
+            f"plan {plan.number} has up to {plan.iterations} tokens of a row, got {len(result.tokens)}"
+        )
+    most, times = len(result.tokens), len(result.durations_ns)
+    if not (times == most or (result.counts is not None and 1 <= times <= most)):
+        raise ValueError(f"plan {plan.number} has {most} tokens of a row, got {times} times")
+    counts = result.counts
+    if counts is not None and (len(counts) != wanted or not all(1 <= count <= most for count in counts)):
+        raise ValueError(f"plan {plan.number} has 1 to {most} tokens of {wanted} rows, got counts {counts}")
+
+
+def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
+    """What a plan of several services produced for each of them."""
+    results = []
+    for _, rows in plan.rows_by_service():
+        first = bisect_left(plan.sampled, rows.start)
+        own = slice(first, bisect_left(plan.sampled, rows.stop))
+        results.append(
+            replace(
+                result,
+                tokens=[tokens[own] for tokens in result.tokens],
+                counts=None if result.counts is None else result.counts[own],
+                logprobs=None if result.logprobs is None else [known[own] for known in result.logprobs],
+                prompt_logprobs=_of_rows(result.prompt_logprobs, rows),
+                embeddings=_of_rows(result.embeddings, rows),
+                failures=_of_rows(result.failures, own),
+            )
+        )
+    return results
+
+
+def _of_rows(told: Mapping[int, T], rows: slice) -> dict[int, T]:
+    """What is told of some rows, numbered from the first of these."""
+    return {row - rows.start: entry for row, entry in told.items() if rows.start <= row < rows.stop}
