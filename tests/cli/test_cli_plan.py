@@ -1,6 +1,10 @@
 """``shoal plan``: what it writes can be served, and what it cannot find it says."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,3 +159,37 @@ def test_an_attainment_is_a_share(tmp_path: Path, share: str) -> None:
     code, shown = plan(tmp_path, "slo.ttft=1s", "--attainment", share)
     assert code != 0
     assert "attainment" in shown
+
+
+def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
+    """A terminal interrupts all processes of a command, those that simulate too."""
+    (tmp_path / "devices.yaml").write_text(CATALOGUE.replace("most: 2", "most: 4"))
+    goals = ["--service", "chat=llama-3.1-8b,slo.ttft=1s,slo.tpot=60ms"]
+    workload = ["--workload", "sharegpt", "--rate", "30", "--requests", "2000", "--json", "plan.json"]
+    command = [sys.executable, "-m", "shoal.cli", "plan", "--devices", "devices.yaml", *goals, *workload]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        while "of the goals met" not in (line := process.stderr.readline()):
+            assert line, "it ended before a fleet was told"
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in output + errors
+    assert "SpawnProcess" not in errors
+    assert "Stopped before a plan was chosen" in output
+    told = json.loads((tmp_path / "plan.json").read_text())
+    assert told["stopped"] is True
+    assert told["chosen"] is None
+    assert told["fleets"][0]["devices"] == {"a100-80": 4}
+    assert line.startswith("4 a100-80, ")
+    assert f"{told['fleets'][0]['slo_attainment']:.1%} of the goals met" in line

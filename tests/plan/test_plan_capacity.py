@@ -49,7 +49,10 @@ def test_the_cheapest_fleet_that_is_enough_is_chosen_and_more_devices_never_atta
     tmp_path: Path,
 ) -> None:
     demand, _ = demand_of(tmp_path, GPUS, CHAT)
-    found = plan(demand, Wanted(attainment=0.9, trials=3, processes=1))
+    told: list[Offer] = []
+    found = plan(demand, Wanted(attainment=0.9, trials=3, processes=1), on_offer=told.append)
+    assert {offer.fleet for offer in told} == set(found.offers)
+    assert not found.stopped
     assert found.chosen is not None
     enough = [offer for offer in found.offers.values() if offer.attainment >= 0.9]
     assert found.chosen.offer.cost == min(offer.cost for offer in enough)

@@ -5,10 +5,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from shoal.core import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 STANDARD_OUTPUT = Path("-")
 """The path of a result for standard output. Other output then goes to standard error."""
@@ -51,3 +55,13 @@ def output_file(path: Path) -> Iterator[Path]:
             sys.stdout.flush()
         except (OSError, AttributeError) as error:  # it may be full, or closed
             raise ConfigError(f"cannot write to standard output: {error}") from error
+
+
+def write_texts(results: Sequence[tuple[Path | None, str]], console: "Console") -> None:
+    """Write those that have a path, and say so; raises ConfigError for one that cannot be written."""
+    for path, content in results:
+        if path is not None:
+            with output_file(path) as file:
+                file.write_text(content, encoding="utf-8")
+            if path != STANDARD_OUTPUT:
+                console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.core import ShoalError
@@ -115,12 +115,20 @@ def plan(
     """
     from rich.console import Console
 
-    from shoal.cli.plan_report import nothing_found, plan_json, plan_panel, print_plan, print_wanted
+    from shoal.cli.plan_report import (
+        nothing_found,
+        offer_line,
+        plan_json,
+        plan_panel,
+        print_plan,
+        print_stopped,
+        print_wanted,
+    )
     from shoal.cli.progress import ProgressDisplay
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scheduler_yaml import to_yaml
     from shoal.measure import require_plots, save_plot
-    from shoal.plan.capacity import Wanted, plan
+    from shoal.plan.capacity import Stopped, Wanted, plan
     from shoal.plan.catalog import load_catalogue
     from shoal.plan.demand import build_demand
     from shoal.plan.deployment import check_servable, known_by_shape, server_settings
@@ -144,9 +152,17 @@ def plan(
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     print_wanted(console, demand, scenario, wanted)
     with ProgressDisplay() as progress:
-        found = plan(demand, wanted, progress.update)
+        try:
+            found = plan(
+                demand, wanted, progress.update, lambda offer: progress.note(offer_line(demand, offer))
+            )
+        except Stopped as stop:
+            progress.stop()
+            print_stopped(console, demand, stop.found)
+            write_texts([(json_path, _json_text(plan_json(demand, stop.found)))], console)
+            raise
     print_plan(console, demand, found)
-    results = [(json_path, json.dumps(plan_json(demand, found), indent=2) + "\n")]
+    results = [(json_path, _json_text(plan_json(demand, found)))]
     if out is not None and found.chosen is not None:
         settings_text = to_yaml(server_settings(demand, scenario, found.chosen.offer))
         if shapes := known_by_shape(demand):
@@ -157,17 +173,13 @@ def plan(
             settings_text = f"# {remark}\n{settings_text}"
             console.print(remark, style="yellow", markup=False, highlight=False)
         results.append((out, settings_text))
-    written = []
-    for path, content in results:
-        if path is not None:
-            with output_file(path) as file:
-                file.write_text(content, encoding="utf-8")
-            written.append(path)
+    write_texts(results, console)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])
-        written.append(plot)
-    for path in written:
-        if path != STANDARD_OUTPUT:
-            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)
     if found.chosen is None:
         raise ShoalError(nothing_found(demand, found))
+
+
+def _json_text(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, indent=2) + "\n"

@@ -68,6 +68,22 @@ def print_plan(console: Console, demand: Demand, found: Plan) -> None:
         console.print(Text(remark, style="yellow"))
 
 
+def offer_line(demand: Demand, offer: Offer) -> str:
+    """A fleet that was just tried, in a line."""
+    name = fleet_name(demand, offer.fleet)
+    if not offer.placement.groups:
+        return f"{name}: no room for every service"
+    met = f"{share(offer.attainment)} of the goals met, {_policies(demand, offer.policies)}"
+    return f"{name}, {figure(offer.cost)} {demand.catalogue.currency}: {met}"
+
+
+def print_stopped(console: Console, demand: Demand, found: Plan) -> None:
+    """Print what was tried before planning was interrupted."""
+    if found.offers:
+        console.print(fleets_table(demand, found))
+    console.print(Text("Stopped before a plan was chosen: larger or smaller fleets may do.", style="yellow"))
+
+
 def remarks(demand: Demand, found: Plan) -> list[str]:
     """What the later requests say against the plan."""
     assert found.chosen is not None
@@ -189,6 +205,7 @@ def plan_json(demand: Demand, found: Plan) -> dict[str, Any]:
         "wanted": found.wanted.attainment,
         "planned_requests": len(found.planned),
         "held_out_requests": len(found.held_out),
+        "stopped": found.stopped,
         "fleets": [_offer_json(demand, offer) for offer in found.offers.values()],
         "frontier": [_devices(demand, offer) for offer in found.frontier],
         "chosen": None if found.chosen is None else _later_json(demand, found.chosen),

@@ -65,6 +65,10 @@ class ProgressDisplay:
             print(what, file=sys.stderr, flush=True)
         self._last_shown = what
 
+    def note(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def message(self, what: str) -> None:
         """Show a task whose progress is not known."""
         self.update(what, 0, None)

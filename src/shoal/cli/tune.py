@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 
@@ -94,11 +94,5 @@ def tune(
     text = to_yaml({"scheduler": scheduler_settings(tuned.best, scenario.preset)})
     if out is None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    results = ((out, text), (json_path, json.dumps(tuned_json(tuned, scenario.preset), indent=2) + "\n"))
-    for path, content in results:
-        if path is None:
-            continue
-        with output_file(path) as file:
-            file.write_text(content, encoding="utf-8")
-        if path != STANDARD_OUTPUT:
-            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    tuned_text = json.dumps(tuned_json(tuned, scenario.preset), indent=2) + "\n"
+    write_texts([(out, text), (json_path, tuned_text)], console)

@@ -1,7 +1,7 @@
 """Planning: the cheapest devices, and what to do with them, that keep the attainment asked for."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,6 +106,8 @@ class Plan:
     """The cheapest that is enough; None: nothing in the catalogue is."""
     one_less: Sequence[Later]
     """The same with one device less, of each kind that it has."""
+    stopped: bool = False
+    """Whether planning was interrupted before it chose."""
 
     @property
     def frontier(self) -> list[Offer]:
@@ -121,18 +123,36 @@ def worst(outcomes: Outcomes) -> tuple[str, float]:
     return min(known.items(), key=lambda each: each[1], default=("", 1.0))
 
 
-def plan(demand: Demand, wanted: Wanted, progress: Progress | None = None) -> Plan:
+class Stopped(KeyboardInterrupt):
+    """Planning was interrupted; ``found`` has what was tried until then."""
+
+    def __init__(self, found: Plan) -> None:
+        super().__init__()
+        self.found = found
+
+
+def plan(
+    demand: Demand,
+    wanted: Wanted,
+    progress: Progress | None = None,
+    on_offer: Callable[[Offer], None] | None = None,
+) -> Plan:
     """Search the cheapest fleet, its placement and policies; raises ConfigError for too few requests.
 
     Fleets are compared with the scenario's policies first. Where a cheaper fleet than the one found nearly
     attains enough, other policies are searched for it; so policies change only where that saves devices.
+    on_offer: told of each fleet that was tried. Raises Stopped where Ctrl-C ends it.
     """
     least = 2 * LEAST_REQUESTS
     if len(demand.requests) < least:
         raise ConfigError(f"planning needs at least {least} requests, got {len(demand.requests)}")
     with Workers(demand, wanted.processes) as workers:
         planner = _Planner(demand, wanted, workers, progress or (lambda what, done, total: None))
-        return planner.run()
+        planner.on_offer = on_offer or planner.on_offer
+        try:
+            return planner.run()
+        except KeyboardInterrupt as interrupt:
+            raise Stopped(replace(planner.tried(), stopped=True)) from interrupt
 
 
 class _Planner:
@@ -146,6 +166,8 @@ class _Planner:
         self._evaluator = GroupwiseEvaluator(_Groups(demand, self._planned, workers))
         self._screen = GroupwiseEvaluator(demand.screen(self._traffic))
         self._offers: dict[Fleet, Offer] = {}
+        self.on_offer: Callable[[Offer], None] = lambda offer: None
+        """Told of each fleet that was tried."""
 
     def run(self) -> Plan:
         """Search; returns the plan."""
@@ -154,6 +176,10 @@ class _Planner:
         if found is not None:
             fewer = [self._best(fleet) for fleet in smaller_by_one(found)]
             later = self._later([self._best(found), *fewer])
+        return self.tried(later)
+
+    def tried(self, later: Sequence[Later] = ()) -> Plan:
+        """What was found so far; later: the chosen fleet and its smaller ones on the part held out."""
         return Plan(
             wanted=self._wanted,
             planned=self._planned,
@@ -194,14 +220,13 @@ class _Planner:
         return None
 
     def _enough(self, fleet: Fleet) -> bool:
-        if fleet not in self._offers:
-            self._offers[fleet] = self._offer(fleet)
         return self._best(fleet).attainment >= self._wanted.attainment
 
     def _best(self, fleet: Fleet) -> Offer:
         """The best offer for a fleet: what serves well on some of its devices does so on all."""
         if fleet not in self._offers:
             self._offers[fleet] = self._offer(fleet)
+            self.on_offer(self._offers[fleet])
         own = self._offers[fleet]
         usable = [offer for known, offer in self._offers.items() if within(known, fleet)]
         found = max([own, *usable], key=lambda offer: offer.attainment)
@@ -210,11 +235,8 @@ class _Planner:
     def _offer(self, fleet: Fleet) -> Offer:
         """Place the services on the fleet, and simulate that."""
         what = f"trying {self.name_of(fleet)}"
-        self._progress(what, 0, 2)
-        placement = self._place(fleet)
-        self._progress(what, 1, 2)
+        placement = self._place(fleet, lambda step, done, total: self._progress(what, done, total))
         [found] = self._simulate([PlacedTrial(placement, self._default, self._planned)])
-        self._progress(what, 2, 2)
         return Offer(
             fleet=fleet,
             cost=cost(self._demand.stock, fleet),
@@ -227,7 +249,7 @@ class _Planner:
         """``2 a100-80 + 1 l40s``."""
         return fleet_name(self._demand, fleet)
 
-    def _place(self, fleet: Fleet) -> Placement:
+    def _place(self, fleet: Fleet, progress: Progress) -> Placement:
         """The best placement on a fleet; one without services where some have no room on any device."""
         traffic, engines = self._traffic, self._demand.engines
         problem = Problem(
@@ -241,7 +263,7 @@ class _Planner:
             engines.memory.require(problem.cluster)
         except ConfigError:
             return Placement(())
-        return search_screened(problem, self._screen, self._evaluator).placement
+        return search_screened(problem, self._screen, self._evaluator, progress).placement
 
     def _simulate(self, trials: Sequence[PlacedTrial]) -> list[Outcomes]:
         return self._workers.at_each(simulate_placed, trials)
@@ -266,9 +288,11 @@ class _Planner:
         ranked = successive_halving(candidates, rounds, evaluate, always=[self._default])
         best = ranked[-1].candidates[0]
         changed = replace(offer, policies=best, outcomes=last[best], tuned=True)
-        self._offers[offer.fleet] = (
-            changed if changed.attainment > offer.attainment else replace(offer, tuned=True)
-        )
+        if changed.attainment > offer.attainment:
+            self._offers[offer.fleet] = changed
+            self.on_offer(changed)
+        else:
+            self._offers[offer.fleet] = replace(offer, tuned=True)
 
     def _policies(self, offer: Offer) -> list[Policies]:
         default = self._default

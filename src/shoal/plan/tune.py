@@ -16,7 +16,7 @@ from shoal.plan.trial import Part, Trial, simulate, split
 from shoal.schedule import SchedulerOptions
 from shoal.simulate.parallel import Workers
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int | None], None]
 """Told what is being done, how much of it, and of how much."""
 LEAST_REQUESTS = 200
 """Requests that the first round has at least: fewer say little about who is best."""

@@ -1,12 +1,10 @@
 """Points of SeaLLM's experiments, measured on all cores at once, and pictures of them."""
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 from shoal.measure import Panel, Series, summarise
+from shoal.reproduce.parallel import at_each
 from shoal.reproduce.pictures import lines
 from shoal.reproduce.result import Effort, Row, Value
 from shoal.reproduce.seallm_cluster import SLO_SCALE, SYSTEMS, simulate
@@ -102,10 +100,7 @@ def measure(point: Point) -> Measured:
 
 def measure_all(name: str, points: Sequence[Point], effort: Effort) -> list[Measured]:
     """The points, in order; each is computed by itself, so the number of cores changes nothing."""
-    workers = min(os.cpu_count() or 1, len(points))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        results = pool.map(measure, points)
-        return [next(results) for _ in effort.each(name, points)]
+    return at_each(effort, name, measure, points)
 
 
 def panels(

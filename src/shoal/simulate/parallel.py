@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -67,6 +68,7 @@ class Workers(Generic[Shared]):
         order = list(range(len(points)))
         if heaviest_first is not None:
             order.sort(key=lambda at: -heaviest_first(points[at]))
+        resource_tracker.ensure_running()  # it lets interrupts through again when it starts
         with interrupts_held_back():
             pool = self._pool = self._pool or self._start()
             futures = {pool.submit(_compute, function, points[at]): at for at in order}
