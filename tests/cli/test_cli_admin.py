@@ -113,6 +113,7 @@ CHANGES = [
         {"model": "m", "name": "n", "engines": ["0"], "slo": {"ttft": "2s"}, "quota": "3"},
     ),
     (("engines", "drain", "b"), "POST", "engines/b/drain", None),
+    (("engines", "undrain", "b"), "POST", "engines/b/undrain", None),
     (("engines", "remove", "b"), "DELETE", "engines/b", None),
     (
         ("engines", "add", "cpu", "--name", "b", "--service", "chat", "--set", "threads=1"),

@@ -39,6 +39,7 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    EngineUndrained,
     EpochBegan,
     MoveCopied,
     MoveDeclined,
@@ -144,7 +145,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(
         engine=st.sampled_from(sorted(SERVICES)),
-        change=st.sampled_from(["add", "add", "find", "find", "drain", "remove"]),
+        change=st.sampled_from(["add", "add", "find", "find", "drain", "undrain", "remove"]),
         ahead=st.integers(1, 3),
     )
     def administer(self, engine: str, change: str, ahead: int) -> None:
@@ -157,6 +158,10 @@ class ManagerMachine(RuleBasedStateMachine):
             if engine in self.engines:
                 self.engines[engine].draining = True
             self.tell(EngineDraining(engine))
+        elif change == "undrain":
+            if engine in self.engines:
+                self.engines[engine].draining = False
+            self.tell(EngineUndrained(engine))
         elif change == "remove":
             self.remove(engine)
 

@@ -11,6 +11,7 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    EngineUndrained,
     Ticked,
 )
 from shoal.cluster.options import ClusterOptions, RestartOptions
@@ -152,6 +153,40 @@ def test_a_draining_engine_keeps_what_nobody_else_serves_and_is_not_started_agai
     assert bench.die("e0", 1) == []
     assert bench.wait(5, ("e1", 1)) == []
     assert states(bench)["e0"] is EngineState.DRAINING
+
+
+def test_an_engine_that_is_undrained_takes_what_waits() -> None:
+    bench = Bench()
+    bench.add("e0")
+    bench.tell(EngineDraining("e0"))
+    assert bench.submit("r0") == []
+    assert bench.tell(EngineUndrained("e0")) == [Dispatch("r0", "e0", 1, 1)]
+    assert states(bench) == {"e0": EngineState.READY}
+    assert bench.tell(EngineUndrained("e0"), EngineUndrained("x")) == []
+
+
+@pytest.mark.parametrize("loaded_while_drained", [True, False])
+def test_an_engine_may_be_drained_and_undrained_while_it_loads(loaded_while_drained: bool) -> None:
+    bench = Bench()
+    bench.tell(EngineAdded("e0", ("a",)), EngineDraining("e0"))
+    bench.submit("r0")
+    if loaded_while_drained:
+        assert bench.ready("e0", 1) == []
+        assert dispatched(bench.tell(EngineUndrained("e0"))) == [("r0", "e0", 1)]
+    else:
+        assert bench.tell(EngineUndrained("e0")) == []
+        assert states(bench) == {"e0": EngineState.LOADING}
+        assert dispatched(bench.ready("e0", 1)) == [("r0", "e0", 1)]
+
+
+def test_an_engine_that_died_while_it_was_drained_is_started_when_it_is_undrained() -> None:
+    bench = Bench()
+    bench.add("e0")
+    bench.tell(EngineDraining("e0"))
+    bench.die("e0", 1)
+    assert bench.wait(5) == []
+    assert bench.tell(EngineUndrained("e0")) == []
+    assert bench.wait(0.25) == [StartEngine("e0", 2, ("a",))]
 
 
 def test_requests_of_a_removed_engine_go_elsewhere() -> None:

@@ -128,6 +128,23 @@ def test_the_only_engine_of_a_service_stays():
     play(scenario, blocks=640)
 
 
+def test_an_engine_that_is_undrained_gets_requests_again() -> None:
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        change = router.administration
+        with pytest.raises(ConfigError, match="there is no engine"):
+            change.undrain_engine("z")
+        change.drain_engine("0")
+        streams = [await router.submit("a", PROMPT, greedy(max_tokens=150)) for _ in range(2)]
+        assert [engine.requests for engine in router.engines] == [0, 2]
+        change.undrain_engine("0")
+        streams += [await router.submit("a", PROMPT, greedy(max_tokens=150)) for _ in range(2)]
+        assert [engine.requests for engine in router.engines] == [2, 2]
+        for stream in streams:
+            assert await tokens_of(stream) == expected(PROMPT, 150)
+
+    play(scenario)
+
+
 def test_engines_come_drain_and_go():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         change = router.administration

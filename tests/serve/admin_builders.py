@@ -74,6 +74,9 @@ class FakeAdministration:
     def drain_engine(self, name):
         self.change(name, state=EngineState.DRAINING)
 
+    def undrain_engine(self, name):
+        self.change(name, state=EngineState.READY)
+
     async def remove_engine(self, name):
         await self._wait()
         self.cluster.others = [engine for engine in self.cluster.others if engine.name != name]

@@ -263,11 +263,17 @@ def test_engines_are_added_drained_and_removed(tmp_path):
                 await asyncio.sleep(0.005)
         assert cluster.engines[-1].state is EngineState.DRAINING
         error_of(await client.delete("/admin/engines/b"), 409, "conflict")
+        await operator.done(await client.post("/admin/engines/b/undrain"))
+        drained = await operator.done(response, "failed")
+        assert "it was undrained" in drained["error"]
+        assert cluster.engines[-1].state is EngineState.READY
+        error_of(await client.post("/admin/engines/b/undrain"), 409, "conflict")
+        response = await client.post("/admin/engines/b/drain")
         cluster.administration.change("b", requests=0)
         await operator.done(response)
         await operator.done(await client.delete("/admin/engines/b"))
         assert [engine["name"] for engine in (await operator.get("engines"))["data"]] == ["0", "1"]
-        for path, call in (("b", client.delete), ("b/drain", client.post)):
+        for path, call in (("b", client.delete), ("b/drain", client.post), ("b/undrain", client.post)):
             error_of(await call(f"/admin/engines/{path}"), 404, "engine_not_found")
 
     with_operator(test, tmp_path)
@@ -321,6 +327,7 @@ def test_changes_are_for_operators_alone(tmp_path):
             ("DELETE", "services/base"),
             ("POST", "engines"),
             ("POST", "engines/0/drain"),
+            ("POST", "engines/0/undrain"),
             ("DELETE", "engines/0"),
         ):
             response = await operator.client.request(method, f"/admin/{path}", json={})

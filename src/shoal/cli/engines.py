@@ -88,6 +88,18 @@ def drain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key
 
 
 @engines.command()
+def undrain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Let an engine that is drained take requests again; a drain under way ends.
+
+    **Example:** `shoal engines undrain b`
+    """
+    from shoal.cli.admin_client import in_path
+
+    what, done = f"engines/{in_path(name)}/undrain", f"engine {name} takes requests again"
+    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+
+
+@engines.command()
 def remove(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
     """End an engine; requests that it has go on with others.
 

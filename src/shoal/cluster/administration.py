@@ -9,6 +9,7 @@ from shoal.cluster.events import (
     EngineAdded,
     EngineDraining,
     EngineRemoved,
+    EngineUndrained,
     MoveMethod,
     MoveWanted,
     ServicePlaced,
@@ -134,6 +135,11 @@ class Administration:
         """
         self._require_others(name)
         self._tell(EngineDraining(name))
+
+    def undrain_engine(self, name: str) -> None:
+        """Let a drained engine take requests again; raises ConfigError if there is none of that name."""
+        self._require_engine(name)
+        self._tell(EngineUndrained(name))
 
     async def remove_engine(self, name: str) -> None:
         """End an engine, whose requests go on elsewhere.

@@ -100,6 +100,13 @@ class EngineDraining(msgspec.Struct, frozen=True, tag=True):
     """Its name."""
 
 
+class EngineUndrained(msgspec.Struct, frozen=True, tag=True):
+    """An engine that was drained gets requests again."""
+
+    engine: str
+    """Its name."""
+
+
 class EngineRemoved(msgspec.Struct, frozen=True, tag=True):
     """An engine is not wanted any more; its requests go elsewhere."""
 
@@ -293,6 +300,7 @@ ClusterEvent = (
     | EngineBeat
     | EngineEnded
     | EngineDraining
+    | EngineUndrained
     | EngineRemoved
     | ServiceEvent
     | Submitted

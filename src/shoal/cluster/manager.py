@@ -17,6 +17,7 @@ from shoal.cluster.events import (
     EngineFound,
     EngineReady,
     EngineRemoved,
+    EngineUndrained,
     EpochBegan,
     MoveEvent,
     MoveWanted,
@@ -80,6 +81,7 @@ class Manager:
             EngineBeat: self._beat,
             EngineEnded: self._engine_ended,
             EngineDraining: self._draining,
+            EngineUndrained: self._undrained,
             EngineRemoved: self._removed,
             **dict.fromkeys(get_args(ServiceEvent), self._service_told),
             Submitted: self._submit,
@@ -162,11 +164,12 @@ class Manager:
 
     def _ready(self, event: EngineReady, now_ns: int) -> None:
         engine = running_engine(self._engines, event)
-        if engine is None or engine.state is not EngineState.LOADING:
+        if engine is None or engine.loaded:
             return
         self._supervisor.heard(engine)
-        engine.move(EngineState.READY)
-        engine.ready_ns = now_ns
+        if engine.state is EngineState.LOADING:
+            engine.move(EngineState.READY)
+        engine.loaded, engine.ready_ns = True, now_ns
         engine.kv_formats = dict(event.kv_formats)
         engine.kv_bytes, engine.kv_tokens = event.kv_bytes, dict(event.kv_tokens)
         engine.block_size, engine.host = event.block_size, event.host
@@ -201,6 +204,17 @@ class Manager:
         if engine is not None and engine.state is not EngineState.DRAINING:
             engine.move(EngineState.DRAINING)
             self._settle(now_ns)
+
+    def _undrained(self, event: EngineUndrained, now_ns: int) -> None:
+        engine = self._engines.get(event.engine)
+        if engine is None or engine.state is not EngineState.DRAINING:
+            return
+        if engine.runs:
+            engine.move(EngineState.READY if engine.loaded else EngineState.LOADING)
+        else:
+            engine.move(EngineState.WAITING)
+            engine.restart_ns = now_ns
+        self._settle(now_ns)
 
     def _removed(self, event: EngineRemoved, now_ns: int) -> None:
         engine = self._engines.pop(event.engine, None)

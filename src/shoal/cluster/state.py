@@ -23,7 +23,7 @@ TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING}),
     EngineState.LOADING: frozenset({EngineState.READY, EngineState.WAITING, EngineState.DRAINING}),
     EngineState.READY: frozenset({EngineState.WAITING, EngineState.DRAINING}),
-    EngineState.DRAINING: frozenset(),
+    EngineState.DRAINING: frozenset({EngineState.WAITING, EngineState.LOADING, EngineState.READY}),
 }
 """Where an engine may go from each state; one that is removed is forgotten in any."""
 
@@ -121,6 +121,8 @@ class Engine:
     """How often it was started."""
     runs: bool
     """Whether its process is thought to run."""
+    loaded: bool = False
+    """Whether it has been ready since it was started."""
     killed: bool = False
     """Whether it was told to be killed."""
     deaths: int = 0

@@ -47,7 +47,7 @@ class Supervisor:
 
     def watch(self, engine: Engine) -> None:
         """The engine's process runs from now on."""
-        engine.runs, engine.killed = True, False
+        engine.runs, engine.loaded, engine.killed = True, False, False
         engine.began_ns, engine.heard_ns = self._watched_ns, None
 
     def heard(self, engine: Engine, overdue_s: float = 0.0) -> list[KillEngine]:

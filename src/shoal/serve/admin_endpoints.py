@@ -49,6 +49,7 @@ class AdminEndpoints:
         for path, change in {
             "engines": self.add_engine,
             "engines/{name}/drain": self.drain_engine,
+            "engines/{name}/undrain": self.undrain_engine,
             "services": self.add_service,
             "services/{name:path}/load": self.load_service,
             "services/{name:path}/unload": self.unload_service,
@@ -106,6 +107,10 @@ class AdminEndpoints:
     async def drain_engine(self, request: Request) -> Response:
         """Give an engine no more requests."""
         return _started(self._admin.drain_engine(_name(request)))
+
+    async def undrain_engine(self, request: Request) -> Response:
+        """Let a drained engine take requests again."""
+        return _started(self._admin.undrain_engine(_name(request)))
 
     async def remove_engine(self, request: Request) -> Response:
         """End an engine."""

@@ -91,6 +91,9 @@ class Administration(Protocol):
     def drain_engine(self, name: str) -> None:
         """Give an engine no more requests, and move those that it has to others."""
 
+    def undrain_engine(self, name: str) -> None:
+        """Let an engine that was drained take requests again."""
+
     async def remove_engine(self, name: str) -> None:
         """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""
 

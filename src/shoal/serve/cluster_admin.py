@@ -9,9 +9,9 @@ from itertools import count
 from anyio import to_thread
 
 from shoal.cluster.options import EnginePlan
-from shoal.cluster.status import EngineStatus, ServiceState
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.config.devices import EngineDevice
-from shoal.core import InvalidRequest, ModelUnavailable, Service
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
 from shoal.engine.options import EngineOptions
 from shoal.models import check_model
 from shoal.serve.api import Api
@@ -146,12 +146,24 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             self._changes.drain_engine(name)
             while (engine := self._find_engine(name)) is not None and (engine.requests or engine.leases):
+                if engine.state is not EngineState.DRAINING:
+                    raise ConfigError(f"engine {name!r} takes requests again, because it was undrained")
                 _say(
                     operation, f"waiting for the {engine.requests + engine.leases} requests of engine {name}"
                 )
                 await asyncio.sleep(_DRAIN_POLL_S)
 
         return self.operations.start("drain_engine", name, work)
+
+    def undrain_engine(self, name: str) -> Operation:
+        """Let an engine that is drained take requests again; raises Conflict for any other."""
+        if self._engine(name).state is not EngineState.DRAINING:
+            raise Conflict(f"engine {name!r} is not drained")
+
+        async def work(operation: Operation) -> None:
+            self._changes.undrain_engine(name)
+
+        return self.operations.start("undrain_engine", name, work, ends="drain_engine")
 
     def remove_engine(self, name: str) -> Operation:
         """End an engine; its requests go on elsewhere."""

@@ -44,12 +44,13 @@ class Operations:
             )
         return self._operations[id]
 
-    def start(self, kind: str, target: str, work: Work) -> Operation:
+    def start(self, kind: str, target: str, work: Work, *, ends: str | None = None) -> Operation:
         """Begin to do ``work``; raises Conflict while another operation on the target is under way.
 
-        kind: ends with what the target is, such as ``add_service``.
+        kind: ends with what the target is, such as ``add_service``. ends: operations of this kind may be
+        under way, since the work ends them.
         """
-        self.check_free(kind, target)
+        self.check_free(kind, target, ends)
         operation = Operation(id=str(next(self._numbers)), kind=kind, target=target, started=time.time())
         self._operations[operation.id] = operation
         _log.info("operation %s: %s %s", operation.id, kind, target)
@@ -58,11 +59,13 @@ class Operations:
         task.add_done_callback(self._tasks.discard)
         return operation
 
-    def check_free(self, kind: str, target: str) -> None:
-        """Raise Conflict while an operation on the target is under way."""
+    def check_free(self, kind: str, target: str, ends: str | None = None) -> None:
+        """Raise Conflict while an operation on the target is under way, of another kind than ``ends``."""
         thing = kind.rpartition("_")[2]
         for other in self._operations.values():
-            if other.state == "running" and (other.kind.rpartition("_")[2], other.target) == (thing, target):
+            if other.state != "running" or other.kind == ends:
+                continue
+            if (other.kind.rpartition("_")[2], other.target) == (thing, target):
                 raise Conflict(
                     f"operation {other.id} ({other.kind}) on {thing} {target!r} is still running; wait for it"
                 )
