@@ -64,7 +64,7 @@ def test_the_host_and_the_link_are_in_the_steps_and_told(tmp_path: Path, kind: s
         assert linked > fast + 65 * 1e-3
         assert hosted - fast == pytest.approx(added)
     assert "tp 2" in plain.facts["service default"]
-    assert "link {bandwidth: 1e+06, latency: 1ms}" in slow.facts["service default"]
+    assert "link {bandwidth: 1MB, latency: 1ms}" in slow.facts["service default"]
     assert "overhead {step: 1ms, layer: 100us}" in busy.facts["service default"]
 
 

@@ -86,10 +86,10 @@ def test_what_is_written_reads_back_as_it_was(topology: Topology) -> None:
         ),
         ("141GiB}", "much}", r"line 2: devices\[0\].memory: expected a size such as 512MB"),
         ("bandwidth: 25GB, ", "", r"links.host.bandwidth: missing"),
-        ("bandwidth: 25GB", "bandwidth: 0", r"line 6: links.host.bandwidth: must be at least 1"),
+        ("bandwidth: 25GB", "bandwidth: 0", r"line 6: links.host.bandwidth: must be more than 0"),
         ("latency: 10us", "latency: soon", r"line 6: links.host.latency: expected a time"),
         ("host: one", "hots: one", r"line 2: devices\[0\].hots: unknown key, did you mean 'host'"),
-        ("mine: 900GB", "mine: fast", r"line 10: speeds.mine: expected a size"),
+        ("mine: 900GB", "mine: fast", r"line 10: speeds.mine: expected bytes per second"),
         ("speeds", "speed", r"line 10: speed: unknown key, did you mean 'speeds'"),
     ],
 )

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.config import format_duration, format_size, parse_duration, parse_number, parse_size
+from shoal.config.units import format_byte_rate, parse_byte_rate
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,28 @@ def test_a_size_survives_being_written(size):
 def test_a_whole_number_of_units_is_exact(count, unit):
     power = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[unit]
     assert parse_size(f"{count}{unit}") == count << power
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("25GB", 25e9), ("1.25 GB/s", 1.25e9), ("16e9", 16e9), ("63GiB", 63 * 2**30), ("0.5", 0.5), ("0", 0)],
+)
+def test_bytes_per_second(text, bytes_per_s):
+    assert parse_byte_rate(text) == bytes_per_s
+
+
+@pytest.mark.parametrize("text", ["", "fast", "5%", "nan", "inf", "2GB/min", "/s"])
+def test_what_are_no_bytes_per_second_is_refused_with_examples(text):
+    with pytest.raises(ValueError, match=r"25GB or 16e9, got") as error:
+        parse_byte_rate(text)
+    assert repr(text) in str(error.value)
+
+
+@given(st.integers(0, 2**50))
+@example(25 * 10**9)
+@example(1_234_567_000)
+def test_bytes_per_second_survive_being_written(bytes_per_s):
+    assert round(parse_byte_rate(format_byte_rate(bytes_per_s))) == bytes_per_s
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.config.nodes import Listing, Node, Scalar, SettingError, Table, describe, problem
-from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
+from shoal.config.units import (
+    format_byte_rate,
+    format_duration,
+    format_size,
+    parse_byte_rate,
+    parse_duration,
+    parse_number,
+    parse_size,
+)
 from shoal.core import ConfigError
 
 _TRUE = {"true", "yes", "on"}
@@ -165,6 +173,12 @@ def number(minimum: float | None = None, maximum: float | None = None, above: fl
 def size() -> Bounded:
     """A number of bytes, at least one."""
     return Bounded("size", "a size such as 2GiB", parse_size, 1, None, format_size)
+
+
+def byte_rate() -> Bounded:
+    """Bytes per second, more than none."""
+    expected = "bytes per second such as 25GB"
+    return Bounded("bytes per second", expected, parse_byte_rate, None, None, format_byte_rate, 0)
 
 
 def seconds(above: float | None = None) -> Bounded:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Maybe, Text, as_table, integer, number, seconds
+from shoal.config.kinds import Maybe, Text, as_table, byte_rate, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, problem
 from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency, RooflineOptions
 from shoal.config.scenario_kinds import FilePath, ModelShape
@@ -36,7 +36,7 @@ class DeviceName:
 
 def link_section() -> Section:
     """How fast the devices of one engine exchange data: what is written goes for any number of them."""
-    section = section_of(Link, {(Link, "bandwidth"): number(above=0)}, {"start_s": "latency"})
+    section = section_of(Link, {(Link, "bandwidth"): byte_rate()}, {"start_s": "latency"})
     return Section(Link, tuple(key for key in section.keys if key.name in ("bandwidth", "latency")))
 
 

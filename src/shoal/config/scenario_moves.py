@@ -1,6 +1,6 @@
 """What a scenario says of engines that are drained or die, and of requests that move between them."""
 
-from shoal.config.kinds import number
+from shoal.config.kinds import byte_rate
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_pool import Pools
 from shoal.config.sections import Section, section_of
@@ -11,7 +11,7 @@ from shoal.simulate import Deaths, Moving
 
 def engine_link_section() -> Section:
     """How fast engines exchange KV."""
-    return section_of(Link, {(Link, "bytes_per_s"): number(above=0)}, {"bytes_per_s": "bandwidth"})
+    return section_of(Link, {(Link, "bytes_per_s"): byte_rate()}, {"bytes_per_s": "bandwidth"})
 
 
 def moving_of(scenario: Scenario, pools: Pools) -> Moving:

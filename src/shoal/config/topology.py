@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.cluster.topology import Topology
-from shoal.config.kinds import Bounded, Several, as_table, hint
+from shoal.config.kinds import Several, as_table, byte_rate, hint
 from shoal.config.nodes import Node, Table, parse_yaml, place_of, problem, read_yaml
 from shoal.config.sections import Rules, Section, section_of
-from shoal.config.units import format_size, parse_size
+from shoal.config.units import format_byte_rate, format_size
 from shoal.core.cluster import ClusterSpec, Device, Link
 
-_DECIMAL = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -62,11 +61,11 @@ class Speeds:
     def read(self, node: Node, path: str) -> Mapping[str, float]:
         """The speeds."""
         entries = as_table(node, path).entries
-        return {kind: float(_rate().read(value, f"{path}.{kind}")) for kind, value in entries.items()}
+        return {kind: float(byte_rate().read(value, f"{path}.{kind}")) for kind, value in entries.items()}
 
     def show(self, value: Mapping[str, float]) -> str:
         """In braces."""
-        return "{" + ", ".join(f"{kind}: {_bytes(speed)}" for kind, speed in value.items()) + "}"
+        return "{" + ", ".join(f"{kind}: {format_byte_rate(speed)}" for kind, speed in value.items()) + "}"
 
 
 def read_topology(path: Path) -> Topology:
@@ -82,8 +81,8 @@ def parse_topology(text: str, source: str) -> Topology:
 def topology_section() -> Section:
     """What such a file can say."""
     rules: Rules = {
-        (Link, "bytes_per_s"): _rate(),
-        (PairLink, "bytes_per_s"): _rate(),
+        (Link, "bytes_per_s"): byte_rate(),
+        (PairLink, "bytes_per_s"): byte_rate(),
         (TopologyFile, "speeds"): Speeds(),
     }
     names = {"bytes_per_s": "bandwidth"}
@@ -148,29 +147,15 @@ def format_topology(topology: Topology) -> str:
             lines.append(f"    - {{devices: [{_plain(first)}, {_plain(second)}], {_link(link)}}}")
     if topology.bytes_per_s:
         lines.append("speeds:  # of reading memory, a second, for kinds without a data sheet on record")
-        lines += [f"  {_plain(kind)}: {_bytes(speed)}" for kind, speed in topology.bytes_per_s.items()]
+        lines += [
+            f"  {_plain(kind)}: {format_byte_rate(speed)}" for kind, speed in topology.bytes_per_s.items()
+        ]
     return "\n".join(lines) + "\n"
-
-
-def _rate() -> Bounded:
-    """Bytes in a second."""
-    return Bounded(
-        "size a second", "a size such as 25GB, which is meant a second", parse_size, 1, None, _bytes
-    )
-
-
-def _bytes(size: float) -> str:
-    """Bytes in the largest decimal unit that is exact with three digits after the point."""
-    whole = round(size)
-    for unit, factor in _DECIMAL:
-        if whole >= factor and whole * 1000 % factor == 0:
-            return f"{whole / factor:.3f}".rstrip("0").rstrip(".") + unit
-    return str(whole)
 
 
 def _link(link: Link) -> str:
     microseconds = f"{link.latency_s * 1e6:.3f}".rstrip("0").rstrip(".")
-    return f"bandwidth: {_bytes(link.bytes_per_s)}, latency: {microseconds}us"
+    return f"bandwidth: {format_byte_rate(link.bytes_per_s)}, latency: {microseconds}us"
 
 
 def _plain(text: str) -> str:

@@ -35,6 +35,20 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * factor)
 
 
+def parse_byte_rate(text: str) -> float:
+    """Bytes per second in ``25GB``, ``25GB/s`` or ``16e9``; raises ValueError saying what is possible."""
+    try:
+        bytes_per_s = float(text)
+    except ValueError:
+        try:
+            return float(parse_size(text.strip().removesuffix("/s")))
+        except ValueError:
+            bytes_per_s = math.nan
+    if not math.isfinite(bytes_per_s):
+        raise ValueError(f"expected bytes per second, such as 25GB or 16e9, got {text!r}")
+    return bytes_per_s
+
+
 def parse_duration(text: str) -> float:
     """Seconds in ``200ms``, ``2s``, ``1.5m`` or plain ``2``; raises ValueError saying what is possible."""
     match = _QUANTITY.match(text.strip())
@@ -68,6 +82,16 @@ def format_size(size: int) -> str:
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)
+
+
+def format_byte_rate(bytes_per_s: float) -> str:
+    """Bytes per second in the largest unit that is exact with three digits after the point: ``25GB``."""
+    whole = round(bytes_per_s)
+    for unit in ("TB", "GB", "MB", "kB"):
+        factor = SIZE_UNITS[unit.lower()]
+        if whole >= factor and whole * 1000 % factor == 0:
+            return f"{whole / factor:.3f}".rstrip("0").rstrip(".") + unit
+    return str(whole)
 
 
 def format_duration(seconds: float) -> str:
