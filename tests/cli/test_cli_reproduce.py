@@ -109,7 +109,7 @@ def test_pictures_go_into_a_folder(fakes, tmp_path):
         (["scls-throughputs"], "did you mean 'scls-throughput'"),
         (["nothing"], "shoal reproduce --list"),
         (["scls-throughput", "--json", "/no/such/folder/a.json"], "there is no folder /no/such/folder"),
-        (["scls-throughput", "--plot", "/dev/null/a"], "cannot make the folder /dev/null/a"),
+        (["scls-throughput", "--plot", "/dev/null/a"], "cannot write into /dev/null/a"),
     ],
 )
 def test_mistakes_are_one_red_line_and_exit_code_2(arguments, expected, capsys):

@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
+from shoal.core import ConfigError
 from shoal.measure import EngineTotals, RunRecord, summarise
 from shoal.measure.tables import engines_grid
 
@@ -92,6 +93,26 @@ def test_a_summary_on_standard_output_is_alone_there(scenario):
     result = runner.invoke(app, ["simulate", "--config", str(scenario), "--json", "-"])
     assert json.loads(result.stdout)["title"] == "tiny"
     assert "times real time" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--out", "file"), "cannot write into file: "),
+        (("--out", "file/in/it"), "cannot write into file/in/it: "),
+        (
+            ("--compare", "file", "--compare-plot", "picture.xyz"),
+            "a picture's name ends with .png, .svg, .pdf",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_run(scenario, flags, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    result = runner.invoke(app, ["simulate", "--config", str(scenario), *flags])
+    assert isinstance(result.exception, ConfigError)
+    assert says in str(result.exception)
+    assert "simulating" not in result.output
 
 
 def test_flags_alone_are_enough(tmp_path):
@@ -176,7 +197,7 @@ def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
         (["--config", "tiny.yaml", "--requests", "many"], "expected a whole number, got 'many'"),
         (["--config", "tiny.yaml", "--json", "none/figures.json"], "there is no folder none"),
         (["--config", "tiny.yaml", "--html", "none/page.html"], "there is no folder none"),
-        (["--config", "tiny.yaml", "--out", "tiny.yaml"], "cannot write the results of a run to tiny.yaml"),
+        (["--config", "tiny.yaml", "--out", "tiny.yaml"], "cannot write into tiny.yaml"),
         (["--config", "tiny.yaml", "--tp", "3"], "(flag --tp): llama-3.1-8b has 32 heads"),
         (["--config", "tiny.yaml", "--kv-memory", "1KiB"], "(flag --kv-memory): kv_cache memory of 1024"),
         (["--config", "tiny.yaml", "--device", "a100"], "did you mean 'a100-40' or 'a100-80'?"),

@@ -13,7 +13,7 @@ from shoal.config.scenario_file import load_scenario
 from shoal.core import ConfigError
 from shoal.plan.candidates import CHOICES, scheduler_candidates
 from shoal.plan.outcomes import Outcomes
-from shoal.plan.trial import Part, Trial, requests_in, simulate, split
+from shoal.plan.trial import Part, Trial, simulate, split
 from shoal.plan.tune import Search, tune
 from shoal.schedule import SchedulerOptions
 from shoal.schedule.admissions import Conservative, Slice
@@ -46,16 +46,16 @@ def test_the_later_part_is_held_out():
     assert Part(2, 12).first(0.5) == Part(2, 7)
 
 
-def test_a_part_is_served_as_if_nothing_had_come_before(tmp_path):
-    run = prepared(tmp_path)
-    part = Part(100, 160)
-    requests = requests_in(run, part)
-    assert requests[0].arrival_ns == 0
-    assert [each.id for each in requests] == [each.id for each in run.requests[100:160]]
-    alone = replace(run, requests=requests).run()
-    found = simulate(run, Trial(run.scenario.scheduler, part))
-    by_id = {row.request_id: row for row in alone.requests}
-    assert found.ttft_s.tolist() == [by_id[each.id].ttft_s for each in requests]
+def test_a_part_is_served_behind_all_that_came_before(tmp_path):
+    """Under more load than can be served, later requests wait longer and longer."""
+    run = prepared(tmp_path, SCENARIO.replace("rate: 30", "rate: 300"))
+    found = simulate(run, Trial(run.scenario.scheduler, Part(100, 160)))
+    first_ns = run.requests[0].arrival_ns
+    served = [replace(each, arrival_ns=each.arrival_ns - first_ns) for each in run.requests[:160]]
+    rows = {row.request_id: row for row in replace(run, requests=served).run().requests}
+    assert found.ttft_s.tolist() == [rows[each.id].ttft_s for each in run.requests[100:160]]
+    early = simulate(run, Trial(run.scenario.scheduler, Part(0, 60)))
+    assert found.ttft_s.mean() > 2 * early.ttft_s.mean()
     assert len(found.met) == 60
 
 

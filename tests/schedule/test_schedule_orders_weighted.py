@@ -1,11 +1,21 @@
 """Weighted turns: each service as often as (N / L^2)^1.5 says, doubling budget beside."""
 
+import math
 from collections import Counter
 
 from orders_builders import FakeService, decide, make_state, taking_part
 
 from shoal.schedule import DoublingBudget
 from shoal.schedule.orders import WeightedTurns
+
+
+def test_who_has_begun_to_be_answered_comes_before_all_others():
+    """Also one that comes from an engine that died, and was never preempted here."""
+    new, resumed, preempted = make_state(service_time_s=0.0), make_state(generated=3), make_state()
+    preempted.num_preemptions = 1
+    service = FakeService(mean_s=1.0)
+    ranks = [WeightedTurns().rank(request, service) for request in (new, resumed, preempted)]
+    assert ranks == [1.0, -math.inf, -math.inf]
 
 
 def shares_of_turns(*services, steps=2_100):

@@ -10,6 +10,7 @@ from shoal.cluster.dispatch import DISPATCHES, LeastRequests
 from shoal.core import ConfigError, Request
 from shoal.forecast import StepRows
 from shoal.measure import RequestRow
+from shoal.schedule import SchedulerOptions
 from shoal.simulate import Deaths, EngineSpec, OpenLoop, Simulation, Watch
 
 SECOND = 1_000_000_000
@@ -60,6 +61,17 @@ def test_requests_go_on_at_once_on_another_engine() -> None:
     rows = run([make_spec(), make_spec()], requests, (0.5, 0))
     assert {row.engine for row in rows.values()} == {1}
     assert all(row.output_tokens == 200 and row.largest_gap_ns < SECOND for row in rows.values())
+
+
+def test_streams_that_had_begun_go_on_before_requests_that_came_later() -> None:
+    """Under the default order, and however many wait."""
+    begun = [make_request(number, 10, 100) for number in range(4)]
+    later = [make_request(number, 10, 100, at_s=0.6 + number / 100) for number in range(4, 80)]
+    spec = make_spec(options=SchedulerOptions(max_running=4))
+    rows = run([spec], begun + later, (0.5, 0))
+    # Down from 0.5 to 3.5 s.
+    assert all(rows[request.id].largest_gap_ns < 3.5 * SECOND for request in begun)
+    assert max(row.first_token_ns for row in rows.values()) > 15 * SECOND
 
 
 def test_an_engine_that_dies_while_it_loads_begins_anew() -> None:

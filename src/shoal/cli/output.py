@@ -1,5 +1,6 @@
 """Result files of commands; ``-`` is standard output."""
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,18 +17,28 @@ if TYPE_CHECKING:
 
 STANDARD_OUTPUT = Path("-")
 """The path of a result for standard output. Other output then goes to standard error."""
+PICTURES = (".png", ".svg", ".pdf")
+"""How the names of pictures end."""
 
 
-def check_outputs(*files: Path | None, named: Sequence[Path | None] = ()) -> None:
-    """Raise ConfigError for a file that cannot be written, before a long run whose results would be lost.
+def check_outputs(*files: Path | None, picture: Path | None = None, folder: Path | None = None) -> None:
+    """Raise ConfigError for what cannot be written, before a long run whose results would be lost.
 
-    named: folders and pictures, which cannot go to standard output; folders are created later.
+    folder: is created later, if there is none.
     """
-    paths = [file for file in files if file is not None]
+    if STANDARD_OUTPUT in (picture, folder):
+        raise ConfigError("pictures and folders cannot go to standard output (-); give it a name")
+    if picture is not None and picture.suffix.lower() not in PICTURES:
+        raise ConfigError(f"cannot draw {picture}: a picture's name ends with {', '.join(PICTURES)}")
+    if folder is not None:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ConfigError(f"cannot write into {folder}: {there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write into {folder}: no permission to write in {there}")
+    paths = [file for file in (*files, picture) if file is not None]
     if paths.count(STANDARD_OUTPUT) > 1:
         raise ConfigError("only one result can go to standard output (-); name a file for the others")
-    if STANDARD_OUTPUT in named:
-        raise ConfigError("pictures and folders cannot go to standard output (-); give it a name")
     for file in paths:
         if not file.parent.is_dir():
             raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")

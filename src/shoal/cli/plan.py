@@ -134,7 +134,7 @@ def plan(
     from shoal.plan.deployment import check_servable, known_by_shape, server_settings
     from shoal.plan.goals import read_goals
 
-    check_outputs(out, json_path, named=(plot,))
+    check_outputs(out, json_path, picture=plot)
     if plot is not None:
         require_plots()
     share = share_flag(attainment, "--attainment")

@@ -98,7 +98,7 @@ def profile(
     from shoal.models import check_model
     from shoal.serve.options import ServerOptions
 
-    check_outputs(out, plot, json_path, named=(plot,))
+    check_outputs(out, json_path, picture=plot)
     if links and (out is not None or plot is not None):
         raise ConfigError("--links fits nothing and draws nothing: leave out --out and --plot")
     if plot is not None:

@@ -61,7 +61,7 @@ def reproduce(
         console.print(list_table(list(REPRODUCTIONS.values())))
         return
     selected = find(list(REPRODUCTIONS) if EVERYTHING in names else list(dict.fromkeys(names)))
-    check_outputs(json_path, named=(plot,))
+    check_outputs(json_path, folder=plot)
     if plot is not None:
         require_plots()
         _make_folder(plot)

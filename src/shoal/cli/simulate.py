@@ -124,7 +124,7 @@ def simulate(
     from shoal.config.scenario_run import prepare
     from shoal.measure import require_plots
 
-    check_outputs(html, chrome_trace, json_path, compare_plot, named=(out, compare_plot))
+    check_outputs(html, chrome_trace, json_path, picture=compare_plot, folder=out)
     if any(path is not None for path in (out, html, compare_plot)):
         require_plots()
     measured = MeasuredRun(compare, compare_plot, fit_overhead, fit_requests)

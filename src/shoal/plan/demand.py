@@ -129,15 +129,14 @@ class Demand:
 
 
 def simulate_placed(demand: Demand, trial: PlacedTrial) -> Outcomes:
-    """Simulate a part of the workload on a placement."""
-    chosen = demand.requests[trial.part.start : trial.part.stop]
+    """Simulate a part of the workload on a placement, behind all that came before it."""
+    requests = trial.part.with_earlier(demand.requests)
+    judged = requests[trial.part.start :]
     if not trial.placement.devices:
-        return all_missed(chosen)
-    first_ns = chosen[0].arrival_ns
-    requests = [replace(request, arrival_ns=request.arrival_ns - first_ns) for request in chosen]
+        return all_missed(judged)
     engines = replace(demand.engines, scheduler=trial.policies.scheduler)
     run = engines.simulate(trial.placement, requests, dispatch_named(trial.policies.dispatch))
-    return outcomes(run, requests)
+    return outcomes(run, judged)
 
 
 def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS) -> Demand:

@@ -25,6 +25,16 @@ class Part:
         """How many they are."""
         return self.stop - self.start
 
+    def with_earlier(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those to simulate: the part behind all ``requests`` before it, the first of all at 0.
+
+        An engine that begins empty serves its first requests better than all later ones.
+        """
+        first_ns = requests[0].arrival_ns
+        return [
+            replace(request, arrival_ns=request.arrival_ns - first_ns) for request in requests[: self.stop]
+        ]
+
     def first(self, share: float) -> "Part":
         """The earliest of them, at least one."""
         return Part(self.start, self.start + max(1, round(share * len(self))))
@@ -51,18 +61,11 @@ def split(requests: int, share: float) -> tuple[Part, Part]:
 
 def simulate(prepared: PreparedRun, trial: Trial) -> Outcomes:
     """Simulate the trial; what is not in it is as the scenario says."""
-    requests = requests_in(prepared, trial.part)
+    requests = trial.part.with_earlier(prepared.requests)
     run = replace(
         prepared,
         scenario=replace(prepared.scenario, sample_s=_SAMPLE_S),
         engine=replace(prepared.engine, scheduler=trial.scheduler),
         requests=requests,
     )
-    return outcomes(run.run(), requests)
-
-
-def requests_in(prepared: PreparedRun, part: Part) -> Sequence[Request]:
-    """The requests of a part, the first of them at 0."""
-    chosen = prepared.requests[part.start : part.stop]
-    first_ns = chosen[0].arrival_ns
-    return [replace(request, arrival_ns=request.arrival_ns - first_ns) for request in chosen]
+    return outcomes(run.run(), requests[trial.part.start :])

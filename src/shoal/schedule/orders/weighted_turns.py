@@ -41,8 +41,9 @@ class WeightedTurns(ByPriority):
     """
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """As doubling budget, but who was preempted comes before all who were not: its answer has begun."""
-        return -math.inf if request.num_preemptions else _BUDGETS.rank(request, view)
+        """As doubling budget, but whose answer has begun, or who was preempted, comes before all others."""
+        begun = request.num_generated > 0 or request.num_preemptions > 0
+        return -math.inf if begun else _BUDGETS.rank(request, view)
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
         """As doubling budget."""
