@@ -64,12 +64,12 @@ def test_requests_go_on_at_once_on_another_engine() -> None:
 
 
 def test_streams_that_had_begun_go_on_before_requests_that_came_later() -> None:
-    """Under the default order, and however many wait."""
-    begun = [make_request(number, 10, 100) for number in range(4)]
-    later = [make_request(number, 10, 100, at_s=0.6 + number / 100) for number in range(4, 80)]
+    """Under the default order, though they have used up more than the mean request, and however many wait."""
+    begun = [make_request(number, 10, 400) for number in range(4)]
+    later = [make_request(number, 10, 100, at_s=2.1 + number / 100) for number in range(4, 80)]
     spec = make_spec(options=SchedulerOptions(max_running=4))
-    rows = run([spec], begun + later, (0.5, 0))
-    # Down from 0.5 to 3.5 s.
+    rows = run([spec], begun + later, (2.0, 0))
+    # Down from 2 to 5 s.
     assert all(rows[request.id].largest_gap_ns < 3.5 * SECOND for request in begun)
     assert max(row.first_token_ns for row in rows.values()) > 15 * SECOND
 
