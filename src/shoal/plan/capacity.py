@@ -48,7 +48,9 @@ class Wanted:
     def __post_init__(self) -> None:
         """Refuse numbers without meaning; raises ConfigError."""
         if not 0 < self.attainment <= 1:
-            raise ConfigError(f"an attainment is above 0 and at most 1, got {self.attainment:g}")
+            raise ConfigError(
+                f"an attainment is above 0% and at most 100%, such as 95%; got {self.attainment * 100:g}%"
+            )
         if self.trials < 1:
             raise ConfigError(f"trials must be at least 1, the default itself; got {self.trials}")
         if not 0 < self.share < 1:

@@ -56,7 +56,8 @@ class WorkloadOptions:
         if self.trace is None and (self.lengths is None or self.requests is None):
             raise ConfigError(
                 "a workload needs a trace (trace: FILE), or lengths and a number of requests "
-                f"(lengths: NAME, requests: 1000); lengths are {', '.join(LENGTHS)}"
+                f"(lengths: NAME, requests: 1000; as flags --workload NAME --requests 1000); lengths are "
+                f"{', '.join(LENGTHS)}"
             )
         shares = self.services
         if shares is not None and (
