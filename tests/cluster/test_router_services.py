@@ -128,6 +128,20 @@ def test_the_only_engine_of_a_service_stays():
     play(scenario, blocks=640)
 
 
+def test_a_smaller_engine_limits_requests_only_as_long_as_it_is_there() -> None:
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        before = router.info.services["a"].max_total_tokens
+        await router.administration.add_engine(
+            EnginePlan(name="small", options=make_options("fake", blocks=8))
+        )
+        assert router.info.services["a"].max_total_tokens < before
+        await router.administration.remove_engine("small")
+        assert router.info.services["a"].max_total_tokens == before
+        assert await tokens_of(await router.submit("a", PROMPT, greedy())) == expected(PROMPT)
+
+    play(scenario, blocks=640)
+
+
 def test_an_engine_that_is_undrained_gets_requests_again() -> None:
     async def scenario(router: Router, backend: FakeBackend) -> None:
         change = router.administration

@@ -118,6 +118,7 @@ class Fleet:
             self._leaving.add(name)
         else:
             del self._engines[name]
+            self._describe()
 
     def know_service(self, service: Service, folder: Path) -> None:
         """Know another service, whose model lies in ``folder``."""
@@ -329,6 +330,7 @@ class Fleet:
         if event.engine in self._leaving and not engine.runs:
             self._leaving.discard(event.engine)
             del self._engines[event.engine]
+            self._describe()
 
 
 def _names(plan: EnginePlan) -> tuple[str, ...]:
