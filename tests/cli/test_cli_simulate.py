@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -113,6 +114,36 @@ def test_what_cannot_be_written_is_said_before_the_run(scenario, flags, says, tm
     assert isinstance(result.exception, ConfigError)
     assert says in str(result.exception)
     assert "simulating" not in result.output
+
+
+def test_files_are_written_though_nobody_reads_the_tables(scenario, tmp_path):
+    """As with ``| head``."""
+    out, summary = tmp_path / "out", tmp_path / "summary.json"
+    command = [sys.executable, "-m", "shoal.cli", "simulate", "--config", str(scenario)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [*command, "--out", str(out), "--json", str(summary)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writer)
+    assert "Traceback" not in done.stderr
+    assert json.loads(summary.read_text())["title"] == "tiny"
+    assert (out / "requests.jsonl").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_one_line(scenario):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "shoal.cli", "simulate", "--config", str(scenario)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: cannot write all output: No space left on device"
+    assert "Traceback" not in done.stderr
 
 
 def test_flags_alone_are_enough(tmp_path):

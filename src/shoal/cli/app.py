@@ -80,6 +80,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return FAILURE
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _print_error(ShoalError(f"cannot write all output: {error.strerror}"))
+            return FAILURE
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         _print_error(ShoalError(f"{error.strerror}: allow more, as with `ulimit -n 1024`"))

@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,11 +68,22 @@ def output_file(path: Path) -> Iterator[Path]:
             raise ConfigError(f"cannot write to standard output: {error}") from error
 
 
-def write_texts(results: Sequence[tuple[Path | None, str]], console: "Console") -> None:
-    """Write those that have a path, and say so; raises ConfigError for one that cannot be written."""
+def write_texts(results: Sequence[tuple[Path | None, str]]) -> list[Path]:
+    """Write those that have a path, and return it; raises ConfigError for one that cannot be written.
+
+    To be called before tables are printed: whoever reads those may go away, as ``| head`` does.
+    """
+    written = []
     for path, content in results:
         if path is not None:
             with output_file(path) as file:
                 file.write_text(content, encoding="utf-8")
-            if path != STANDARD_OUTPUT:
-                console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+            written.append(path)
+    return written
+
+
+def print_written(console: "Console", paths: Iterable[Path]) -> None:
+    """Say which files were written."""
+    for path in paths:
+        if path != STANDARD_OUTPUT:
+            console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

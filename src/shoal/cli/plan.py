@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, write_texts
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, print_written, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.core import ShoalError
@@ -158,11 +158,12 @@ def plan(
             )
         except Stopped as stop:
             progress.stop()
+            written = write_texts([(json_path, _json_text(plan_json(demand, stop.found)))])
             print_stopped(console, demand, stop.found)
-            write_texts([(json_path, _json_text(plan_json(demand, stop.found)))], console)
+            print_written(console, written)
             raise
-    print_plan(console, demand, found)
     results = [(json_path, _json_text(plan_json(demand, found)))]
+    remark = None
     if out is not None and found.chosen is not None:
         settings_text = to_yaml(server_settings(demand, scenario, found.chosen.offer))
         if shapes := known_by_shape(demand):
@@ -171,12 +172,15 @@ def plan(
                 "folder or hub id of weights as the service's model"
             )
             settings_text = f"# {remark}\n{settings_text}"
-            console.print(remark, style="yellow", markup=False, highlight=False)
         results.append((out, settings_text))
-    write_texts(results, console)
+    written = write_texts(results)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])
-        console.print(f"wrote {plot}", markup=False, highlight=False, soft_wrap=True)
+        written.append(plot)
+    print_plan(console, demand, found)
+    if remark is not None:
+        console.print(remark, style="yellow", markup=False, highlight=False)
+    print_written(console, written)
     if found.chosen is None:
         raise ShoalError(nothing_found(demand, found))
 

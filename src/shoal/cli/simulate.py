@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file, print_written
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 
@@ -135,10 +135,9 @@ def simulate(
         start_s = time.perf_counter()
         run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=progress.update)
         elapsed_s = time.perf_counter() - start_s
-    print_run(console, run, elapsed_s)
     files = _write(run, out, html, chrome_trace, json_path)
-    for written in files + measured.show(console, prepared, run, out):
-        console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
+    print_run(console, run, elapsed_s)
+    print_written(console, files + measured.show(console, prepared, run, out))
 
 
 def _write(

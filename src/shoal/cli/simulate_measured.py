@@ -72,16 +72,13 @@ class MeasuredRun:
     def show(
         self, console: Console, prepared: PreparedRun, run: RunRecord, folder: Path | None
     ) -> list[Path]:
-        """Print both runs side by side where that was asked for; returns the files that were written.
+        """Write and print both runs side by side where that was asked for; returns the files.
 
         folder: gets the figures and a picture, too.
         """
         if self._log is None:
             return []
         comparison = compare_run(prepared, run, self._log)
-        console.print(comparison.grid().to_rich())
-        if comparison.left_out:
-            console.print(f"{comparison.left_out:,} requests of the log were not answered in simulation")
         written = [] if folder is None else [folder / "comparison.json"]
         for path in written:
             with output_file(path):
@@ -89,4 +86,7 @@ class MeasuredRun:
         pictures = [path for path in (self.plot, folder and folder / "comparison.png") if path is not None]
         for path in pictures:
             comparison.draw(path, run.title)
+        console.print(comparison.grid().to_rich())
+        if comparison.left_out:
+            console.print(f"{comparison.left_out:,} requests of the log were not answered in simulation")
         return written + pictures

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, write_texts
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, print_written, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 
@@ -90,9 +90,10 @@ def tune(
     console.print(described(prepared.facts))
     with ProgressDisplay() as progress:
         tuned = tune(prepared, search, progress.update)
-    print_tuned(console, tuned, scenario.scheduler)
     text = to_yaml({"scheduler": scheduler_settings(tuned.best, scenario.preset)})
+    tuned_text = json.dumps(tuned_json(tuned, scenario.preset), indent=2) + "\n"
+    written = write_texts([(out, text), (json_path, tuned_text)])
+    print_tuned(console, tuned, scenario.scheduler)
     if out is None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    tuned_text = json.dumps(tuned_json(tuned, scenario.preset), indent=2) + "\n"
-    write_texts([(out, text), (json_path, tuned_text)], console)
+    print_written(console, written)
