@@ -103,7 +103,7 @@ def test_a_fleet_that_proves_enough_is_taken_though_a_larger_one_seemed_short(tm
     demand, _ = demand_of(tmp_path, GPUS, CHAT)
     wanted = Wanted(attainment=0.9, trials=1, processes=1)
     with Workers(demand, 1) as workers:
-        planner = Noisy(demand, wanted, workers, lambda what, done, total: None)
+        planner = Noisy(demand, wanted, workers)
         planner.found = {(2, 0): 0.95, (0, 3): 0.5, (1, 3): 0.95, (1, 2): 0.95, (0, 2): 0.5, (1, 1): 0.95}
         assert planner._search() == (1, 1)
 

@@ -149,8 +149,7 @@ def plan(
     if len(demand.requests) < least:
         raise ConfigError(f"planning needs at least {least} requests, got {len(demand.requests)}")
     with Workers(demand, wanted.processes) as workers:
-        planner = _Planner(demand, wanted, workers, progress or (lambda what, done, total: None))
-        planner.on_offer = on_offer or planner.on_offer
+        planner = _Planner(demand, wanted, workers, progress, on_offer)
         try:
             return planner.run()
         except KeyboardInterrupt as interrupt:
@@ -160,16 +159,23 @@ def plan(
 class _Planner:
     """The offers so far, and how to get more."""
 
-    def __init__(self, demand: Demand, wanted: Wanted, workers: Workers[Demand], progress: Progress) -> None:
-        self._demand, self._wanted, self._workers, self._progress = demand, wanted, workers, progress
+    def __init__(
+        self,
+        demand: Demand,
+        wanted: Wanted,
+        workers: Workers[Demand],
+        progress: Progress | None = None,
+        on_offer: Callable[[Offer], None] | None = None,
+    ) -> None:
+        self._demand, self._wanted, self._workers = demand, wanted, workers
+        self._progress = progress or (lambda what, done, total: None)
+        self._on_offer = on_offer or (lambda offer: None)
         self._planned, self._held_out = split(len(demand.requests), wanted.share)
         self._default = Policies(demand.engines.scheduler, DISPATCHES[0])
         self._traffic = demand.traffic(self._planned)
         self._evaluator = GroupwiseEvaluator(_Groups(demand, self._planned, workers))
         self._screen = GroupwiseEvaluator(demand.screen(self._traffic))
         self._offers: dict[Fleet, Offer] = {}
-        self.on_offer: Callable[[Offer], None] = lambda offer: None
-        """Told of each fleet that was tried."""
 
     def run(self) -> Plan:
         """Search; returns the plan."""
@@ -228,7 +234,7 @@ class _Planner:
         """The best offer for a fleet: what serves well on some of its devices does so on all."""
         if fleet not in self._offers:
             self._offers[fleet] = self._offer(fleet)
-            self.on_offer(self._offers[fleet])
+            self._on_offer(self._offers[fleet])
         own = self._offers[fleet]
         usable = [offer for known, offer in self._offers.items() if within(known, fleet)]
         found = max([own, *usable], key=lambda offer: offer.attainment)
@@ -292,7 +298,7 @@ class _Planner:
         changed = replace(offer, policies=best, outcomes=last[best], tuned=True)
         if changed.attainment > offer.attainment:
             self._offers[offer.fleet] = changed
-            self.on_offer(changed)
+            self._on_offer(changed)
         else:
             self._offers[offer.fleet] = replace(offer, tuned=True)
 
