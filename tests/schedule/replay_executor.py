@@ -19,6 +19,7 @@ class _Sequence:
     table: list[int]
     joined_tokens: int
     """How many were known when it joined."""
+    seed: int
 
 
 class ReplayExecutor:
@@ -28,10 +29,12 @@ class ReplayExecutor:
     all earlier ones must lie in its blocks. The token sampled is a function of the digest alone, so
     output depends on the prompt and on nothing else.
 
-    stops: of several iterations it makes no further one after one of these tokens was sampled.
+    vocabulary: how many tokens there are; None: as many as it takes that no two requests, whose seeds
+    differ, have one in common. stops: of several iterations it makes no further one after one of these
+    tokens was sampled.
     """
 
-    def __init__(self, pool: BlockPool, vocabulary: int = 10_000, stops: Sequence[int] = ()) -> None:
+    def __init__(self, pool: BlockPool, vocabulary: int | None = 10_000, stops: Sequence[int] = ()) -> None:
         self.pool = pool
         self.vocabulary = vocabulary
         self.stops = frozenset(stops)
@@ -113,7 +116,7 @@ class ReplayExecutor:
             assert joined.computed < len(joined.tokens), "nothing is left to compute"
             tokens, table = list(joined.tokens), list(joined.blocks)
             self.sequences[joined.seq_id] = _Sequence(
-                plan.service, tokens, joined.computed, table, len(tokens)
+                plan.service, tokens, joined.computed, table, len(tokens), joined.seed
             )
             self.users.update((plan.service, block) for block in joined.blocks)
         for seq_id, blocks in plan.grown:
@@ -150,7 +153,11 @@ class ReplayExecutor:
         sequence = self.sequences[seq_id]
         digest = self._forward(service, sequence, new)
         assert sequence.computed == len(sequence.tokens), "a token is sampled before its input is computed"
-        sequence.tokens.append(digest % self.vocabulary)
+        if self.vocabulary is None:
+            digest, vocabulary = derive_seed(digest, sequence.seed), 1 << 63
+        else:
+            vocabulary = self.vocabulary
+        sequence.tokens.append(digest % vocabulary)
         return sequence.tokens[-1]
 
     def _copy(self, copy: BlockCopy) -> None:

@@ -195,7 +195,7 @@ def run(
     requests: Iterable[Request] = (),
     *,
     before_step: Callable[[int, Run], bool | None] | None = None,
-    vocabulary: int = 10_000,
+    vocabulary: int | None = 10_000,
     stops: Sequence[int] = (),
     most_iterations: int = 1,
     fails: Callable[[StepPlan], bool] | None = None,
@@ -205,8 +205,8 @@ def run(
     made, and returns whether it has more to submit. After every step the rows of all running batches are
     compared with books of our own.
 
-    stops: tokens after which the executor makes no further iteration. most_iterations: of one plan. fails:
-    whether the forward pass of a plan does.
+    vocabulary, stops: of the executor. most_iterations: of one plan. fails: whether the forward pass of a
+    plan does.
     """
     pool: BlockPool = scheduler.pool  # type: ignore[attr-defined]
     options = scheduler.options

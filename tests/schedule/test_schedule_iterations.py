@@ -97,7 +97,11 @@ def compare_with_single_steps(several, single):
     st.integers(2, 12),
 )
 def test_several_iterations_decide_and_allocate_as_single_steps(work, admission, policy, preemption, most):
-    """All are there from the beginning, and end only with their last token."""
+    """All are there from the beginning, and end only with their last token.
+
+    No two have an output in common, as in simulations: of blocks that are alike one is published, and the
+    blocks of later steps may evict the other before it is known that the new one is alike.
+    """
     requests = [
         replace(request, sampling=replace(request.sampling, ignore_eos=True)) for request in work["requests"]
     ]
@@ -106,6 +110,7 @@ def test_several_iterations_decide_and_allocate_as_single_steps(work, admission,
         serve(
             {**work, **plain},
             admission,
+            vocabulary=None,
             most_iterations=iterations,
             stops_early=False,
             **policy,
