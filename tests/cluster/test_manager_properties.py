@@ -61,7 +61,7 @@ SERVICES = {"e0": ("a", "b"), "e1": ("a", "b"), "e2": ("a",), "e3": ("b",)}
 KV_FORMATS = {"e0": {"a": "x", "b": "x"}, "e1": {"a": "x", "b": "y"}, "e2": {"a": "x"}, "e3": {"b": "x"}}
 """By engine and service; KV can go between e0, e1 and e2 for a, and between e0 and e3 for b."""
 KV_TOKENS = {"e0": 70, "e1": 70, "e2": 45, "e3": 120}
-"""By engine: one large request, or a few small ones."""
+"""By engine: one large request, or a few small ones; the largest requests fit some engines, or none."""
 OPTIONS = {
     "heartbeat_s": 1.0,
     "hung_after_s": 4.0,
@@ -83,6 +83,8 @@ class ModelRequest:
     """What must be true of a request, from the events and actions so far."""
 
     service: str
+    longest: int
+    """Tokens that it may become."""
     owner: tuple[str, int] | None = None
     attempt: int = 0
     waits_since_ns: int = 0
@@ -133,6 +135,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.engines: dict[str, ModelEngine] = {}
         self.processes: set[tuple[str, int]] = set()
         self.last: Counter[str] = Counter()
+        self.known: set[str] = set()
+        """Engines that said how large they are."""
         self.messages: list[ClusterEvent] = []
         self.moves: dict[str, ModelMove] = {}
         self.begun: set[str] = set()
@@ -165,12 +169,18 @@ class ManagerMachine(RuleBasedStateMachine):
         elif change == "remove":
             self.remove(engine)
 
-    @rule(service=st.sampled_from("ab"), choices=st.integers(1, 2), family=st.integers(0, 2))
-    def submit(self, service: str, choices: int, family: int) -> None:
+    @rule(
+        service=st.sampled_from("ab"),
+        choices=st.integers(1, 2),
+        family=st.integers(0, 2),
+        most=st.sampled_from([20, 20, 20, 40, 100, 200]),
+    )
+    def submit(self, service: str, choices: int, family: int, most: int) -> None:
         name = f"r{self.numbers}"
         self.numbers += 1
-        self.requests[name] = ModelRequest(service, waits_since_ns=self.now_ns)
-        told = Submitted(name, service, 10 * choices, 20, choices, (family, 10 + self.numbers))
+        prompt = 10 * choices
+        self.requests[name] = ModelRequest(service, prompt + most, waits_since_ns=self.now_ns)
+        told = Submitted(name, service, prompt, most, choices, (family, 10 + self.numbers))
         self.tell(told)
         assert self.manager.handle(told, self.now_ns) == []
 
@@ -283,15 +293,14 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.waiting(service) == len(waiting)
             assert self.manager.service(service).ready == len(self.ready(service))
             # At most one engine for each request in quarantine is closed to others.
-            if self.packs:
-                # The largest has room for everybody when it is idle.
-                largest = max([KV_TOKENS[name] for name in self.ready(service)], default=0)
-                large = [name for name in self.ready(service) if KV_TOKENS[name] == largest]
-                idle = [name for name in large if self.is_idle(name)]
-                spare = len(idle) - sum(each.alone for each in self.requests.values())
-                assert spare <= 0 or all(each.alone for each in waiting)
-            elif len(self.ready(service)) > sum(each.alone for each in self.requests.values()):
-                assert all(each.alone for each in waiting)
+            alone = sum(each.alone for each in self.requests.values())
+            largest = max([KV_TOKENS[name] for name in self.ready(service)], default=0)
+            for each in waiting:
+                able = self.able(each)
+                if self.packs:
+                    # The largest has room for everybody when it is idle.
+                    able = [name for name in able if KV_TOKENS[name] == largest and self.is_idle(name)]
+                assert each.alone or len(able) <= alone
         for each in self.manager.engines:
             kept = [move for move in self.moves.values() if move.keeper == each.name]
             assert each.leases == len(kept)
@@ -329,6 +338,19 @@ class ManagerMachine(RuleBasedStateMachine):
             if service in SERVICES[name] and engine.state == "ready" and not engine.draining
         ]
 
+    def able(self, request: ModelRequest) -> list[str]:
+        """Engines that a request may go to: those with room for it, or all if none has and none comes."""
+        ready = self.ready(request.service)
+        roomy = [name for name in ready if request.longest <= KV_TOKENS[name]]
+        awaited = [
+            name
+            for name, engine in self.engines.items()
+            if request.service in SERVICES[name]
+            and not engine.draining
+            and (name not in self.known or request.longest <= KV_TOKENS[name])
+        ]
+        return roomy if roomy or awaited else ready
+
     def is_idle(self, engine: str) -> bool:
         """Whether an engine has nothing, and nothing is on its way to it."""
         kept = any(move.keeper == engine for move in self.moves.values())
@@ -343,6 +365,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def remove(self, engine: str) -> None:
         self.engines.pop(engine, None)
+        self.known.discard(engine)
         self.forget_kept(engine)
         there = [name for name, each in self.requests.items() if each.owner and each.owner[0] == engine]
         actions = self.tell(EngineRemoved(engine))
@@ -369,8 +392,10 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         engine = self.engines.get(message.engine)
         if engine is not None and engine.incarnation == message.incarnation and engine.state != "gone":
-            if isinstance(message, EngineReady) and engine.state == "loading":
-                engine.state = "ready"
+            if isinstance(message, EngineReady):
+                self.known.add(message.engine)
+                if engine.state == "loading":
+                    engine.state = "ready"
             if isinstance(message, EngineEnded):
                 engine.state = "gone"
                 self.bury(engine, message.suspects)
@@ -437,14 +462,14 @@ class ManagerMachine(RuleBasedStateMachine):
             if action.kind is RefusalKind.POISON:
                 assert each.deaths_alone == 2
             else:
-                assert not self.ready(each.service)
+                assert not self.able(each)
                 assert self.now_ns - each.waits_since_ns >= 20 * SECOND
 
     def dispatched(self, action: Dispatch) -> None:
         each, engine = self.requests[action.request], self.engines[action.engine]
         assert each.owner is None
         assert each.deaths_alone < 2
-        assert action.engine in self.ready(each.service)
+        assert action.engine in self.able(each)
         assert action.incarnation == engine.incarnation
         kept = any(move.keeper == action.engine for move in self.moves.values())
         assert not (each.alone and (engine.requests or kept))
@@ -466,7 +491,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.engines[each.owner[0]].state == "ready"
             source, target = each.owner[0], action.engine
             assert source != target
-            assert target in self.ready(each.service)
+            assert target in self.able(each)
             assert KV_FORMATS[source][each.service] == KV_FORMATS[target][each.service]
             assert not each.deaths
             assert not each.alone

@@ -12,6 +12,10 @@ from shoal.cluster.events import (
     EngineReady,
     EngineRemoved,
     EngineUndrained,
+    ServiceLoaded,
+    ServicePlaced,
+    ServiceUnloaded,
+    ServiceWanted,
     Ticked,
 )
 from shoal.cluster.options import ClusterOptions, RestartOptions
@@ -239,3 +243,73 @@ def test_requests_wait_for_an_engine_of_their_service() -> None:
         "a": ServiceStatus(ready=1, wanted=1, waiting=0),
         "b": ServiceStatus(ready=0, wanted=1, waiting=1, state=ServiceState.LOADING),
     }
+
+
+def test_a_request_waits_for_an_engine_with_room_for_it_and_lets_others_pass() -> None:
+    bench = Bench()
+    bench.kv_tokens = {"a": 500}
+    bench.add("small")
+    bench.kv_tokens = {"a": 2000}
+    bench.add("large")
+    assert dispatched(bench.submit("long", prompt=800, most=600)) == [("long", "large", 1)]
+    assert bench.die("large", 1) == []
+    assert dispatched(bench.submit("short")) == [("short", "small", 1)]
+    assert bench.submit("longest", prompt=1300, most=600) == []
+    assert dispatched(bench.submit("shorter", most=50)) == [("shorter", "small", 1)]
+    assert dispatched(bench.wait(1, ("small", 1))) == []
+    assert dispatched(bench.ready("large", 2)) == [("long", "large", 2), ("longest", "large", 1)]
+
+
+def test_a_request_that_no_engine_has_room_for_is_sent_to_one_that_says_so() -> None:
+    bench = Bench()
+    bench.kv_tokens = {"a": 500}
+    bench.add("e0", "e1")
+    assert dispatched(bench.submit("long", prompt=800, most=600)) == [("long", "e0", 1)]
+    bench.kv_tokens = {"a": 2000}
+    bench.add("large")
+    assert dispatched(bench.submit("longer", prompt=800, most=700)) == [("longer", "large", 1)]
+    assert dispatched(bench.tell(EngineRemoved("large"))) == [("longer", "e1", 2)]
+
+
+def test_a_request_is_given_up_if_no_engine_with_room_for_it_is_back_in_time() -> None:
+    bench = Bench(ClusterOptions(wait_for_engine_s=10, restart=RestartOptions(first_s=60, max_s=60)))
+    bench.kv_tokens = {"a": 500}
+    bench.add("small")
+    bench.kv_tokens = {"a": 2000}
+    bench.add("large")
+    bench.submit("long", prompt=800, most=600)
+    bench.die("large", 1)
+    assert bench.wait(9.75, ("small", 1)) == []
+    [refused] = bench.wait(0.25, ("small", 1))
+    message = "no engine of service 'a' with KV memory for 1400 tokens was ready for 10 s"
+    assert refused == Refuse("long", RefusalKind.NO_ENGINE, message)
+
+
+def test_a_request_stays_on_an_engine_that_is_drained_if_no_other_has_room_for_it() -> None:
+    bench = Bench()
+    bench.kv_tokens = {"a": 500}
+    bench.add("small")
+    bench.kv_tokens = {"a": 2000}
+    bench.add("large")
+    bench.submit("short", prompt=100)
+    bench.submit("long", prompt=800, most=600)
+    bench.submit("other", prompt=100)
+    bench.submit("second", prompt=100)
+    assert dispatched(bench.tell(EngineDraining("large"))) == [("second", "small", 2)]
+    assert {each.name: each.requests for each in bench.manager.engines} == {"small": 3, "large": 1}
+
+
+def test_room_is_that_of_all_services_which_the_engine_has_now() -> None:
+    bench = Bench()
+    bench.kv_tokens = {"a": 2000, "b": 2000}
+    bench.add("e0", services=("a", "b"))
+    bench.kv_tokens = {"a": 1000, "b": 1000}
+    bench.add("e1", services=("a", "b"))
+    assert dispatched(bench.submit("r0", prompt=800, most=600)) == [("r0", "e0", 1)]
+    bench.end("r0")
+    bench.tell(ServicePlaced("c", ("e0",), None), ServiceWanted("c", loaded=True))
+    bench.tell(ServiceLoaded("e0", 1, "c", SPEED, "", {"a": 700, "b": 700, "c": 500}))
+    assert dispatched(bench.submit("r1", prompt=400, most=400)) == [("r1", "e1", 1)]
+    bench.tell(ServiceWanted("c", loaded=False))
+    bench.tell(ServiceUnloaded("e0", 1, "c", {"a": 2000, "b": 2000}))
+    assert dispatched(bench.submit("r2", prompt=800, most=600)) == [("r2", "e0", 1)]

@@ -128,16 +128,40 @@ def test_the_only_engine_of_a_service_stays():
     play(scenario, blocks=640)
 
 
-def test_a_smaller_engine_limits_requests_only_as_long_as_it_is_there() -> None:
+def test_longer_requests_go_to_the_larger_engine() -> None:
     async def scenario(router: Router, backend: FakeBackend) -> None:
         before = router.info.services["a"].max_total_tokens
-        await router.administration.add_engine(
-            EnginePlan(name="small", options=make_options("fake", blocks=8))
-        )
-        assert router.info.services["a"].max_total_tokens < before
-        await router.administration.remove_engine("small")
+        small = EnginePlan(name="small", options=make_options("fake", blocks=8))
+        await router.administration.add_engine(small)
         assert router.info.services["a"].max_total_tokens == before
+        room = router.engines[-1].info.services["a"].kv_tokens  # type: ignore[union-attr]
+        assert room + 100 < before
+        long = {f"l{number}": [number + 1] * room for number in range(4)}
+        streams = [await router.submit("a", prompt, greedy(max_tokens=99)) for prompt in long.values()]
+        assert [await tokens_of(stream) for stream in streams] == [
+            expected(prompt, 99) for prompt in long.values()
+        ]
+        # Without a limit of its own a request ends where the smallest engine does that its prompt fits.
+        for prompt, most in (([7] * (room - 5), 5), ([7] * room, before - room)):
+            assert len(await tokens_of(await router.submit("a", prompt, greedy(max_tokens=None)))) == most
+        with pytest.raises(InvalidRequest, match=f"takes {before} tokens of prompt and output together"):
+            await router.submit("a", PROMPT, greedy(max_tokens=before))
+
+    play(scenario, blocks=640)
+
+
+def test_a_long_request_of_a_dead_engine_waits_until_it_is_back() -> None:
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        small = EnginePlan(name="small", options=make_options("fake", blocks=8))
+        await router.administration.add_engine(small)
+        await router.administration.remove_engine("1")
+        prompt = [3] * 60
+        stream = await router.submit("a", prompt, greedy(max_tokens=99))
+        await asyncio.sleep(0.1)
+        backend.die(backend.processes["0"], "killed by signal 9 (SIGKILL)")
         assert await tokens_of(await router.submit("a", PROMPT, greedy())) == expected(PROMPT)
+        assert await tokens_of(stream) == expected(prompt, 99)
+        assert [engine.restarts for engine in router.engines] == [1, 0]
 
     play(scenario, blocks=640)
 

@@ -128,3 +128,19 @@ def test_an_engine_that_died_while_nothing_was_to_do_is_back_in_time() -> None:
     assert all(row.finish_ns - row.arrival_ns < SECOND for row in rows.values())
     with pytest.raises(ConfigError, match="engine 2 cannot die"):
         run([make_spec()] * 2, [make_request(0)], (1.0, 2))
+
+
+def test_requests_go_where_there_is_room_for_all_that_they_may_become() -> None:
+    small, large = make_spec(blocks=25), make_spec(blocks=100)
+    requests = [
+        make_request(0, 200, 100, at_s=0.0, max_tokens=150),
+        # Without a limit of its own, it may have as many tokens as the smallest engine that its prompt fits.
+        make_request(1, 10, 95, at_s=0.0),
+        make_request(2, 150, 300, at_s=0.0),
+    ]
+    rows = run([small, large], requests, (0.001, 1))
+    assert {name: (row.engine, row.output_tokens, row.finish) for name, row in rows.items()} == {
+        "r0": (1, 100, "stop"),
+        "r1": (0, 90, "length"),
+        "r2": (1, 250, "length"),
+    }

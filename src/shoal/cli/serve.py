@@ -74,7 +74,7 @@ def print_summary(url: str, engines: Sequence["EngineStatus"], console: Console)
 
 
 def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str]:
-    """A line for each service, with the least of what its engines take; returns their names."""
+    """A line for each service; returns their names."""
     names = list(dict.fromkeys(name for info in infos for name in info.services))
     grid = Grid.grid(padding=(0, 2))
     for name in names:
@@ -82,8 +82,8 @@ def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str
         grid.add_row(
             Text(f"  {name}", style="bold"),
             Text(hosts[0].model),
-            f"{min(service.max_total_tokens for service in hosts):,} tokens a request",
-            f"KV for {sum(service.kv_tokens for service in hosts):,} tokens",
+            f"{max(service.max_total_tokens for service in hosts):,} tokens a request",
+            f"KV for {' + '.join(f'{service.kv_tokens:,}' for service in hosts)} tokens",
         )
     console.print("[bold]services[/]", grid, sep="\n")
     return names

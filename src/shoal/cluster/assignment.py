@@ -1,14 +1,16 @@
 """Which engine has which request."""
 
+import math
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.cluster.actions import Dispatch, Withdraw
 from shoal.cluster.dispatch import DispatchPolicy
 from shoal.cluster.engine_load import EngineLoad, Newcomer
 from shoal.cluster.quarantine import Quarantine
-from shoal.cluster.state import Call, Engine
+from shoal.cluster.state import Call, Engine, Residence
+from shoal.cluster.status import EngineState
 from shoal.cluster.waiting import WaitingCalls
 
 PATIENCE_NS = 10_000_000_000
@@ -46,6 +48,14 @@ class ByPolicy:
     choose_target = choose
 
 
+class _OpenEngines(NamedTuple):
+    """The engines that take requests of a service."""
+
+    loads: Sequence[EngineLoad]
+    least_tokens: float
+    """Tokens that fill the memory of the smallest of them."""
+
+
 class Assignment:
     """Chooses engines for requests, and keeps what engines have and how loaded they are up to date.
 
@@ -58,8 +68,8 @@ class Assignment:
         self._engines = engines
         self._quarantine = quarantine
         self._chosen: dict[str, int] = {}
-        # Loads of the engines that take requests, by service; emptied whenever one changes.
-        self._open: dict[str, list[EngineLoad]] = {}
+        # By service; emptied whenever an engine begins or ceases to take requests.
+        self._open: dict[str, _OpenEngines] = {}
         self.waiting = WaitingCalls()
         """Requests without an engine; quarantined ones are not here."""
 
@@ -79,22 +89,29 @@ class Assignment:
     def dispatch_waiting(self, now_ns: int) -> list[Dispatch]:
         """Dispatch what waits, in the order of submission; who finds no room holds up its own service."""
         waiting = self.waiting
-        heads = [call.number_and_service for name in waiting.services if (call := waiting.first(name))]
+        heads = [call.number_and_service for name in waiting.services if (call := self._next(name))]
         heapify(heads)
         dispatched = []
         while heads:
-            _, service = heappop(heads)
-            call = waiting.first(service)
+            number, service = heappop(heads)
+            call = self._next(service, number)
             assert call is not None
             dispatch = self.dispatch(call, now_ns)
             if dispatch is None:
                 continue
             waiting.remove(call)
             dispatched.append(dispatch)
-            following = waiting.first(service)
+            following = self._next(service, number)
             if following is not None:
                 heappush(heads, following.number_and_service)
         return dispatched
+
+    def _next(self, service: str, number: int = 0) -> Call | None:
+        """Whose turn it is of those that wait, from a number on: the first for whom an engine is open."""
+        if not self._opened(service).loads:
+            return None
+        waiting = self.waiting.of(service, number)
+        return next((call for call in waiting if self.open_engines(call)), None)
 
     def _seat(self, call: Call, now_ns: int) -> list[Dispatch]:
         """Keep an engine free for a quarantined request, and dispatch it once that has nothing else."""
@@ -104,6 +121,7 @@ class Assignment:
             for engine in self._engines.values()
             if service in engine.residences and (engine.serves(service) or engine.comes)
         ]
+        engines = [*self.able(call, engines)]
         chosen = self._quarantine.choose(call, engines, now_ns)
         for engine in engines:
             if engine.reserved is call and engine is not chosen:
@@ -113,16 +131,44 @@ class Assignment:
         chosen.reserved = call
         return [self._give(call, self._newcomer(call, now_ns), chosen)] if chosen.idle else []
 
-    def open_engines(self, service: str) -> list[EngineLoad]:
-        """Loads of the engines to which requests of a service may go."""
-        engines = self._open.get(service)
-        if engines is None:
-            engines = self._open[service] = [
-                engine.load
+    def open_engines(self, call: Call) -> Sequence[EngineLoad]:
+        """Loads of the engines to which a request may go now."""
+        opened = self._opened(call.told.service)
+        if call.told.longest <= opened.least_tokens:
+            return opened.loads
+        return [
+            engine.load for engine in self.able(call, [self._engines[load.name] for load in opened.loads])
+        ]
+
+    def able(self, call: Call, engines: Sequence[Engine]) -> Sequence[Engine]:
+        """Those of some engines of its service that have room for a request, as long as it may become.
+
+        All of them where no engine that is wanted has: they say why it cannot be served.
+        """
+        roomy = [engine for engine in engines if engine.has_room(call.told)]
+        return roomy if roomy or self._may_come(call) else engines
+
+    def _may_come(self, call: Call) -> bool:
+        """Whether any engine of its service that stays has room for a request, or may have it once loaded."""
+        service = call.told.service
+        return any(
+            engine.residences.get(service, Residence.FAILED) is not Residence.FAILED
+            and engine.state is not EngineState.DRAINING
+            and engine.has_room(call.told)
+            for engine in self._engines.values()
+        )
+
+    def _opened(self, service: str) -> _OpenEngines:
+        opened = self._open.get(service)
+        if opened is None:
+            engines = [
+                engine
                 for engine in self._engines.values()
                 if engine.serves(service) and engine.takes_requests and engine.reserved is None
             ]
-        return engines
+            least = min([engine.kv_tokens.get(service, math.inf) for engine in engines], default=math.inf)
+            opened = self._open[service] = _OpenEngines([engine.load for engine in engines], least)
+        return opened
 
     def choose_target(self, call: Call, engines: Sequence[EngineLoad], now_ns: int) -> Engine | None:
         """One of some engines for a request that leaves its own; None: nowhere now."""
@@ -151,9 +197,18 @@ class Assignment:
         call.attempt += 1
         engine.calls[call.told.request] = call
 
+    def submit(self, call: Call, now_ns: int) -> Dispatch | None:
+        """Give a new request to an engine; None: it waits, as others of its service that could go to one."""
+        dispatch = None
+        if not self.waiting.count(call.told.service) or self._next(call.told.service) is None:
+            dispatch = self.dispatch(call, now_ns)
+        if dispatch is None:
+            self.wait(call, now_ns)
+        return dispatch
+
     def dispatch(self, call: Call, now_ns: int) -> Dispatch | None:
         """Give a request to an engine; None: no engine is open to it, or has room."""
-        engines = self.open_engines(call.told.service)
+        engines = self.open_engines(call)
         held = self._held_from(call, now_ns) if self.waiting else ()
         if held:
             engines = [load for load in engines if load.name not in held]
@@ -167,10 +222,11 @@ class Assignment:
         """Engines that are left to earlier requests, which have waited for room there for long."""
         held: set[str] = set()
         for service in self.waiting.services:
-            first = self.waiting.first(service)
-            assert first is not None
-            if first.number < call.number and now_ns - first.waiting_since_ns >= PATIENCE_NS:
-                held.update(load.name for load in self.open_engines(service))
+            first = self._next(service)
+            if first is None or first.number >= call.number:
+                continue
+            if now_ns - first.waiting_since_ns >= PATIENCE_NS:
+                held.update(load.name for load in self.open_engines(first))
         return held
 
     def _give(self, call: Call, newcomer: Newcomer, engine: Engine) -> Dispatch:

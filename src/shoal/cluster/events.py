@@ -154,8 +154,8 @@ class ServiceLoaded(msgspec.Struct, frozen=True, tag=True):
     """How fast it is computed there."""
     kv_format: str = ""
     """As in ``EngineReady``."""
-    kv_tokens: int = 0
-    """As in ``EngineReady``."""
+    kv_tokens: dict[str, int] = {}
+    """As in ``EngineReady``: the memory is divided anew between all services."""
 
 
 class ServiceFailed(msgspec.Struct, frozen=True, tag=True):
@@ -180,6 +180,8 @@ class ServiceUnloaded(msgspec.Struct, frozen=True, tag=True):
     """Which start of it."""
     service: str
     """The service."""
+    kv_tokens: dict[str, int] = {}
+    """As in ``ServiceLoaded``."""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag=True):
@@ -199,6 +201,11 @@ class Submitted(msgspec.Struct, frozen=True, tag=True):
     """A hash for each full block of the prompt and all before it, where the dispatch reads them."""
     moves_kv: bool = True
     """Whether its KV may go to another engine: it is one sequence, and engines need nothing else of it."""
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one choice, prompt and output."""
+        return self.prompt_tokens + self.most_tokens
 
 
 class Progressed(msgspec.Struct, frozen=True, tag=True):

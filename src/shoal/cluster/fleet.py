@@ -26,7 +26,7 @@ from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
 from shoal.cluster.status import ClusterInfo
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.engine import wire
-from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import Failed, failure_to_error
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Fleet:
         self._speeds: dict[tuple[str, int, str], ServiceSpeed] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
-        """Limits that every engine of a service keeps."""
+        """What clients can check requests against."""
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
@@ -186,7 +186,7 @@ class Fleet:
         assert engine.info is not None
         info = answer.services[service.name]
         speed = self._speed((engine.info.device, engine.info.threads), service.name, info)
-        told = (name, action.incarnation, service.name, speed, info.kv_format, info.kv_tokens)
+        told = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
         self._tell(ServiceLoaded(*told))
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
@@ -200,7 +200,8 @@ class Fleet:
         _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
         engine.serve(answer.services)
         self._describe()
-        self._tell(ServiceUnloaded(action.engine, action.incarnation, action.service))
+        told = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
+        self._tell(ServiceUnloaded(*told))
 
     def distrust(self, engine: str, why: str) -> None:
         """As in ``calls.Outbox``."""
@@ -235,12 +236,26 @@ class Fleet:
         """Tokens in a KV block of the first engine."""
         return next(engine.info.block_size for engine in self._engines.values() if engine.info is not None)
 
+    def room(self, service: str, prompt_tokens: int) -> int:
+        """Tokens, prompt and output, that a request may have that names no limit.
+
+        Those of the smallest engine that its prompt leaves room on, so that it can go to most engines.
+        """
+        rooms = {limits.max_total_tokens for limits in self._limits_of(service)}
+        fitting = [room for room in rooms if room > prompt_tokens]
+        return min(fitting, default=self._limits[service].max_total_tokens)
+
+    def _limits_of(self, service: str) -> list[ServiceInfo]:
+        """The limits of a service on each of its engines."""
+        infos = [engine.info for engine in self._engines.values() if engine.info is not None]
+        return [info.services[service] for info in infos if service in info.services]
+
     def _describe(self) -> None:
-        """Make ``info`` anew: limits that all engines of a service keep, or kept when it was loaded last."""
+        """Make ``info`` anew, with limits as they were when a service was loaded last."""
         infos = [engine.info for engine in self._engines.values() if engine.info is not None]
         for name in self._services:
-            if any(name in info.services for info in infos):
-                self._limits[name] = _tightest(name, infos)
+            if limits := self._limits_of(name):
+                self._limits[name] = max(limits, key=lambda each: each.max_total_tokens)
         if (
             not self._started.done()
             and all(engine.connected for engine in self._engines.values())
@@ -298,7 +313,7 @@ class Fleet:
             service: self._speed(equals, service, info) for service, info in event.info.services.items()
         }
         formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
-        kv_tokens = {service: info.kv_tokens for service, info in event.info.services.items()}
+        kv_tokens = _kv_tokens(event.info.services)
         pool = (event.info.kv_bytes, kv_tokens, event.info.block_size, event.info.host)
         self._tell(EngineReady(name, event.incarnation, speeds, formats, *pool))
         self._describe()
@@ -337,6 +352,10 @@ def _names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
 
 
+def _kv_tokens(services: Mapping[str, ServiceInfo]) -> dict[str, int]:
+    return {service: info.kv_tokens for service, info in services.items()}
+
+
 def _pair(speed: ServiceSpeed) -> tuple[float, float]:
     return speed.prefill_s, speed.decode_s
 
@@ -345,11 +364,3 @@ def _error(event: Exited) -> Exception:
     if event.failure is not None:
         return failure_to_error(Failed(event.failure, event.reason), "loading")
     return EngineDied(f"the engine process ended while loading ({event.reason})")
-
-
-def _tightest(name: str, infos: Sequence[EngineInfo]) -> ServiceInfo:
-    """The tightest limits among the engines of a service."""
-    return min(
-        (info.services[name] for info in infos if name in info.services),
-        key=lambda limits: limits.max_total_tokens,
-    )

@@ -236,11 +236,12 @@ class Manager:
         self._actions += self._residency.ticked(self._engines.values(), now_ns)
         self._residency.forget_removed(self._engines.values())
         for service in self._waiting.services:
-            self._give_up(service, self._waiting.of(service), now_ns)
+            self._give_up(service, list(self._waiting.of(service)), now_ns)
         for call in self._quarantine.pending:
             self._give_up(call.told.service, [call], now_ns)
-        self._actions += self._migrations.ticked(now_ns)
-        if self._quarantine.pending or self._migrations.drains:
+        given_up = self._migrations.ticked(now_ns)
+        self._actions += given_up
+        if given_up or self._quarantine.pending or self._migrations.drains:
             self._settle(now_ns)
 
     def _note_kills(self, actions: Sequence[ClusterAction], now_ns: int) -> None:
@@ -262,7 +263,7 @@ class Manager:
         hopeful = any(engine.serves(service) or engine.comes for engine in engines)
         if not hopeful and not self._residency.loads(service, engines):
             message = f"service {service!r} could not be loaded: {error}"
-            for call in self._waiting.of(service):
+            for call in list(self._waiting.of(service)):
                 self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
     # Requests
@@ -275,11 +276,8 @@ class Manager:
         self._submitted += 1
         self._calls[told.request] = call
         self._actions += self._residency.submitted(told.service, self._engines.values())
-        waits = self._waiting.count(told.service)
-        dispatch = None if waits else self._assignment.dispatch(call, now_ns)
-        if dispatch is None:
-            self._assignment.wait(call, now_ns)
-        else:
+        dispatch = self._assignment.submit(call, now_ns)
+        if dispatch is not None:
             self._actions.append(dispatch)
 
     def _progressed(self, event: Progressed, now_ns: int) -> None:
@@ -295,7 +293,8 @@ class Manager:
             engine.reserved = None
             # The next one in quarantine does not wait until this one is done, which may take long.
             pending = self._quarantine.pending
-            if engine.takes_requests and any(engine.serves(each.told.service) for each in pending):
+            follows = any(engine.serves(each.told.service) and engine.has_room(each.told) for each in pending)
+            if engine.takes_requests and follows:
                 self._actions.append(self._assignment.withdraw(call, now_ns))
             self._settle(now_ns)
 
@@ -334,16 +333,17 @@ class Manager:
         self._actions.append(Refuse(call.told.request, kind, message))
 
     def _give_up(self, service: str, calls: Sequence[Call], now_ns: int) -> None:
-        """Refuse those that have waited for too long, if no engine of their service is ready."""
+        """Refuse those that have waited for too long, if no engine that could have them is ready."""
         engines = self._with(service)
         if not calls or self._residency.loads(service, engines):
             return
-        if any(engine.takes_requests and engine.serves(service) for engine in engines):
-            return
+        ready = [engine for engine in engines if engine.takes_requests and engine.serves(service)]
         for call in calls:
-            if now_ns - call.waiting_since_ns >= self._wait_ns:
-                message = f"no engine of service {service!r} was ready for {self._wait_s:g} s"
-                self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
+            if now_ns - call.waiting_since_ns < self._wait_ns or self._assignment.able(call, ready):
+                continue
+            large = f" with KV memory for {call.told.longest} tokens" if ready else ""
+            message = f"no engine of service {service!r}{large} was ready for {self._wait_s:g} s"
+            self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
     # Moves
 

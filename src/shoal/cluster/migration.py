@@ -63,16 +63,18 @@ class Migrations:
     def want(self, call: Call, engine: str | None, method: MoveMethod, now_ns: int) -> list[ClusterAction]:
         """Move a request to an engine (None: whichever the dispatch chooses), if it can go there.
 
-        It can where it has an engine and is not suspected, and the other takes requests of its service.
+        It can where it has an engine and is not suspected, and the other takes requests of its service and
+        has room for all that it may become, if its own has.
         """
         source = call.engine
         if source is None or not source.lives or call.migration or call.suspected:
             return []
-        service = call.told.service
         others = [
             load
-            for load in self._assignment.open_engines(service)
-            if load.name != source.name and engine in (None, load.name)
+            for load in self._assignment.open_engines(call)
+            if load.name != source.name
+            and engine in (None, load.name)
+            and (self._engines[load.name].has_room(call.told) or not source.has_room(call.told))
         ]
         if method is not MoveMethod.TOKENS:
             alike = [load for load in others if self.carries_kv(call, self._engines[load.name])]

@@ -75,10 +75,13 @@ class PackedCalls:
         arrival = Arrival(call.request, call.service, size.size, size.expected)
         changes = self._apply(Operations(departures=gone, arrivals=[arrival]))
         group = changes.placed.get(call.request)
-        if group is None or all(load.name != group for load in engines):
-            self._unsure(*changes.placed.values())
+        if group is not None and any(load.name == group for load in engines):
+            return self._engines[group].load
+        self._unsure(*changes.placed.values())
+        if group is None or self._engines[group].has_room(call):
             return None
-        return self._engines[group].load
+        # The packer knows how large it is expected to become, and not how large it may.
+        return self.choose_target(newcomer, engines)
 
     def choose_target(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
         """The only one of ``engines``, or the fullest that has room for a request that leaves its own."""

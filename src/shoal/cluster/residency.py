@@ -10,6 +10,7 @@ from shoal.cluster.events import (
     ServiceLoaded,
     ServicePlaced,
     ServiceRemoved,
+    ServiceUnloaded,
     ServiceWanted,
 )
 from shoal.cluster.state import Engine, Residence, running_engine
@@ -66,10 +67,11 @@ class Residency:
         engine = running_engine(engines, event)
         if engine is None:
             return []
+        if isinstance(event, ServiceLoaded | ServiceUnloaded):
+            engine.kv_tokens = dict(event.kv_tokens)
         if isinstance(event, ServiceLoaded):
             engine.load.learn(service, event.speed)
             engine.kv_formats[service] = event.kv_format
-            engine.kv_tokens[service] = event.kv_tokens
             return self._moved(service, engine, Residence.LOADED, now_ns)
         if isinstance(event, ServiceFailed):
             return self._moved(service, engine, Residence.FAILED, now_ns, event.error)

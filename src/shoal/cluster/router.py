@@ -223,8 +223,8 @@ class Router:
             )
         if sampling.max_tokens is None:
             # Decided once, so that it is the same on every engine.
-            limits = info.services[service]
-            sampling = replace(sampling, max_tokens=limits.max_total_tokens - len(prompt))
+            room = self._fleet.room(service, len(prompt))
+            sampling = replace(sampling, max_tokens=room - len(prompt))
         call_id = f"{self._session}-{next(self._numbers)}"
         requests = expand_choices(
             call_id,

@@ -178,6 +178,11 @@ class Engine:
         """Whether it has a service in its memory."""
         return self.residences.get(service) is Residence.LOADED
 
+    def has_room(self, told: Submitted) -> bool:
+        """Whether its memory holds a request as long as it may become, if it has nothing else."""
+        tokens = self.kv_tokens.get(told.service)
+        return tokens is None or told.longest <= tokens
+
     @property
     def takes_requests(self) -> bool:
         """Whether it is ready and will be."""

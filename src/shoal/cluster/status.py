@@ -99,7 +99,7 @@ class ClusterInfo:
     """What clients of a cluster can check requests against."""
 
     services: Mapping[str, ServiceInfo]
-    """Limits of the services by name, such that every engine of a service keeps them."""
+    """Limits of the services by name: of each those of its engine that takes the longest requests."""
     takes_priorities: bool
     """Whether the order of every engine looks at ``Request.priority``."""
     kernels: str

@@ -1,7 +1,8 @@
 """Requests that no engine has."""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from shoal.cluster.state import Call
 
@@ -24,14 +25,10 @@ class WaitingCalls:
         """How many of a service wait."""
         return len(self._calls.get(service, ()))
 
-    def first(self, service: str) -> Call | None:
-        """The first of a service, if any waits."""
-        calls = self._calls.get(service)
-        return calls[0] if calls else None
-
-    def of(self, service: str) -> Sequence[Call]:
-        """Those of a service."""
-        return list(self._calls.get(service, ()))
+    def of(self, service: str, number: int = 0) -> Iterator[Call]:
+        """Those of a service, from a number on; none may come or go meanwhile."""
+        calls = self._calls.get(service, [])
+        return islice(calls, bisect_left(calls, number, key=_number), None)
 
     def add(self, call: Call) -> None:
         """One more waits; one that lost its engine waits before those that came after it."""

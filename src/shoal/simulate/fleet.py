@@ -96,6 +96,17 @@ class Fleet:
         """Of which the manager was not told yet."""
         self._ticks = False
         self.replicas += [self._build(number) for number in range(len(specs))]
+        # Most tokens of a request, prompt and output, that engines take, by service, the smallest first.
+        self._rooms = {
+            name: sorted(
+                {
+                    min(spec.services[name].context_tokens, replica.kv_tokens[name])
+                    for spec, replica in zip(specs, self.replicas, strict=True)
+                    if name in spec.services
+                }
+            )
+            for name in dict.fromkeys(name for spec in specs for name in spec.services)
+        }
         self._moves: Moves | None = None
         if moving.link is not None:
             self._moves = Moves(
@@ -145,12 +156,11 @@ class Fleet:
         hashes = prompt.block_hashes if self._reads_prefixes and isinstance(prompt, SyntheticPrompt) else ()
         most = request.sampling.max_tokens
         if most is None:
-            [context, *_] = [
-                spec.services[request.service].context_tokens
-                for spec in self._specs
-                if request.service in spec.services
-            ]
-            most = max(1, context - len(prompt))
+            rooms = self._rooms[request.service]
+            most = max(1, next((room for room in rooms if room > len(prompt)), rooms[-1]) - len(prompt))
+            if len(rooms) > 1:
+                # As a router does, so that it is the same on every engine.
+                request = replace(request, sampling=replace(request.sampling, max_tokens=most))
         self._requests[request.id] = request.on_clock(self._clock.now_ns)
         self._tell(Submitted(request.id, request.service, len(prompt), most, 1, hashes))
         if self._manager.waits:
