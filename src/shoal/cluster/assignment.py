@@ -121,8 +121,7 @@ class Assignment:
             for engine in self._engines.values()
             if service in engine.residences and (engine.serves(service) or engine.comes)
         ]
-        engines = [*self.able(call, engines)]
-        chosen = self._quarantine.choose(call, engines, now_ns)
+        chosen = self._quarantine.choose(call, self.able(call, engines), now_ns)
         for engine in engines:
             if engine.reserved is call and engine is not chosen:
                 engine.reserved = None
@@ -143,10 +142,13 @@ class Assignment:
     def able(self, call: Call, engines: Sequence[Engine]) -> Sequence[Engine]:
         """Those of some engines of its service that have room for a request, as long as it may become.
 
-        All of them where no engine that is wanted has: they say why it cannot be served.
+        Where no engine that is wanted has, the largest of them, which say why it cannot be served.
         """
         roomy = [engine for engine in engines if engine.has_room(call.told)]
-        return roomy if roomy or self._may_come(call) else engines
+        if roomy or self._may_come(call):
+            return roomy
+        sizes = [engine.kv_tokens[call.told.service] for engine in engines]
+        return [engine for engine, size in zip(engines, sizes, strict=True) if size == max(sizes)]
 
     def _may_come(self, call: Call) -> bool:
         """Whether any engine of its service that stays has room for a request, or may have it once loaded."""

@@ -139,6 +139,9 @@ class Manager:
             self._settle(now_ns)
         if self._repacking is not None:
             self._actions += self._repacking.carry_out(now_ns)
+        if self._waiting and any(isinstance(action, Withdraw) for action in self._actions):
+            # The engine that had it has room for others, unless it was given back to it.
+            self._actions += self._assignment.dispatch_waiting(now_ns)
         return self._actions
 
     # Engines
@@ -292,9 +295,7 @@ class Manager:
         if engine.reserved is call:
             engine.reserved = None
             # The next one in quarantine does not wait until this one is done, which may take long.
-            pending = self._quarantine.pending
-            follows = any(engine.serves(each.told.service) and engine.has_room(each.told) for each in pending)
-            if engine.takes_requests and follows:
+            if engine.takes_requests and any(self._able(engine, each) for each in self._quarantine.pending):
                 self._actions.append(self._assignment.withdraw(call, now_ns))
             self._settle(now_ns)
 
@@ -363,6 +364,11 @@ class Manager:
         self._settle(now_ns)
 
     # Who gets what
+
+    def _able(self, engine: Engine, call: Call) -> bool:
+        """Whether a request may go to an engine that takes requests."""
+        engines = [each for each in self._with(call.told.service) if each.serves(call.told.service)]
+        return engine in self._assignment.able(call, engines)
 
     def _with(self, service: str) -> list[Engine]:
         """The engines on which a service is placed."""

@@ -66,7 +66,7 @@ class PackedCalls:
         self._settled = False
 
     def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
-        """Where the packer puts a request; None: that has no room, or is not for it, and it waits."""
+        """Where the packer puts a request, if that is one of ``engines``; None: there is no room."""
         gone = self._follow()
         call = newcomer.call
         size = self._size(
@@ -78,15 +78,15 @@ class PackedCalls:
         if group is not None and any(load.name == group for load in engines):
             return self._engines[group].load
         self._unsure(*changes.placed.values())
-        if group is None or self._engines[group].has_room(call):
-            return None
-        # The packer knows how large it is expected to become, and not how large it may.
-        return self.choose_target(newcomer, engines)
+        # Packers know neither who is left to others nor how large a request may become at most.
+        return None if group is None else self._fullest(newcomer, engines)
 
     def choose_target(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
         """The only one of ``engines``, or the fullest that has room for a request that leaves its own."""
-        if len(engines) == 1:
-            return engines[0]
+        return engines[0] if len(engines) == 1 else self._fullest(newcomer, engines)
+
+    def _fullest(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
+        """The engine that has least room left, of those that have enough; it has the request from now on."""
         gone = self._follow()
         if gone:
             self._apply(Operations(departures=gone))
