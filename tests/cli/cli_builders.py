@@ -43,6 +43,8 @@ class FakeApi:
     """Of the requests for operators' routes."""
     wait: threading.Event | None = None
     """Streams wait for it after their first piece."""
+    api_key: str | None = None
+    """The key that requests for services must have."""
     pages: list[str] = field(default_factory=list)
     """Pages of metrics to send before METRICS."""
 
@@ -66,6 +68,9 @@ def fake_server(api):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             if self.path == "/v1/models":
+                if api.api_key and self.headers["Authorization"] != f"Bearer {api.api_key}":
+                    self._send(401, json.dumps({"error": {"message": "wrong key"}}))
+                    return
                 cards = [{"id": name, "max_model_len": 2048} for name in ("chat", "complete")]
                 self._send(200, json.dumps({"object": "list", "data": cards}))
             elif self.path.startswith("/admin/"):

@@ -195,7 +195,7 @@ def test_without_a_server_it_is_told_how_to_start_one(capsys):
     assert "shoal serve smollm2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here"])
+@pytest.mark.parametrize("url", ["http://[::1", "ftp://here"])
 def test_a_wrong_url_is_named(capsys, url):
     assert run(["services", "list", "--url", url]) == 2
     assert f"--url {url}" in capsys.readouterr().err

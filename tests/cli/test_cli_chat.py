@@ -3,6 +3,7 @@ import io
 import json
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -12,7 +13,7 @@ from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
-from shoal.cli.chat import converse
+from shoal.cli.chat import _read_line, converse
 from shoal.cli.demo_server import free_port
 from shoal.cli.progress import ProgressDisplay
 from shoal.cli.serve import curl_example, print_summary
@@ -119,8 +120,30 @@ def test_chat_names_the_service_of_a_server():
     assert "too long for complete" in result.stderr
 
 
+def test_the_address_of_a_server_needs_no_scheme_and_its_service_must_exist(capsys):
+    api = FakeApi()
+    with fake_server(api) as url:
+        bare = url.removeprefix("http://")
+        result = CliRunner().invoke(app, ["chat", "--url", f"{bare}/v1/"], input="hi\n")
+        assert (result.exit_code, result.stdout) == (0, "Hello there!\n")
+        assert run(["chat", "tpyo", "--url", url]) == 2
+        assert f"{url} has no service 'tpyo'; it has: chat, complete" in capsys.readouterr().err
+
+
+def test_an_api_key_is_sent(monkeypatch, capsys):
+    api = FakeApi(api_key="sk-1")
+    with fake_server(api) as url:
+        assert run(["chat", "--url", url]) == 2
+        error = "wrong key (here --api-key or SHOAL_API_KEY gives it)"
+        assert f"error: {url}: {error}" in " ".join(capsys.readouterr().err.split())
+        result = CliRunner().invoke(app, ["chat", "--url", url, "--api-key", "sk-1"], input="hi\n")
+        assert (result.exit_code, result.stdout) == (0, "Hello there!\n")
+        monkeypatch.setenv("SHOAL_API_KEY", "sk-1")
+        assert CliRunner().invoke(app, ["chat", "--url", url], input="hi\n").exit_code == 0
+
+
 def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", lambda _: "hi")
+    monkeypatch.setattr("builtins.input", lambda *_: "hi")
     api = FakeApi(reject={"complete": (400, "this model cannot chat")}, code="no_chat_template")
     with fake_server(api) as url:
         assert run(["chat", "complete", "--url", url]) == 2
@@ -145,7 +168,7 @@ def test_a_server_that_is_not_there(capsys):
     "api", [FakeApi(break_off="the engine died"), FakeApi(reject={"chat": (503, "gone")})]
 )
 def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", lambda _: "hi")
+    monkeypatch.setattr("builtins.input", lambda *_: "hi")
     with fake_server(api) as url:
         assert run(["chat", "--url", url]) == 1
     assert "error: " in capsys.readouterr().err
@@ -183,7 +206,8 @@ def test_of_several_engines_the_summary_has_a_line_each():
     assert "engine   b  cpu, 3 threads, KV pool 24.0 MiB: chat, base\n" in text
     assert text.count("compute") == 1
     [chat_line] = [line for line in text.splitlines() if line.startswith("  chat")]
-    assert chat_line.split()[2:] == ["512", "tokens", "a", "request", "KV", "for", "6,744", "tokens"]
+    assert "2,048 tokens a request" in chat_line
+    assert "KV for 6,144 + 600 tokens" in chat_line
 
 
 def summary(*engines):
@@ -224,3 +248,19 @@ def test_the_curl_example_is_shell_and_json():
     words = shlex.split(curl_example("http://h:1", "chat"))
     assert words[1] == "curl"
     assert json.loads(words[words.index("-d") + 1])["model"] == "chat"
+    assert "Authorization: Bearer API_KEY" in shlex.split(curl_example("http://h:1", "chat", keyed=True))
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_end(monkeypatch, capsys):
+    lines = iter([KeyboardInterrupt, "hi"])
+
+    def read(prompt):
+        line = next(lines)
+        if line is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert [_read_line(), _read_line()] == ["", "hi"]
+    assert "Ctrl-D) ends it" in capsys.readouterr().err

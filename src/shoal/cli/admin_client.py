@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from shoal.cli.answers import error_message
+from shoal.cli.answers import bearer, error_message, server_base
 from shoal.core import ConfigError, EngineDied, ShoalError
 from shoal.models.progress import Progress
 
@@ -26,8 +26,8 @@ class AdminClient:
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
-        self._base = url.rstrip("/").removesuffix("/v1")
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._base = server_base(url)
+        self._headers = bearer(key)
 
     def list(self, what: str) -> dict[str, Any]:
         """What ``GET /admin/WHAT`` answers, which is a list as ``data``."""

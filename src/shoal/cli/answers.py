@@ -1,6 +1,17 @@
-"""What a server says where it refuses a request."""
+"""Where a server is asked, and what it says where it refuses a request."""
 
 import httpx
+
+
+def server_base(url: str) -> str:
+    """The address of a server as users write it: with or without ``http://`` and ``/v1``."""
+    base = url.rstrip("/").removesuffix("/v1")
+    return base if "://" in base else f"http://{base}"
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header that names a key, if there is one."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def error_message(response: httpx.Response) -> str:

@@ -27,6 +27,10 @@ def chat(
         typer.Argument(metavar="[MODEL]", help="Model to load; with --url, a service of that server."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="Chat with a running server.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar="SHOAL_API_KEY", help="With --url: an API key of that server."),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     config: ConfigFile = None,
     max_tokens: MaxTokens = None,
@@ -56,7 +60,7 @@ def chat(
         if url is not None:
             from shoal.cli.chat_client import ServerChatClient
 
-            client: ChatClient = runner.run(ServerChatClient.open(url, model))
+            client: ChatClient = runner.run(ServerChatClient.open(url, model, api_key))
         else:
             client = _start_engine(runner, model, config, settings)
         try:
@@ -135,4 +139,10 @@ def _print_reply(
 def _read_line() -> str:
     if sys.stdin is None:  # closed by the parent process
         raise EOFError
-    return input("> " if sys.stdin.isatty() else "")
+    if not sys.stdin.isatty():
+        return input()
+    try:
+        return input("> ")
+    except KeyboardInterrupt:
+        typer.secho(f"\n{_HELP}", dim=True, err=True)
+        return ""

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.answers import error_code, error_message
+from shoal.cli.answers import bearer, error_code, error_message, server_base
 from shoal.cli.demo_client import chunk_text, stream_chunks
 from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import EnginePlan
@@ -43,27 +43,40 @@ class ServerChatClient:
         self._model = model
 
     @classmethod
-    async def open(cls, url: str, model: str | None) -> "ServerChatClient":
-        """Connect to the server at ``url``; without ``model``, to its first service."""
-        base = url.rstrip("/").removesuffix("/v1")
+    async def open(cls, url: str, model: str | None, api_key: str | None = None) -> "ServerChatClient":
+        """Connect to the server at ``url``; without ``model``, to its first service.
+
+        Raises ConfigError if it has no such service or wants another key, EngineDied if there is no server.
+        """
+        timeout = httpx.Timeout(300.0, connect=10.0)
         try:
-            client = httpx.AsyncClient(base_url=base, timeout=httpx.Timeout(300.0, connect=10.0))
+            client = httpx.AsyncClient(base_url=server_base(url), timeout=timeout, headers=bearer(api_key))
         except httpx.InvalidURL as error:
             raise ConfigError(f"--url {url}: {error}") from None
         try:
             response = await client.get("/v1/models")
+            if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+                message = error_message(response)
+                raise ConfigError(f"{url}: {message} (here --api-key or SHOAL_API_KEY gives it)")
             if response.status_code != httpx.codes.OK:
                 raise EngineDied(f"{url} answered with status {response.status_code}: is it a Shoal server?")
             names = [card["id"] for card in response.json()["data"]]
+        except httpx.UnsupportedProtocol as error:
+            await client.aclose()
+            raise ConfigError(f"--url {url}: {error}") from None
         except (httpx.HTTPError, ExceptionGroup, OverflowError, ValueError, KeyError, TypeError) as error:
             await client.aclose()
             reason = str(error) or type(error).__name__
             raise EngineDied(
                 f"no server at {url} ({reason}); start one with `shoal serve smollm2`"
             ) from error
-        except EngineDied:
+        except (ConfigError, EngineDied):
             await client.aclose()
             raise
+        if not names or model not in (None, *names):
+            await client.aclose()
+            missing = "no service" if model is None else f"no service {model!r}"
+            raise ConfigError(f"{url} has {missing}; it has: {', '.join(names) or 'none'}")
         return cls(client, model or names[0])
 
     @property

@@ -43,7 +43,7 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
 
         def on_ready(url: str, backend: "Backend") -> None:
             progress.stop()
-            print_summary(url, backend.engines, console)
+            print_summary(url, backend.engines, console, keyed=bool(options.server.named_api_keys()))
 
         run_server(
             options.engine_plans(),
@@ -55,8 +55,10 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
         )
 
 
-def print_summary(url: str, engines: Sequence["EngineStatus"], console: Console) -> None:
-    """Print what the engines at ``url`` serve, and an example of a request."""
+def print_summary(
+    url: str, engines: Sequence["EngineStatus"], console: Console, *, keyed: bool = False
+) -> None:
+    """Print what the engines at ``url`` serve, and an example of a request; keyed: requests need a key."""
     infos = {engine.name: engine.info for engine in engines if engine.info is not None}
     services = _print_services(list(infos.values()), console)
     for kernels in dict.fromkeys(info.kernels for info in infos.values()):
@@ -70,7 +72,7 @@ def print_summary(url: str, engines: Sequence["EngineStatus"], console: Console)
         what = f"   {name}  {info.device}, {info.threads} threads, KV pool {pool}: {', '.join(info.services)}"
         console.print(Text.assemble(("engine", "bold"), what, most), soft_wrap=True)
     console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
-    console.print(curl_example(url, services[0]), soft_wrap=True, highlight=False, markup=False)
+    console.print(curl_example(url, services[0], keyed=keyed), soft_wrap=True, highlight=False, markup=False)
 
 
 def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str]:
@@ -89,7 +91,8 @@ def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str
     return names
 
 
-def curl_example(url: str, service: str) -> str:
+def curl_example(url: str, service: str, *, keyed: bool = False) -> str:
     """A curl command for a completion, which works with any model."""
     body = json.dumps({"model": service, "prompt": "The capital of France is", "max_tokens": 16})
-    return f"try      curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    key = " -H 'Authorization: Bearer API_KEY'" if keyed else ""
+    return f"try      curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
