@@ -51,13 +51,14 @@ def test_a_run_is_equal_to_itself(folder: Path, tmp_path: Path) -> None:
     means = [row["band"] for row in written["figures"] if row["figure"] == "mean"]
     assert all(-0.1 < faster < -0.01 < 0.01 < slower < 0.1 for faster, slower in means)
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    simulate("--config", folder / "slow.yaml", "--out", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("comparison.*"))
 
 
 def test_the_workload_of_the_file_gives_way_to_the_log(folder: Path) -> None:
     log = folder / "run" / "requests.jsonl"
     flags = ["--config", folder / "slow.yaml", "--compare", log]
     assert "Measured and simulated, 60 requests" in simulate(*flags)
-    assert "Measured and simulated, 7 requests" in simulate(*flags, "--requests", "7")
 
 
 def test_an_overhead_is_fitted_and_used(folder: Path, tmp_path: Path) -> None:
@@ -118,7 +119,11 @@ def test_a_part_of_a_run_is_fitted_beside_the_rest(folder: Path, tmp_path: Path)
         (["--compare", "none.jsonl"], "--compare: workload.trace: there is no file or folder none.jsonl"),
         (
             ["--compare", "log.jsonl", "--rate", "5"],
-            "--compare takes its requests from log.jsonl; leave out --rate",
+            "--compare takes its requests, all of them, from log.jsonl; leave out --rate",
+        ),
+        (
+            ["--fit-overhead", "log.jsonl", "--requests", "5"],
+            "--fit-overhead takes its requests, all of them, from log.jsonl; leave out --requests",
         ),
         (["--compare", "untimed.jsonl"], "untimed.jsonl:1: no 'first_token_ts'"),
         (["--compare", "log.jsonl", "--compare-plot", "none/both.png"], "there is no folder none"),

@@ -20,6 +20,8 @@ from shoal.config.scenario_run import PreparedRun
 from shoal.core import ConfigError
 from shoal.measure import RunRecord
 
+_FILES = ("comparison.json", "comparison.png")
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
@@ -76,14 +78,18 @@ class MeasuredRun:
 
         folder: gets the figures and a picture, too.
         """
+        figures, drawing = [folder and folder / name for name in _FILES]
         if self._log is None:
+            for path in (figures, drawing):
+                if path is not None:
+                    path.unlink(missing_ok=True)  # of an earlier run in this folder
             return []
         comparison = compare_run(prepared, run, self._log)
-        written = [] if folder is None else [folder / "comparison.json"]
+        written = [] if figures is None else [figures]
         for path in written:
             with output_file(path):
                 comparison.write(path)
-        pictures = [path for path in (self.plot, folder and folder / "comparison.png") if path is not None]
+        pictures = [path for path in (self.plot, drawing) if path is not None]
         for path in pictures:
             comparison.draw(path, run.title)
         console.print(comparison.grid().to_rich())

@@ -15,7 +15,7 @@ from shoal.measure import Comparison, RunRecord, compare_with_measured
 from shoal.simulate import OverheadFit, fit_overhead
 from shoal.workload import read_measured
 
-_OF_THE_LOG = ("trace", "format", "lengths", "rate", "clients")
+_OF_THE_LOG = ("trace", "format", "lengths", "rate", "clients", "requests")
 """Keys of a workload that flags cannot set beside a log."""
 _DIGITS = 7
 """Digits of a fitted time: it is written in tenths of a microsecond."""
@@ -24,25 +24,28 @@ _DIGITS = 7
 def load_measured_scenario(log: Path, flag: str, *, file: Path | None, flags: Table) -> Scenario:
     """The scenario of ``file`` and ``flags`` with the requests of ``log`` as its workload.
 
-    flag: names the log in errors. Raises ConfigError as ``load_scenario``, and for flags that say otherwise.
+    All of them: a log is in the order of their ends, and each was slowed down by its neighbours. flag: names
+    the log in errors. Raises ConfigError as ``load_scenario``, for flags that say otherwise, and for a log
+    that has no times.
     """
     workload = flags.entries.get("workload")
     for name in _OF_THE_LOG if isinstance(workload, Table) else ():
         if isinstance(workload, Table) and name in workload.entries:
             where = workload.entries[name].where
-            raise ConfigError(f"{flag} takes its requests from {log}; leave out {where}")
+            raise ConfigError(f"{flag} takes its requests, all of them, from {log}; leave out {where}")
     of_log = {"trace": str(log.expanduser()), "format": "requests"}
     keys = {name: Scalar(text, flag) for name, text in of_log.items()}
     whole = Table({"workload": Table(keys, flag, dict.fromkeys(keys, flag))}, flag, {"workload": flag})
     scenario = load_scenario(file=file, flags=overlay(flags, whole))
     if scenario.workload.clients is not None:
         raise ConfigError(f"{flag}: requests of a log come at their times; leave out workload.clients")
-    return scenario
+    read_measured(log.expanduser())  # what is wrong with its times is better known now than after the run
+    return replace(scenario, workload=replace(scenario.workload, requests=None))
 
 
 def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:
     """The run beside what ``log`` measured of its requests, and with steps of 1% less and more time."""
-    measured = read_measured(log, prepared.scenario.workload.requests)
+    measured = read_measured(log.expanduser())
     runs = [
         run,
         *(prepared.with_times(partial(ScaledTimes, factor=factor)).run() for factor in (0.99, 1.01)),
@@ -74,7 +77,7 @@ def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[Host
     [model] = prepared.models.values()
     if model is None:
         raise ConfigError("--fit-overhead needs to know the model; write it in latency or services")
-    measured = read_measured(log, scenario.workload.requests)[:count]
+    measured = read_measured(log.expanduser())[:count]
 
     def simulate(overhead: HostOverhead) -> RunRecord:
         times = partial(OverheadTimes, overhead=overhead, layers=model.layers)

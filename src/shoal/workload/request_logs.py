@@ -7,7 +7,6 @@ a request (``queued_ts``) and gave its first and last token (``first_token_ts``,
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,14 @@ def read_request_log(path: Path, options: ReadOptions) -> Iterator[TraceRow | No
         yield row if row.output_tokens else None
 
 
-def read_measured(path: Path, limit: int | None = None) -> list[RequestRecord]:
+def read_measured(path: Path) -> list[RequestRecord]:
     """The answered requests of a log with their times, by arrival; the first arrives at 0.
 
-    They have the ids of ``to_requests``. limit: only the first so many of the file. Raises ConfigError for a
-    log without times, and for one without requests.
+    They have the ids of ``to_requests``. Raises ConfigError for a log without times, and for one without
+    requests.
     """
     answered = (line for line in _lines(path) if line[3].output_tokens)
-    lines = sorted(islice(answered, limit), key=lambda line: line[3].arrival_ns)
+    lines = sorted(answered, key=lambda line: line[3].arrival_ns)
     if not lines:
         raise ConfigError(f"{path}: no request was answered; expected lines like {_VLLM.like}")
     begin_ns = lines[0][3].arrival_ns
