@@ -396,7 +396,7 @@ def test_a_server_with_other_settings_is_told_what_differs(left_behind):
     pids = left_behind()
 
     async def scenario():
-        why = r"other settings \(kv_cache.memory: 64MiB / 1GiB, name: - / x\)"
+        why = r"other settings \(running / wanted: kv_cache.memory: 64MiB / 1GiB, name: - / x\); start"
         with pytest.raises(ConfigError, match=why):
             await Watched("left").attach({"kv_cache.memory": "1GiB", "threads": "1", "name": "x"})
 

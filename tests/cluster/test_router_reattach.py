@@ -1,16 +1,21 @@
 """A server that dies, and another that finds its engines: in virtual time, with real schedulers."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from engine_builders import ByteTokenizer
+from engine_builders import ByteTokenizer, make_options
 from fake_cluster import FOLDER, FakeBackend, make_router
 from test_router import PROMPT, QUICK, expected, greedy, tokens_of
 from virtual_loop import run_virtually
 
+from shoal.cluster.backend import EngineConfig
+from shoal.cluster.fleet import _settings
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState, ServiceState
 from shoal.core import ConfigError, Service
+from shoal.schedule import ORDERS
 
 
 async def started(backend: FakeBackend, **options) -> Router:
@@ -96,3 +101,17 @@ def _failed(message: str):
     future = asyncio.Future()
     future.set_exception(ConfigError(message))
     return future
+
+
+def test_settings_are_told_one_by_one() -> None:
+    options = make_options("fake", "other", blocks=8)
+    folders = {"a": Path("/models/a"), "b": Path("/models/b")}
+    config = EngineConfig(options=options, folders=folders, builder="torch", heartbeat_s=1.0)
+    order = ORDERS["edf"]()
+    changed = replace(options, scheduler=replace(options.scheduler, order=order), threads=3)
+    settings, others = _settings("engine 0", config), _settings("engine 0", replace(config, options=changed))
+    differing = {name: others[name] for name in settings if settings[name] != others.get(name)}
+    assert differing == {
+        "engine 0.options.scheduler.order": "EarliestDeadline",
+        "engine 0.options.threads": "3",
+    }

@@ -199,3 +199,19 @@ def test_too_few_open_files_are_noticed_before_anything_is_fetched(nothing_is_fe
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with pytest.raises(ConfigError, match="only 16 files may be open"):
         run_server([EnginePlan(name="0", options=options)], ServerOptions(port=0))
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_drains_the_server():
+    async def main():
+        process, url = await launch("fake")
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            body = {"model": "a", "prompt": "hi", "max_tokens": 40, "temperature": 0}
+            answer = asyncio.create_task(client.post("/v1/completions", json=body))
+            await asyncio.sleep(0.2)
+            process.send_signal(signal.SIGHUP)
+            assert (await answer).status_code == 200
+        assert (await asyncio.wait_for(process.stdout.read(), 30)).split() == [b"ended"]
+        assert await process.wait() == 0
+
+    asyncio.run(main())

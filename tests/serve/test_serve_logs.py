@@ -1,8 +1,10 @@
 """What clients can make the server write."""
 
 import asyncio
+import io
 import json
 import logging
+import logging.config
 import re
 from datetime import datetime
 
@@ -162,3 +164,28 @@ def test_garbage_makes_one_line(capfd):
 
     asyncio.run(main())
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+class Unread(io.StringIO):
+    """A pipe whose reader is gone."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsys):
+    before = {name: logging.getLogger(name).handlers[:] for name in ("shoal.cluster", logs.ACCESS_LOGGER)}
+    logging.config.dictConfig(logs.log_config() | {"disable_existing_loggers": False})
+    try:
+        for _ in range(2):
+            logging.getLogger("shoal.cluster.recoveries").warning("engine %s died", 0)
+        stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 2, "every death is told"
+        assert all(re.fullmatch(rf"{stamp} WARNING:  engine 0 died", line) for line in lines)
+        monkeypatch.setattr("sys.stdout", Unread())
+        logging.getLogger(logs.ACCESS_LOGGER).info("a line that nobody reads")
+        assert "Traceback" not in capsys.readouterr().err
+    finally:
+        for name, handlers in before.items():
+            logging.getLogger(name).handlers[:] = handlers

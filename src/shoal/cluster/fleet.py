@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.actions import LoadService, UnloadService
@@ -37,7 +37,7 @@ class Fleet:
     """All engines of a cluster by name, and the backend that runs their processes.
 
     tell: takes what happens to engines, for the manager. on_message: takes an engine's name and what it sent.
-    on_end: called with an engine's name and the reason, before ``tell``, when nothing more comes from it.
+    on_end: called with an engine's name and the reason, before ``tell``, when one that was ready has ended.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Fleet:
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
+        self._killed: dict[str, tuple[int, str]] = {}
+        """Which start of an engine was killed last, and why."""
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -91,10 +93,9 @@ class Fleet:
         service again which an earlier server unloaded.
         """
         self._progress = progress
-        settings = {
-            f"engine {name}": repr(self._config(engine.plan, _names(engine.plan)))
-            for name, engine in self._engines.items()
-        }
+        settings: dict[str, str] = {}
+        for name, engine in self._engines.items():
+            settings |= _settings(f"engine {name}", self._config(engine.plan, _names(engine.plan)))
         found = {engine.engine: engine for engine in await self._backend.attach(self._on_event, settings)}
         for name, engine in self._engines.items():
             services = _names(engine.plan)
@@ -146,6 +147,7 @@ class Fleet:
         """Kill the process of an engine."""
         level = logging.INFO if name in self._leaving else logging.WARNING
         _log.log(level, "engine %s is killed: %s", name, why)
+        self._killed[name] = (incarnation, why)
         self._backend.kill_engine(name, incarnation)
 
     def change_services(self, action: LoadService | UnloadService) -> None:
@@ -308,6 +310,8 @@ class Fleet:
             event, self._session, self._open_channel, lambda message: self._on_message(name, message)
         )
         engine.ask_stats()
+        if self._started.done():
+            _log.info("engine %s is ready", name)
         equals = (event.info.device, event.info.threads)
         speeds = {
             service: self._speed(equals, service, info) for service, info in event.info.services.items()
@@ -335,17 +339,41 @@ class Fleet:
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
         if not self._started.done():
             self._started.set_exception(_error(event))
+        killed, why = self._killed.get(event.engine, (None, ""))
+        reason = f"killed, because {why}" if killed == event.incarnation else event.reason
         if event.incarnation == engine.incarnation:
-            engine.disconnect(event.reason)
+            loaded = engine.connected
+            engine.disconnect(reason)
             engine.runs = False
             if event.engine not in self._leaving:
-                self._on_end(event.engine, event.reason)
+                if loaded:
+                    self._on_end(event.engine, reason)
+                else:
+                    _log.warning("engine %s does not start: %s", event.engine, reason)
         suspects = tuple(dict.fromkeys(map(call_of, event.suspects)))
-        self._tell(EngineEnded(event.engine, event.incarnation, event.reason, suspects))
+        self._tell(EngineEnded(event.engine, event.incarnation, reason, suspects))
         if event.engine in self._leaving and not engine.runs:
             self._leaving.discard(event.engine)
+            self._killed.pop(event.engine, None)
             del self._engines[event.engine]
             self._describe()
+
+
+def _settings(name: str, value: object) -> dict[str, str]:
+    """The leaves of an engine's configuration by their paths, so that a difference can be told."""
+    own: dict[str, str] = {}
+    if isinstance(value, Mapping):
+        parts: Mapping[str, object] = {str(key): each for key, each in value.items()}
+    elif isinstance(value, tuple) and value and all(isinstance(each, Service) for each in value):
+        parts = {each.name: each for each in value}
+    elif is_dataclass(value):
+        own = {name: type(value).__name__}
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+    else:
+        return {name: repr(value)}
+    return own | {
+        path: text for part, each in parts.items() for path, text in _settings(f"{name}.{part}", each).items()
+    }
 
 
 def _names(plan: EnginePlan) -> tuple[str, ...]:

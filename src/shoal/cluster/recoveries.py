@@ -33,7 +33,8 @@ class Recoveries:
     def engine_ended(self, engine: str, reason: str, requests: Iterable[str], now_ns: int) -> None:
         """An engine ended while it had ``requests``."""
         pending = set(requests)
-        _log.warning("engine %s died: %s; %d requests are resumed", engine, reason, len(pending))
+        resumed = f"; {len(pending)} requests are resumed" if pending else ""
+        _log.warning("engine %s died: %s%s", engine, reason, resumed)
         for recovery in self._pending:
             # They count for the death that they wait after now.
             recovery.pending -= pending

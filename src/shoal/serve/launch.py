@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -19,6 +20,7 @@ from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
 from shoal.serve.workers import WorkerProcesses
 
+_log = logging.getLogger(__name__)
 OnReady = Callable[[str, Router], None]
 
 
@@ -93,6 +95,8 @@ class _Server:
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
             stop_requested.cancel()
             if not starting.done():
+                if on_load is not None:
+                    on_load("stopping")
                 starting.cancel()
                 await asyncio.wait((starting,))
             if starting.cancelled() or starting.exception():
@@ -117,6 +121,7 @@ class _Server:
                 )
             finally:
                 await router.close()
+            _log.info("stopped, and all engines have ended")
 
     async def _start(self, on_load: Callable[[str], None] | None) -> Router:
         return await Router.start(

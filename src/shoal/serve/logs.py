@@ -2,8 +2,9 @@
 
 import copy
 import logging
+import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from uvicorn.config import LOGGING_CONFIG
 
@@ -40,14 +41,47 @@ class OncePerMinute(logging.Filter):
         return True
 
 
+class ToStandard(logging.StreamHandler[TextIO]):
+    """Writes to whatever ``sys.stdout`` or ``sys.stderr`` is at the time.
+
+    While a server loads they are a progress display's, which would break lines at the terminal's width. A
+    reader that is gone is no error: the server goes on without a log.
+    """
+
+    def __init__(self, name: str) -> None:
+        logging.Handler.__init__(self)
+        self._name_of_stream = name
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Where it writes now."""
+        stream: TextIO = getattr(sys, self._name_of_stream)
+        return stream
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print what went wrong, unless nobody reads."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def log_config() -> dict[str, Any]:
-    """uvicorn's logging with this filter and our access log, as ``logging.config.dictConfig`` takes it."""
+    """uvicorn's logging with this filter, times and our access log, as ``dictConfig`` takes it."""
     config = copy.deepcopy(LOGGING_CONFIG)
     config["filters"] = {"once": {"()": OncePerMinute}}
-    config["handlers"]["default"]["filters"] = ["once"]
+    config["formatters"]["default"] |= {
+        "fmt": "%(asctime)s.%(msecs)03d+00:00 %(levelprefix)s %(message)s",
+        "datefmt": "%Y-%m-%dT%H:%M:%S",
+        ".": {"converter": time.gmtime},
+    }
     config["formatters"]["access"] = {"format": "%(message)s"}
+    errors = {"()": ToStandard, "name": "stderr", "formatter": "default"}
+    config["handlers"] = {
+        "default": errors | {"filters": ["once"]},
+        "events": errors,
+        "access": {"()": ToStandard, "name": "stdout", "formatter": "access"},
+    }
     config["loggers"][ACCESS_LOGGER] = {"handlers": ["access"], "level": "INFO", "propagate": False}
-    # What becomes of engines and of the requests that they had, and what operators change.
-    for name in ("shoal.cluster", "shoal.serve.operations"):
-        config["loggers"][name] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    # What becomes of engines and of the requests that they had, what operators change, and the end.
+    for name in ("shoal.cluster", "shoal.serve.operations", "shoal.serve.launch"):
+        config["loggers"][name] = {"handlers": ["events"], "level": "INFO", "propagate": False}
     return config

@@ -19,9 +19,14 @@ class StopSignal:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Call ``ask`` on SIGTERM and SIGINT; only in the main thread, inside its event loop."""
+        """Call ``ask`` on SIGTERM, SIGINT and SIGHUP; only in the main thread, inside its event loop.
+
+        Not on SIGHUP where it is ignored, as under nohup.
+        """
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
+        signals = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signals.append(signal.SIGHUP)
         for number in signals:
             loop.add_signal_handler(number, self.ask)
         try:

@@ -122,7 +122,13 @@ class Tenancy:
             for name in sorted({*running, *wanted})
             if running.get(name) != wanted.get(name)
         ]
-        return f"its engines run with other settings ({', '.join(differing)})" if differing else None
+        if not differing:
+            return None
+        return (
+            f"its engines run with other settings (running / wanted: {', '.join(differing)}); "
+            f"start the server with theirs, or under another --cluster-name, or wait until they end, "
+            f"{self._hello.orphan_after_s:g} s after their last server"
+        )
 
     def _beat(self, client: Callable[[wire.FromNode], None], every_s: float) -> None:
         client(wire.NodeBeat())
