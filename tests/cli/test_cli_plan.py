@@ -50,7 +50,17 @@ def test_the_plan_reads_back_as_a_server_with_its_devices(tmp_path: Path) -> Non
     assert [service.name for service in config.services] == ["chat"]
     assert len(config.devices) == 1
     assert config.services[0].slo.ttft_s == 1
-    assert json.loads(found.read_text())
+    assert json.loads(found.read_text())["remarks"] == []
+
+
+def test_what_is_said_against_a_plan_is_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.plan_report.remarks", lambda *_: ["Not confirmed: 80%"])
+    out, found = tmp_path / "shoal.yaml", tmp_path / "plan.json"
+    code, shown = plan(tmp_path, "slo.ttft=1s", "--out", str(out), "--json", str(found))
+    assert code == 0, shown
+    assert "Not confirmed: 80%" in shown
+    assert out.read_text().startswith("# Not confirmed: 80%\n# a server does not find llama-3.1-8b")
+    assert json.loads(found.read_text())["remarks"] == ["Not confirmed: 80%"]
 
 
 def test_a_model_known_by_its_shape_alone_is_remarked_upon(tmp_path: Path) -> None:

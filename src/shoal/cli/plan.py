@@ -123,6 +123,7 @@ def plan(
         print_plan,
         print_stopped,
         print_wanted,
+        remarks,
     )
     from shoal.cli.progress import ProgressDisplay
     from shoal.config.scenario_file import load_scenario
@@ -163,23 +164,23 @@ def plan(
             print_written(console, written)
             raise
     results = [(json_path, _json_text(plan_json(demand, found)))]
-    remark = None
+    missing = None
     if out is not None and found.chosen is not None:
         settings_text = to_yaml(server_settings(demand, scenario, found.chosen.offer))
         if shapes := known_by_shape(demand):
-            remark = (
+            missing = (
                 f"a server does not find {', '.join(shapes)}, which is known by its shape only: write the "
                 "folder or hub id of weights as the service's model"
             )
-            settings_text = f"# {remark}\n{settings_text}"
-        results.append((out, settings_text))
+        said = [*remarks(demand, found), *([missing] if missing else [])]
+        results.append((out, "".join(f"# {remark}\n" for remark in said) + settings_text))
     written = write_texts(results)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])
         written.append(plot)
     print_plan(console, demand, found)
-    if remark is not None:
-        console.print(remark, style="yellow", markup=False, highlight=False)
+    if missing is not None:
+        console.print(missing, style="yellow", markup=False, highlight=False)
     print_written(console, written)
     if found.chosen is None:
         raise ShoalError(nothing_found(demand, found))

@@ -85,8 +85,9 @@ def print_stopped(console: Console, demand: Demand, found: Plan) -> None:
 
 
 def remarks(demand: Demand, found: Plan) -> list[str]:
-    """What the later requests say against the plan."""
-    assert found.chosen is not None
+    """What the later requests say against the plan, if there is one."""
+    if found.chosen is None:
+        return []
     wanted, said = found.wanted.attainment, []
     attained = found.chosen.attainment
     if attained.mean < wanted:
@@ -210,6 +211,7 @@ def plan_json(demand: Demand, found: Plan) -> dict[str, Any]:
         "frontier": [_devices(demand, offer) for offer in found.frontier],
         "chosen": None if found.chosen is None else _later_json(demand, found.chosen),
         "one_less": [_later_json(demand, later) for later in found.one_less],
+        "remarks": remarks(demand, found),
     }
 
 
