@@ -6,43 +6,14 @@ from typing import Self
 
 from shoal.core import StepResult
 from shoal.kvcache import PoolUsage
+from shoal.schedule import stats
 from shoal.schedule.stats import Observed, SchedulerStats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceStats:
-    """One service: its present state, and counters since the start."""
+@dataclass(slots=True, kw_only=True)
+class ServiceStats(stats.ServiceStats):
+    """One service: what its scheduler counts, and its part of the pool."""
 
-    waiting: int = 0
-    """Requests that wait now."""
-    running: int = 0
-    """Requests that run now."""
-    swapped: int = 0
-    """Waiting requests whose KV is saved on the host."""
-    finished: int = 0
-    """Requests finished so far."""
-    cancelled: int = 0
-    """Requests cancelled or failed so far."""
-    evictions: int = 0
-    """Preemptions so far."""
-    recomputed_tokens: int = 0
-    """Tokens computed again after preemptions."""
-    swapped_tokens: int = 0
-    """Tokens whose KV was saved on the host at preemptions."""
-    compacted_blocks: int = 0
-    """Blocks copied to free merged blocks."""
-    cached_tokens: int = 0
-    """Prompt tokens found in the prefix index at first admissions."""
-    prompt_tokens: int = 0
-    """Prompt tokens of all admitted requests."""
-    output_tokens: int = 0
-    """Output tokens delivered so far."""
-    long_token_gaps: int = 0
-    """Ended requests with a gap between two tokens beyond ``scheduler.max_token_gap``."""
-    failed_steps: int = 0
-    """Steps that the executor could not complete."""
-    unfilled_tokens: int = 0
-    """Empty slots in the last blocks of running requests."""
     live_blocks: int = 0
     """Blocks in use."""
     cached_blocks: int = 0

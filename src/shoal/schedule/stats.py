@@ -6,52 +6,46 @@ from dataclasses import dataclass
 from shoal.forecast import Accuracy, Traffic
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Counters:
     """Running totals of one service; only the scheduler writes them."""
 
     finished: int = 0
+    """Requests finished so far."""
     cancelled: int = 0
+    """Requests cancelled, refused or failed so far."""
     evictions: int = 0
+    """Preemptions so far."""
     recomputed_tokens: int = 0
+    """Tokens computed again after preemptions."""
     swapped_tokens: int = 0
+    """Tokens whose KV was saved on the host at preemptions."""
     compacted_blocks: int = 0
+    """Blocks copied to free merged blocks."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix index at first admissions."""
     prompt_tokens: int = 0
+    """Prompt tokens of all admitted requests."""
     output_tokens: int = 0
+    """Output tokens delivered so far."""
     long_token_gaps: int = 0
+    """Ended requests with a gap between two tokens beyond ``scheduler.max_token_gap``."""
     failed_steps: int = 0
+    """Steps that the executor could not complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStats:
-    """One service so far.
+@dataclass(slots=True, kw_only=True)
+class ServiceStats(Counters):
+    """One service: a copy of its counters, and its present state."""
 
-    waiting, running: requests now. finished, cancelled: requests ended (those that failed or were refused
-    count as cancelled). evictions: how often running requests lost their blocks; recomputed_tokens: tokens
-    computed again because of it; swapped_tokens: tokens whose KV was saved on the host instead; swapped:
-    requests waiting with KV saved there now. compacted_blocks: blocks copied to make merged blocks free.
-    cached_tokens: prompt tokens found in the prefix index at first admissions, of prompt_tokens admitted.
-    output_tokens: tokens delivered. long_token_gaps: ended requests with a gap between two tokens beyond
-    ``max_token_gap``. failed_steps: steps that the executor could not complete. unfilled_tokens: room for so
-    many tokens is left at the ends of the running requests' tables now.
-    """
-
-    waiting: int
-    running: int
-    finished: int
-    cancelled: int
-    evictions: int
-    recomputed_tokens: int
-    swapped_tokens: int
-    compacted_blocks: int
-    cached_tokens: int
-    prompt_tokens: int
-    output_tokens: int
-    long_token_gaps: int
-    failed_steps: int
-    unfilled_tokens: int
-    swapped: int
+    waiting: int = 0
+    """Requests that wait now."""
+    running: int = 0
+    """Requests that run now."""
+    swapped: int = 0
+    """Waiting requests whose KV is saved on the host."""
+    unfilled_tokens: int = 0
+    """Empty slots in the last blocks of running requests."""
 
 
 @dataclass(frozen=True, slots=True)
