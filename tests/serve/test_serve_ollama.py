@@ -42,8 +42,9 @@ def lines(response):
 def check_end(answer, prompt, output, reason="stop"):
     assert (answer["done"], answer["done_reason"]) == (True, reason)
     assert (answer["prompt_eval_count"], answer["eval_count"]) == (prompt, output)
-    assert 0 <= answer["prompt_eval_duration"] <= answer["total_duration"]
-    assert 0 <= answer["eval_duration"] <= answer["total_duration"]
+    assert answer["prompt_eval_duration"] > 0
+    assert answer["eval_duration"] >= 0
+    assert answer["prompt_eval_duration"] + answer["eval_duration"] <= answer["total_duration"]
     assert isinstance(answer["total_duration"], int)
 
 
@@ -53,6 +54,23 @@ def test_a_chat(model):
     assert answer["model"] == "chat"
     assert answer["message"] == {"role": "assistant", "content": "<user>hi"}
     check_end(answer, prompt=8, output=9)
+
+
+def embed(**fields):
+    return ask("POST", "/api/embed", {"model": "base"} | fields)
+
+
+def test_texts_are_embedded():
+    answer = embed(input=["ab", "c"], options={"num_ctx": 4096}, keep_alive="5m").json()
+    assert answer["embeddings"] == [[0.0, 0.5, 3.0], [0.0, 0.5, 2.0]]
+    assert (answer["model"], answer["prompt_eval_count"], answer["load_duration"]) == ("base", 5, 0)
+    assert answer["total_duration"] > 0
+    assert embed(model="base:latest", input="ab").json()["embeddings"] == [[0.0, 0.5, 3.0]]
+    assert embed().json() == {"model": "base", "embeddings": []}
+    assert embed(input="a" * 900).json()["embeddings"] == [[0.0, 0.5, 199.0]]
+    long = embed(input="a" * 900, truncate=False)
+    assert (long.status_code, "input" in long.json()["error"]) == (400, True)
+    assert embed(model="none", input="ab").status_code == 404
 
 
 def test_a_stream_is_the_default():

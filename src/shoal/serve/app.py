@@ -85,13 +85,13 @@ def create_app(
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
     app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
-    generation = GenerationEndpoints(api)
+    generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
     for endpoints in (
         generation,
         ResponsesEndpoints(api),
-        EmbeddingEndpoints(api),
+        embedding,
         TokenEndpoints(api),
-        OllamaEndpoints(api, generation),
+        OllamaEndpoints(api, generation, embedding),
         ServerEndpoints(api),
         HealthEndpoints(api),
         AdminEndpoints(ClusterAdmin(api, engine_options, pull)),

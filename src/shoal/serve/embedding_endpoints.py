@@ -52,7 +52,10 @@ class EmbeddingEndpoints:
     async def embeddings(self, request: Request) -> Response:
         """Embed one text or several."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, EmbeddingBody)
+        return await self.embed(request, await self._api.body(request, EmbeddingBody), arrival_ns)
+
+    async def embed(self, request: Request, body: EmbeddingBody, arrival_ns: int) -> GenerationResponse:
+        """The response to a body; raises what makes it impossible."""
         self._api.card(request, body.model, "model")
         tokens = await self._encode(body)
         asked = GenerationRequest(

@@ -120,6 +120,7 @@ class GenerationResponse(Response):
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
         outputs = await collect(generation)
+        self._note_times(generation)
         # A response may have megabytes of log-probabilities.
         await self._send_body(send, await to_thread.run_sync(self._format.full, outputs, generation.usage()))
 
@@ -139,6 +140,7 @@ class GenerationResponse(Response):
                     await self._start_stream(send)
                 self._has_news = True
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+        self._note_times(generation)
         usage = self._format.usage_chunk(generation.usage())
         end = (b"" if usage is None else self._framing.event(usage)) + self._framing.end
         if not self._started:

@@ -1,5 +1,6 @@
 """Ollama's API, translated: its requests become OpenAI's, and OpenAI's answers become its own."""
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -13,12 +14,20 @@ import shoal
 from shoal.engine.reader import Delta
 from shoal.serve.api import Api
 from shoal.serve.bodies import ChatBody, CompletionBody
+from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import OLLAMA_PREFIX
 from shoal.serve.exchange import Exchange, exchange_of
 from shoal.serve.formats import Format, Output
+from shoal.serve.further_bodies import EmbeddingBody
 from shoal.serve.generation_endpoints import GenerationEndpoints
 from shoal.serve.generation_response import Framing
-from shoal.serve.ollama_bodies import LATEST, OllamaChatBody, OllamaGenerateBody, ShowBody
+from shoal.serve.ollama_bodies import (
+    LATEST,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
 from shoal.serve.responses import ModelCard, Usage, encode
 
 _JSON_LINES = Framing(
@@ -30,13 +39,19 @@ _Endpoint = Callable[..., Awaitable[Response]]
 class OllamaEndpoints:
     """The part of Ollama's API that concerns models that are there; the rest is unknown here."""
 
-    def __init__(self, api: Api, generation: GenerationEndpoints) -> None:
+    def __init__(self, api: Api, generation: GenerationEndpoints, embedding: EmbeddingEndpoints) -> None:
         self._api = api
         self._generation = generation
+        self._embedding = embedding
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes; Ollama documents them, so the OpenAPI document leaves them out."""
-        posts: dict[str, _Endpoint] = {"chat": self.chat, "generate": self.generate, "show": self.show}
+        posts: dict[str, _Endpoint] = {
+            "chat": self.chat,
+            "generate": self.generate,
+            "embed": self.embed,
+            "show": self.show,
+        }
         for name, endpoint in posts.items():
             app.post(f"{OLLAMA_PREFIX}{name}", include_in_schema=False)(endpoint)
         gets: dict[str, _Endpoint] = {"tags": self.tags, "ps": self.tags, "version": self.version}
@@ -82,6 +97,18 @@ class OllamaEndpoints:
         response.rewrite(lambda format: OllamaFormat(format, translated), _JSON_LINES)
         return response
 
+    async def embed(self, request: Request) -> Response:
+        """Embed one text or several; no text asks whether the model is there."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._api.body(request, OllamaEmbedBody)
+        self._api.card(request, body.model, "model")
+        if not body.input:
+            return _json({"model": body.model, "embeddings": []})
+        fields = await self._api.parse(encode(body.as_embedding()), EmbeddingBody)
+        response = await self._embedding.embed(request, fields, arrival_ns)
+        response.rewrite(lambda format: OllamaEmbeddings(format, body.model, arrival_ns), _JSON_LINES)
+        return response
+
     async def tags(self, request: Request) -> Response:
         """The services; all of them are loaded."""
         cards = self._api.visible_cards(request).values()
@@ -110,6 +137,9 @@ class OllamaEndpoints:
             "name": name,
             "model": name,
             "modified_at": datetime.fromtimestamp(card.created, UTC).isoformat(),
+            # Clients show the first digits; here they tell models apart and say nothing of weights.
+            "digest": hashlib.sha256(self._api.backend.info.services[card.id].model.encode()).hexdigest(),
+            "size": 0,
             "details": {"parent_model": self._api.backend.info.services[card.id].model},
         }
 
@@ -177,6 +207,36 @@ class OllamaFormat:
         (choice,) = msgspec.json.decode(self._openai.full(outputs, usage))["choices"]
         message = choice.get("message") or {"content": choice["text"]}
         return encode(self._translation.last(message, choice["finish_reason"], usage))
+
+
+class OllamaEmbeddings:
+    """Embeddings in Ollama's shape, made of those of another format."""
+
+    def __init__(self, openai: Format, model: str, arrival_ns: int) -> None:
+        self._openai = openai
+        self._model = model
+        self._arrival_ns = arrival_ns
+
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
+        """Nothing."""
+        return iter(())
+
+    def usage_chunk(self, usage: Usage) -> bytes | None:
+        """Nothing."""
+        return None
+
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """A vector for each text."""
+        data = msgspec.json.decode(self._openai.full(outputs, usage))["data"]
+        return encode(
+            {
+                "model": self._model,
+                "embeddings": [entry["embedding"] for entry in data],
+                "total_duration": time.monotonic_ns() - self._arrival_ns,
+                "load_duration": 0,
+                "prompt_eval_count": usage.prompt_tokens,
+            }
+        )
 
 
 def _extend(call: dict[str, Any], piece: dict[str, Any]) -> None:

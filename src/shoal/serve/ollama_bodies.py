@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
 from shoal.serve.bodies import ServiceBody
+from shoal.serve.further_bodies import MAX_INPUTS
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.messages import MAX_MESSAGES
 from shoal.serve.neutral import MAX_FIELDS, EmptyList, StrictModel
@@ -169,6 +170,25 @@ class OllamaGenerateBody(GenerateBody):
         if self.system:
             raise InvalidRequest("system needs a chat template, and a prompt that is not raw", param="system")
         return {**self.shared_fields(), "prompt": self.prompt}
+
+
+class OllamaEmbedBody(ServiceBody):
+    """Body of /api/embed."""
+
+    model: Name
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True)] = ""
+    """One text or several."""
+    truncate: bool | None = None
+    """Let the last tokens of an input that is too long count, which is the default; else it is refused."""
+    options: Options | None = None
+    """Ignored: nothing is drawn."""
+    keep_alive: str | int | float | None = None
+    """Ignored: services stay loaded."""
+
+    def as_embedding(self) -> dict[str, Any]:
+        """The fields of an OpenAI embedding."""
+        cut = {} if self.truncate is False else {"truncate_prompt_tokens": -1}
+        return {"model": self.model, "input": self.input, **cut}
 
 
 class ShowBody(ServiceBody):
