@@ -71,6 +71,10 @@ class FakeAdministration:
         )
         self.cluster.others = [*self.cluster.others, own]
 
+    def check_leaving(self, name):
+        if len(self.cluster.engines) == 1:
+            raise ConfigError(f"engine {name!r} is the last one; add another before")
+
     def drain_engine(self, name):
         self.change(name, state=EngineState.DRAINING)
 

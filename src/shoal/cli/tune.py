@@ -55,9 +55,9 @@ def tune(
 
     The scenario is written as for `shoal simulate`; its own scheduler is the default that others are measured
     against. Many are tried on a little of the workload, the best third on three times as much, and so on
-    (successive halving). The best is then compared with the default on requests that come later, a quarter
-    as many, and replaces it if it is better there for sure (95%). The figures are those of a part later
-    still, which nothing was chosen by.
+    (successive halving). The latest quarter of the requests that are searched on is kept for a comparison of
+    the best with the default, which it replaces if it is better there for sure (95%). The figures are those
+    of a part later still, which nothing was chosen by.
 
     Best is who meets most goals of the services (`slo`), and among those that meet as many, who has the
     lower latency. Without goals latency alone counts.

@@ -128,29 +128,12 @@ class Administration:
             self._require_engine(engine)
         self._tell(MoveWanted(request, engine, method))
 
-    def drain_engine(self, name: str) -> None:
-        """Send no new requests to an engine, and move those that it has to others of their services.
-
-        Raises ConfigError as ``remove_engine``.
-        """
-        self._require_others(name)
-        self._tell(EngineDraining(name))
-
-    def undrain_engine(self, name: str) -> None:
-        """Let a drained engine take requests again; raises ConfigError if there is none of that name."""
-        self._require_engine(name)
-        self._tell(EngineUndrained(name))
-
-    async def remove_engine(self, name: str) -> None:
-        """End an engine, whose requests go on elsewhere.
+    def check_leaving(self, name: str) -> None:
+        """Check that an engine may be drained or removed.
 
         Raises ConfigError if it is unknown, the last one, or the only one of a service. Those that are
         drained do not count.
         """
-        self._require_others(name)
-        await self._remove(name)
-
-    def _require_others(self, name: str) -> None:
         leaving = self._require_engine(name)
         others = [
             engine
@@ -165,6 +148,24 @@ class Administration:
                 f"engine {name!r} is the only one of {', '.join(only)}; add an engine of the same services "
                 "before, or remove these"
             )
+
+    def drain_engine(self, name: str) -> None:
+        """Send no new requests to an engine, and move those that it has to others of their services.
+
+        Raises ConfigError as ``check_leaving``.
+        """
+        self.check_leaving(name)
+        self._tell(EngineDraining(name))
+
+    def undrain_engine(self, name: str) -> None:
+        """Let a drained engine take requests again; raises ConfigError if there is none of that name."""
+        self._require_engine(name)
+        self._tell(EngineUndrained(name))
+
+    async def remove_engine(self, name: str) -> None:
+        """End an engine, whose requests go on elsewhere; raises ConfigError as ``check_leaving``."""
+        self.check_leaving(name)
+        await self._remove(name)
 
     async def _remove(self, name: str) -> None:
         self._fleet.forget(name)

@@ -88,6 +88,9 @@ class Administration(Protocol):
     async def add_engine(self, plan: EnginePlan) -> None:
         """Start a further engine; returns when it is ready; raises EngineDied if it does not start."""
 
+    def check_leaving(self, name: str) -> None:
+        """Raise ConfigError if an engine cannot be drained or removed: services would have none."""
+
     def drain_engine(self, name: str) -> None:
         """Give an engine no more requests, and move those that it has to others."""
 

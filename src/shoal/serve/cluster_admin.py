@@ -139,9 +139,9 @@ class ClusterAdmin:
     def drain_engine(self, name: str) -> Operation:
         """Give an engine no more requests, and move those that it has to others; done when it has none left.
 
-        Those that no other engine can take end there.
+        Those that no other engine can take end there. Raises Conflict if services would have no engine.
         """
-        self._engine(name)
+        self._check_leaving(name)
 
         async def work(operation: Operation) -> None:
             self._changes.drain_engine(name)
@@ -166,10 +166,8 @@ class ClusterAdmin:
         return self.operations.start("undrain_engine", name, work, ends="drain_engine")
 
     def remove_engine(self, name: str) -> Operation:
-        """End an engine; its requests go on elsewhere."""
-        self._engine(name)
-        if len(self._backend.engines) == 1:
-            raise Conflict(f"engine {name!r} is the last one; add another before")
+        """End an engine; its requests go on elsewhere. Raises Conflict if services would have no engine."""
+        self._check_leaving(name)
 
         async def work(operation: Operation) -> None:
             _say(operation, f"ending engine {name}")
@@ -217,6 +215,13 @@ class ClusterAdmin:
     def _check_service(self, name: str) -> None:
         if name not in self._backend.services and name not in self._arriving:
             raise _unknown_service(name, self._backend.services)
+
+    def _check_leaving(self, name: str) -> None:
+        self._engine(name)
+        try:
+            self._changes.check_leaving(name)
+        except ConfigError as error:
+            raise Conflict(str(error)) from None
 
     def _engine(self, name: str, param: str | None = None) -> EngineStatus:
         engine = self._find_engine(name)
