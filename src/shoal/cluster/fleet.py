@@ -340,7 +340,7 @@ class Fleet:
         if not self._started.done():
             self._started.set_exception(_error(event))
         killed, why = self._killed.get(event.engine, (None, ""))
-        reason = f"killed, because {why}" if killed == event.incarnation else event.reason
+        reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
         if event.incarnation == engine.incarnation:
             loaded = engine.connected
             engine.disconnect(reason)
