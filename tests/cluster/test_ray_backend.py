@@ -236,7 +236,7 @@ def test_a_server_that_is_started_again_has_its_engines_back(nodes):
 
     async def scenario():
         other = make_router(nodes, "fake?step_ms=11", name="left")
-        with pytest.raises(ConfigError, match="engine 0.*step_ms=10' / 'fake.step_ms=11'"):
+        with pytest.raises(ConfigError, match=r"engine 0.*step_ms=10' / 'fake.step_ms=11'"):
             await other.run()
         router = await start(nodes, name="left")
         try:

@@ -11,7 +11,6 @@ from test_router import PROMPT, QUICK, expected, greedy, tokens_of
 from virtual_loop import run_virtually
 
 from shoal.cluster.backend import EngineConfig
-from shoal.cluster.fleet import _settings
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState, ServiceState
 from shoal.core import ConfigError, Service
@@ -109,7 +108,7 @@ def test_settings_are_told_one_by_one() -> None:
     config = EngineConfig(options=options, folders=folders, builder="torch", heartbeat_s=1.0)
     order = ORDERS["edf"]()
     changed = replace(options, scheduler=replace(options.scheduler, order=order), threads=3)
-    settings, others = _settings("engine 0", config), _settings("engine 0", replace(config, options=changed))
+    settings, others = config.settings("engine 0"), replace(config, options=changed).settings("engine 0")
     differing = {name: others[name] for name in settings if settings[name] != others.get(name)}
     assert differing == {
         "engine 0.options.scheduler.order": "EarliestDeadline",

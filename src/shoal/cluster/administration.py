@@ -41,13 +41,13 @@ class Administration:
         tell: Callable[[ClusterEvent], None],
     ) -> None:
         self._manager = manager
-        self._fleet = fleet
+        self._fleet, self._catalog = fleet, fleet.catalog
         self._decoders = decoders
         self._tell = tell
 
     def watch_idle_services(self) -> None:
         """From now on unload services of the configuration that are idle for too long."""
-        for name, service in self._fleet.services.items():
+        for name, service in self._catalog.services.items():
             if service.idle_after_s is not None:
                 engines = [engine.name for engine in self._manager.engines if name in engine.services]
                 self._tell(ServicePlaced(name, tuple(engines), service.idle_after_s))
@@ -66,11 +66,11 @@ class Administration:
         chosen = known if engines is None else list(engines)
         for engine in chosen:
             self._require_engine(engine)
-        self._fleet.know_service(service, folder)
+        self._catalog.add(service, folder)
         self._decoders[name] = tokenizer
         self._tell(ServicePlaced(name, tuple(chosen), service.idle_after_s))
         await self._settled(name, ServiceState.LOADING)
-        if name not in self._fleet.info.services:
+        if name not in self._catalog.info.services:
             error = self._manager.service(name).error or "its engine ended"
             await self.remove_service(name)
             raise ConfigError(f"service {name!r} cannot be loaded: {error}")
@@ -81,9 +81,9 @@ class Administration:
         It takes no new requests from now on, and leaves when those that it has are over.
         """
         self._require_service(name)
-        if len(self._fleet.services) == 1:
+        if len(self._catalog.services) == 1:
             raise ConfigError(f"service {name!r} is the last one; add another before, or unload it")
-        self._fleet.forget_service(name)
+        self._catalog.remove(name)
         self._tell(ServiceRemoved(name))
         while name in self._manager.services:
             await asyncio.sleep(_POLL_S)
@@ -190,5 +190,6 @@ class Administration:
         return engine
 
     def _require_service(self, name: str) -> None:
-        if name not in self._fleet.services:
-            raise ConfigError(f"there is no service {name!r}; there are: {', '.join(self._fleet.services)}")
+        known = self._catalog.services
+        if name not in known:
+            raise ConfigError(f"there is no service {name!r}; there are: {', '.join(known)}")

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 from shoal.cluster.actions import LoadService, UnloadService
-from shoal.cluster.backend import BackendEvent, Beat, EngineBackend, EngineConfig, Exited, Loaded, Loading
+from shoal.cluster.backend import BackendEvent, Beat, EngineBackend, Exited, Loaded, Loading
 from shoal.cluster.call import call_of
+from shoal.cluster.catalog import Catalog
 from shoal.cluster.events import (
     ClusterEvent,
     EngineAdded,
@@ -18,19 +18,16 @@ from shoal.cluster.events import (
     EngineReady,
     ServiceFailed,
     ServiceLoaded,
-    ServiceSpeed,
     ServiceUnloaded,
 )
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
-from shoal.cluster.status import ClusterInfo
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.engine import wire
 from shoal.engine.info import ServiceInfo
 from shoal.engine.lifeline import Failed, failure_to_error
 
 _log = logging.getLogger(__name__)
-_UNMEASURED = ServiceSpeed(1e-3, 1e-2)
 
 
 class Fleet:
@@ -63,16 +60,9 @@ class Fleet:
         self._on_end = on_end
         self._engines = {plan.name: RemoteEngine(plan, clock) for plan in plans}
         self._clock = clock
-        self._options = options
-        self._builder = builder
-        self._services = {service.name: service for plan in plans for service in plan.options.services}
-        self._folders = dict(folders)
-        self._limits: dict[str, ServiceInfo] = {}
-        """Of every service, as they were when an engine had it last."""
-        self._speeds: dict[tuple[str, int, str], ServiceSpeed] = {}
+        self.catalog = Catalog(self._engines, folders, builder, options.heartbeat_s)
+        """The services, and what clients can check requests against."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
-        """What clients can check requests against."""
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
@@ -95,7 +85,8 @@ class Fleet:
         self._progress = progress
         settings: dict[str, str] = {}
         for name, engine in self._engines.items():
-            settings |= _settings(f"engine {name}", self._config(engine.plan, _names(engine.plan)))
+            config = self.catalog.config(engine.plan, _names(engine.plan))
+            settings |= config.settings(f"engine {name}")
         found = {engine.engine: engine for engine in await self._backend.attach(self._on_event, settings)}
         for name, engine in self._engines.items():
             services = _names(engine.plan)
@@ -121,25 +112,9 @@ class Fleet:
             del self._engines[name]
             self._describe()
 
-    def know_service(self, service: Service, folder: Path) -> None:
-        """Know another service, whose model lies in ``folder``."""
-        self._services[service.name] = service
-        self._folders[service.name] = folder
-
-    def forget_service(self, name: str) -> None:
-        """Take no further requests of a service."""
-        del self._services[name]
-        self._limits.pop(name, None)
-        self._describe()
-
-    @property
-    def services(self) -> Mapping[str, Service]:
-        """All services that are known, by name."""
-        return self._services
-
     def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
         """Start the process of an engine with some of its services."""
-        config = self._config(self._engines[name].plan, services)
+        config = self.catalog.config(self._engines[name].plan, services)
         self._engines[name].started(incarnation)
         self._backend.start_engine(name, incarnation, config)
 
@@ -154,8 +129,7 @@ class Fleet:
         """Let a running engine load or unload a service, and tell what came of it."""
         engine = self._engines[action.engine]
         if isinstance(action, LoadService):
-            service = self._services[action.service]
-            work = self._load(engine, action, service, str(self._folders[service.name]))
+            work = self._load(engine, action, self.catalog.services[action.service])
         else:
             work = self._unload(engine, action)
         task = asyncio.get_running_loop().create_task(work)
@@ -167,8 +141,8 @@ class Fleet:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a change of services ended unexpectedly", exc_info=error)
 
-    async def _load(self, engine: RemoteEngine, action: LoadService, service: Service, folder: str) -> None:
-        name = action.engine
+    async def _load(self, engine: RemoteEngine, action: LoadService, service: Service) -> None:
+        name, folder = action.engine, str(self.catalog.folder(service.name))
         try:
             answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
         except EngineDied:
@@ -187,7 +161,7 @@ class Fleet:
         _log.info("engine %s: service %s is loaded", name, service.name)
         assert engine.info is not None
         info = answer.services[service.name]
-        speed = self._speed((engine.info.device, engine.info.threads), service.name, info)
+        speed = self.catalog.speed(engine.info, service.name, info)
         told = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
         self._tell(ServiceLoaded(*told))
 
@@ -210,20 +184,6 @@ class Fleet:
         _log.error("engine %s is not to be trusted: %s", engine, why)
         self.kill_engine(engine, self._engines[engine].incarnation, why)
 
-    def _config(self, plan: EnginePlan, services: Sequence[str]) -> EngineConfig:
-        """What an engine's process is started with."""
-        known = tuple(self._services[name] for name in services if name in self._services)
-        return EngineConfig(
-            options=replace(plan.options, services=known),
-            folders={
-                service.name: self._folders[service.name]
-                for service in known
-                if service.name in self._folders
-            },
-            builder=self._builder,
-            heartbeat_s=self._options.heartbeat_s,
-        )
-
     def send(self, engine: str, message: wire.ToEngine) -> None:
         """As in ``calls.Outbox``."""
         self._engines[engine].send(message)
@@ -238,38 +198,12 @@ class Fleet:
         """Tokens in a KV block of the first engine."""
         return next(engine.info.block_size for engine in self._engines.values() if engine.info is not None)
 
-    def room(self, service: str, prompt_tokens: int) -> int:
-        """Tokens, prompt and output, that a request may have that names no limit.
-
-        Those of the smallest engine that its prompt leaves room on, so that it can go to most engines.
-        """
-        rooms = {limits.max_total_tokens for limits in self._limits_of(service)}
-        fitting = [room for room in rooms if room > prompt_tokens]
-        return min(fitting, default=self._limits[service].max_total_tokens)
-
-    def _limits_of(self, service: str) -> list[ServiceInfo]:
-        """The limits of a service on each of its engines."""
-        infos = [engine.info for engine in self._engines.values() if engine.info is not None]
-        return [info.services[service] for info in infos if service in info.services]
-
     def _describe(self) -> None:
-        """Make ``info`` anew, with limits as they were when a service was loaded last."""
-        infos = [engine.info for engine in self._engines.values() if engine.info is not None]
-        for name in self._services:
-            if limits := self._limits_of(name):
-                self._limits[name] = max(limits, key=lambda each: each.max_total_tokens)
-        if (
-            not self._started.done()
-            and all(engine.connected for engine in self._engines.values())
-            and self._limits.keys() >= self._services.keys()
-        ):
+        """What engines say of their services has changed."""
+        self.catalog.refresh()
+        connected = all(engine.connected for engine in self._engines.values())
+        if connected and self.catalog.complete and not self._started.done():
             self._started.set_result(None)
-        self.info = ClusterInfo(
-            services={name: self._limits[name] for name in self._services if name in self._limits},
-            takes_priorities=all(info.takes_priorities for info in infos),
-            kernels=", ".join(dict.fromkeys(info.kernels for info in infos)),
-            device=", ".join(dict.fromkeys(info.device for info in infos)),
-        )
 
     async def close(self) -> None:
         """End all engines."""
@@ -312,29 +246,15 @@ class Fleet:
         engine.ask_stats()
         if self._started.done():
             _log.info("engine %s is ready", name)
-        equals = (event.info.device, event.info.threads)
         speeds = {
-            service: self._speed(equals, service, info) for service, info in event.info.services.items()
+            service: self.catalog.speed(event.info, service, info)
+            for service, info in event.info.services.items()
         }
         formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
         kv_tokens = _kv_tokens(event.info.services)
         pool = (event.info.kv_bytes, kv_tokens, event.info.block_size, event.info.host)
         self._tell(EngineReady(name, event.incarnation, speeds, formats, *pool))
         self._describe()
-
-    def _speed(self, equals: tuple[str, int], service: str, info: ServiceInfo) -> ServiceSpeed:
-        """The best that was measured of a service on engines that are alike in ``equals``.
-
-        One that starts while others compute measures itself as too slow. Where nobody has measured, it is as
-        fast as a small model on a CPU.
-        """
-        key = (*equals, service)
-        best = self._speeds.get(key)
-        if info.prefill_s and info.decode_s:
-            now = ServiceSpeed(info.prefill_s, info.decode_s)
-            best = now if best is None else ServiceSpeed(*map(min, _pair(best), _pair(now)))
-            self._speeds[key] = best
-        return _UNMEASURED if best is None else best
 
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
         if not self._started.done():
@@ -359,33 +279,12 @@ class Fleet:
             self._describe()
 
 
-def _settings(name: str, value: object) -> dict[str, str]:
-    """The leaves of an engine's configuration by their paths, so that a difference can be told."""
-    own: dict[str, str] = {}
-    if isinstance(value, Mapping):
-        parts: Mapping[str, object] = {str(key): each for key, each in value.items()}
-    elif isinstance(value, tuple) and value and all(isinstance(each, Service) for each in value):
-        parts = {each.name: each for each in value}
-    elif is_dataclass(value):
-        own = {name: type(value).__name__}
-        parts = {part.name: getattr(value, part.name) for part in fields(value)}
-    else:
-        return {name: repr(value)}
-    return own | {
-        path: text for part, each in parts.items() for path, text in _settings(f"{name}.{part}", each).items()
-    }
-
-
 def _names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
 
 
 def _kv_tokens(services: Mapping[str, ServiceInfo]) -> dict[str, int]:
     return {service: info.kv_tokens for service, info in services.items()}
-
-
-def _pair(speed: ServiceSpeed) -> tuple[float, float]:
-    return speed.prefill_s, speed.decode_s
 
 
 def _error(event: Exited) -> Exception:

@@ -161,7 +161,7 @@ class Router:
     @property
     def info(self) -> ClusterInfo:
         """Limits of the services."""
-        return self._fleet.info
+        return self._fleet.catalog.info
 
     @property
     def engines(self) -> Sequence[EngineStatus]:
@@ -223,7 +223,7 @@ class Router:
             )
         if sampling.max_tokens is None:
             # Decided once, so that it is the same on every engine.
-            room = self._fleet.room(service, len(prompt))
+            room = self._fleet.catalog.room(service, len(prompt))
             sampling = replace(sampling, max_tokens=room - len(prompt))
         call_id = f"{self._session}-{next(self._numbers)}"
         requests = expand_choices(

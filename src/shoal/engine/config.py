@@ -1,9 +1,10 @@
 """What an engine process is started with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
+from shoal.core import Service
 from shoal.engine.options import EngineOptions
 
 
@@ -19,3 +20,23 @@ class EngineConfig:
     """"module:function" with the signature of ``build_engine``."""
     heartbeat_s: float
     """It gives a sign of life so often."""
+
+    def settings(self, name: str) -> dict[str, str]:
+        """All of it by paths that begin with ``name``, so that what differs from another can be told."""
+        return _leaves(name, self)
+
+
+def _leaves(name: str, value: object) -> dict[str, str]:
+    own: dict[str, str] = {}
+    if isinstance(value, Mapping):
+        parts: Mapping[str, object] = {str(key): each for key, each in value.items()}
+    elif isinstance(value, tuple) and value and all(isinstance(each, Service) for each in value):
+        parts = {each.name: each for each in value}
+    elif is_dataclass(value):
+        own = {name: type(value).__name__}
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+    else:
+        return {name: repr(value)}
+    return own | {
+        path: text for part, each in parts.items() for path, text in _leaves(f"{name}.{part}", each).items()
+    }
