@@ -204,7 +204,7 @@ def measure(point: Point) -> dict[str, float]:
         "p99 x": alone.p99,
         "gap s": gap.mean,
         "p99 gap": gap.p99,
-        "preempted": float(group.evictions),
+        "preempted": float(group.preemptions),
     }
 
 

@@ -136,7 +136,7 @@ def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
     for preset in args.presets:
         measured[preset] = run_engine(setting, models, preset, requests, execution_s)
         counts = measured[preset].counts
-        say(f"  {preset}: {counts.end_s:.0f} s, {counts.evictions} evictions")
+        say(f"  {preset}: {counts.end_s:.0f} s, {counts.preemptions} preemptions")
     bench.profile()
     times, share = bench.times(2)
     varied = [Jittered(times, share, np.random.default_rng((seed, n))) for n in range(args.varied)]

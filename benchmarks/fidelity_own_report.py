@@ -152,7 +152,7 @@ def _amount(one: Figure, value: float) -> str:
 
 
 def steps_table(runs: Sequence[Comparison]) -> Table:
-    """What every run's own steps took, and would have taken by the fitted times; evictions; the end."""
+    """What every run's own steps took, and would have taken by the fitted times; preemptions; the end."""
     table = Table(
         title="The same steps: what they took, and what the fitted times say of them",
         title_justify="left",
@@ -161,7 +161,7 @@ def steps_table(runs: Sequence[Comparison]) -> Table:
     )
     for column in ("case", "preset", "seed"):
         table.add_column(column, no_wrap=True)
-    columns = ("decodes", "off", "prompts", "off", "all", "rows", "evictions", "ended, s")
+    columns = ("decodes", "off", "prompts", "off", "all", "rows", "preemptions", "ended, s")
     for column in columns:
         table.add_column(column, justify="right")
     for run in runs:
@@ -178,7 +178,7 @@ def steps_table(runs: Sequence[Comparison]) -> Table:
             f"{off(run.times, others):+.1%}",
             f"{off(run.times, run.measured.steps):+.1%}",
             f"{fmean(rows.decodes + len(rows.chunks) for rows, _ in run.measured.steps):.1f}",
-            f"{ran.evictions}, {told.evictions}",
+            f"{ran.preemptions}, {told.preemptions}",
             f"{ran.end_s:.0f}, {told.end_s:.0f}",
         )
     return table

@@ -63,9 +63,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class Counts:
-    """evictions: all of a run; end_s: when it was over."""
+    """preemptions: all of a run; end_s: when it was over."""
 
-    evictions: int
+    preemptions: int
     end_s: float
 
 
@@ -206,7 +206,7 @@ class Client:
         stats = engine.stats().services.values()
         return Outcome(
             self._ended,
-            Counts(sum(one.evictions for one in stats), self._now_ns() / 1e9),
+            Counts(sum(one.preemptions for one in stats), self._now_ns() / 1e9),
             self._watch.steps,
             self._watch.started_s,
         )
@@ -290,4 +290,4 @@ def simulate(
         raise SystemExit(
             f"request {unanswered[0].request_id} was {unanswered[0].finish}: {unanswered[0].error}"
         )
-    return Outcome(record.requests, Counts(record.engines[0].evictions, record.end_ns / 1e9))
+    return Outcome(record.requests, Counts(record.engines[0].preemptions, record.end_ns / 1e9))

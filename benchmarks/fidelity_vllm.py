@@ -93,7 +93,7 @@ def compare(console: Console, scenario: Scenario, log: Path, fit_requests: int |
     prepared = prepare(scenario)
     run = prepared.run()
     depth = scenario.scheduler.depth
-    preemptions = sum(engine.evictions for engine in run.engines)
+    preemptions = sum(engine.preemptions for engine in run.engines)
     console.print(f"{scenario.title}, depth {depth}: {preemptions} preemptions in simulation")
     console.print(compare_run(prepared, run, log).grid().to_rich())
 

@@ -74,7 +74,7 @@ def measure(point: Point) -> list[str]:
         f"{in_use.mean():.2f}",
         str(in_use.max()),
         ", ".join(moves) or "0",
-        str(sum(row.evictions for row in record.requests)),
+        str(sum(row.preemptions for row in record.requests)),
         f"{group.ttft_s.mean:.2f}",
         f"{group.ttft_s.p99:.2f}",
         f"{sum(met) / len(met):.1%}",

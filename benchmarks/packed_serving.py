@@ -4,7 +4,7 @@
     python benchmarks/packed_serving.py --dispatch max-min mell load-balance --seed 2
 
 Streams come at random, many in busy spells and few in quiet ones, the same for every dispatch. Printed are
-how many engines had requests in the mean, moves and evictions, times to the first token and between tokens;
+how many engines had requests in the mean, moves and withdrawals, times to the first token and between tokens;
 and whether every stream said what it says undisturbed (as in benchmarks/migration.py).
 """
 
@@ -45,7 +45,7 @@ class Outcome:
     lost: list[str] = field(default_factory=list)
     differences: Differences = field(default_factory=Differences)
     moves: Counter[str] = field(default_factory=Counter)
-    evictions: int = 0
+    withdrawals: int = 0
     first_s: list[float] = field(default_factory=list)
     """Times to the first token."""
     between_s: list[float] = field(default_factory=list)
@@ -96,7 +96,7 @@ async def load(router: Router, jobs: Sequence[Job], options: argparse.Namespace,
     watching.cancel()
     for engine in router.engines:
         outcome.moves.update({f"{m} {o}": n for (m, o), n in engine.moves.items()})
-        outcome.evictions += engine.evicted
+        outcome.withdrawals += engine.withdrawn
 
 
 async def serve(dispatch: str, options: argparse.Namespace, console: Console) -> Outcome:
@@ -137,7 +137,7 @@ async def serve(dispatch: str, options: argparse.Namespace, console: Console) ->
 
 def report(outcomes: dict[str, Outcome], console: Console) -> None:
     """Print what the dispatches showed."""
-    heads = ("engines in use", "moves", "evictions", "first token s", "between ms", "p95 ms", "different")
+    heads = ("engines in use", "moves", "withdrawals", "first token s", "between ms", "p95 ms", "different")
     table = Table("dispatch", *heads)
     for name, outcome in outcomes.items():
         between = outcome.between_s
@@ -145,7 +145,7 @@ def report(outcomes: dict[str, Outcome], console: Console) -> None:
             name,
             f"{statistics.mean(outcome.in_use):.2f}",
             ", ".join(f"{count} {what}" for what, count in sorted(outcome.moves.items())) or "-",
-            str(outcome.evictions),
+            str(outcome.withdrawals),
             f"{statistics.median(outcome.first_s):.2f}",
             f"{1000 * statistics.median(between):.0f}",
             f"{1000 * statistics.quantiles(between, n=20)[-1]:.0f}",

@@ -94,7 +94,7 @@ def main() -> None:
             f"{seconds:.1f}",
             f"{sum(row[0] for row in times.values()) / len(times):.2f}",
             ", ".join(f"{gap:.2f}" for gap in gaps[:-4:-1]),
-            str(engine.stats().services[SERVICE].evictions),
+            str(engine.stats().services[SERVICE].preemptions),
         )
         engine.close()
     Console().print(table)

@@ -42,7 +42,7 @@ class Outcome:
 class Counts:
     """What one service's engine had to do twice."""
 
-    evictions: int
+    preemptions: int
     recomputed_tokens: int
     swapped_tokens: int
 

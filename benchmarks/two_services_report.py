@@ -43,7 +43,7 @@ class Figures:
     ttft_s: float
     ttft_p99_s: float
     tpot_s: float
-    evictions: int
+    preemptions: int
     recomputed_tokens: int
     swapped_tokens: int
     gap_s: float = math.nan
@@ -109,7 +109,7 @@ def _figures(
         ttft_s=fmean(ttft),
         ttft_p99_s=percentile(ttft, 99),
         tpot_s=fmean(tpot) if tpot else math.nan,
-        evictions=sum(c.evictions for c in counts),
+        preemptions=sum(c.preemptions for c in counts),
         recomputed_tokens=sum(c.recomputed_tokens for c in counts),
         swapped_tokens=sum(c.swapped_tokens for c in counts),
         gap_s=fmean(largest) if largest else math.nan,
@@ -127,7 +127,7 @@ def show(results: Sequence[Figures]) -> None:
         table.add_column("service")
         for column in (
             "requests", "unfinished", "latency / L^", "p99", f"within {E2E_SCALE:g} L^", "TTFT, s", "p99, s",
-            "TPOT, ms", "ITL p99, ms", "MTPOT, s", "p99, s", "evictions", "recomputed", "swapped",
+            "TPOT, ms", "ITL p99, ms", "MTPOT, s", "p99, s", "preemptions", "recomputed", "swapped",
         ):  # fmt: skip
             table.add_column(column, justify="right")
         for one in results:
@@ -148,7 +148,7 @@ def show(results: Sequence[Figures]) -> None:
                     _or_dash(one.itl_p99_s * 1000, ".0f"),
                     _or_dash(one.gap_s, ".2f"),
                     _or_dash(one.gap_p99_s, ".2f"),
-                    str(one.evictions or ""),
+                    str(one.preemptions or ""),
                     str(one.recomputed_tokens or ""),
                     str(one.swapped_tokens or ""),
                     style="bold" if one.service == ALL else "dim",

@@ -165,7 +165,7 @@ class Client:
 
     def _repeated_work(self) -> dict[str, Counts]:
         return {
-            name: Counts(stats.evictions, stats.recomputed_tokens, stats.swapped_tokens)
+            name: Counts(stats.preemptions, stats.recomputed_tokens, stats.swapped_tokens)
             for name, stats in self._engine.stats().services.items()
         }
 

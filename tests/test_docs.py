@@ -166,7 +166,7 @@ def test_the_metrics_described_are_those_exported() -> None:
 def test_metrics_that_are_named_exist(page: Path) -> None:
     named = set(
         re.findall(
-            r"\bshoal_(?:engine|request|inter|http|build|kv|step|evict|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
+            r"\bshoal_(?:engine|request|inter|http|build|kv|step|preempt|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
             r"\w*",
             page.read_text(),
         )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 METRICS = """\
-# TYPE shoal_evictions_total counter
-shoal_evictions_total{engine="0",service="chat"} 3.0
-shoal_evictions_total{engine="0",service="complete"} 0.0
+# TYPE shoal_preemptions_total counter
+shoal_preemptions_total{engine="0",service="chat"} 3.0
+shoal_preemptions_total{engine="0",service="complete"} 0.0
 # TYPE shoal_kv_bytes gauge
 shoal_kv_bytes{engine="0",use="total"} 2.5165824e+07
 shoal_kv_bytes{engine="0",use="live"} 1.8874368e+07

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     write_profile(folder / "profile", "model: meta-llama/Llama-3.1-8B\nhardware: RTX4090\n")
     (tmp_path / "scenario.yaml").write_text(SCENARIO)
     record = prepare(load_scenario(file=tmp_path / "scenario.yaml")).run()
-    assert record.engines[0].evictions > 0
+    assert record.engines[0].preemptions > 0
     write_run(record, folder / "measured", formats=["jsonl"])
     (folder / "measured" / "meta.json").write_text(json.dumps(META))
     return folder

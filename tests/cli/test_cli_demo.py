@@ -96,10 +96,10 @@ def test_a_burst_is_sent_to_both_endpoints_and_timed():
 
 
 def test_the_counts_are_those_after_the_last_response():
-    old = 'shoal_evictions_total{service="chat"} 1.0\nshoal_engine_state_age_seconds 1000.0\n'
-    new = 'shoal_evictions_total{service="chat"} 2.0\nshoal_engine_state_age_seconds 0.0\n'
+    old = 'shoal_preemptions_total{service="chat"} 1.0\nshoal_engine_state_age_seconds 1000.0\n'
+    new = 'shoal_preemptions_total{service="chat"} 2.0\nshoal_engine_state_age_seconds 0.0\n'
     with fake_server(FakeApi(pages=[old] * 3 + [new] * 50)) as url:
-        assert asyncio.run(run_burst(url, demo_prompts(2))).metrics.evictions == {"chat": 2}
+        assert asyncio.run(run_burst(url, demo_prompts(2))).metrics.preemptions == {"chat": 2}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_metrics_keep_peaks_and_the_last_counts():
     summary.add(
         METRICS.replace("1.8874368e+07", "1e+07").replace('service="chat"} 3.0', 'service="chat"} 4.0')
     )
-    assert (summary.peak_use, summary.peak_waste, summary.evictions["chat"]) == (0.75, 0.125, 4)
+    assert (summary.peak_use, summary.peak_waste, summary.preemptions["chat"]) == (0.75, 0.125, 4)
     assert MetricsSummary().peak_use is None
 
 
@@ -209,13 +209,13 @@ def test_the_report_follows_the_definitions():
     burst.requests[1].largest_gap_ns = 1_000_000_000  # of a single token: it has none
     report = summarise(burst)
     chat, complete = report.services["chat"], report.services["complete"]
-    assert (chat.requests, chat.finished, chat.output_tokens, chat.evictions) == (2, 2, 12, 2)
+    assert (chat.requests, chat.finished, chat.output_tokens, chat.preemptions) == (2, 2, 12, 2)
     assert chat.output_tokens_per_s == 4
     assert chat.ttft == Latency(1.0, pytest.approx(1.49))
     assert chat.tpot == Latency(pytest.approx(0.1), pytest.approx(0.1))
     assert chat.e2e == Latency(1.5, 1.5)
     assert chat.largest_gap == Latency(0.25, 0.25)
-    assert (complete.finished, complete.evictions) == (0, 0)
+    assert (complete.finished, complete.preemptions) == (0, 0)
     assert math.isnan(complete.ttft.mean_s)
     assert not report.succeeded
 
@@ -251,7 +251,7 @@ def test_the_conclusion_is_a_table_and_json(tmp_path):
         "x alone: mean E2E over that of one request alone (chat 0.5 s)",
         "SLO: share within chat E2E 2.5 s",
         "100%",
-        "evictions: chat 0, complete 0",
+        "preemptions: chat 0, complete 0",
         "1/1",
         "0/1",
         "500/500 ms",

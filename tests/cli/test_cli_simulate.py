@@ -59,7 +59,7 @@ def test_a_scenario_gives_tables_and_files(scenario, tmp_path):
     assert summary["title"] == "tiny"
     assert summary["facts"]["workload"].endswith("60 requests, seed 0")
     assert summary["overall"]["answered"] == 60
-    assert summary["overall"]["evictions"] > 0
+    assert summary["overall"]["preemptions"] > 0
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     assert any(event.get("cat") == "step" for event in events)
 
@@ -184,7 +184,7 @@ def test_the_engines_table_fits_80_columns():
         busy_ns=10**9,
         kv_used_mean=0.999,
         kv_used_peak=0.999,
-        evictions=99_999,
+        preemptions=99_999,
         recomputed_tokens=9_999_999,
         swapped_tokens=0,
         prefill_tokens=123_456_789,

@@ -1,4 +1,4 @@
-"""A packer as dispatch: it places requests, moves them as they grow, and evicts whom nobody has room for."""
+"""A packer as dispatch: it places requests, moves them as they grow, and takes back whom nobody has room for."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -67,8 +67,8 @@ def place(bench: Bench, **prompts: int) -> dict[str, str]:
     )
 
 
-def evictions(bench: Bench) -> dict[str, int]:
-    return {engine.name: engine.evicted for engine in bench.manager.engines}
+def withdrawals(bench: Bench) -> dict[str, int]:
+    return {engine.name: engine.withdrawn for engine in bench.manager.engines}
 
 
 def test_requests_go_where_the_packer_puts_them() -> None:
@@ -122,7 +122,7 @@ def test_growth_moves_a_request_with_its_kv() -> None:
     assert actions == [Reserve("r1m1", "r1", "e1")]
     actions = bench.tell(MoveReserved("r1m1"), MoveCopied("r1m1"), MoveStopped("r1m1"))
     assert bench.manager.owner("r1") == "e1"
-    assert evictions(bench) == {"e0": 0, "e1": 0}
+    assert withdrawals(bench) == {"e0": 0, "e1": 0}
 
 
 def test_a_request_moves_by_its_tokens_where_its_kv_cannot() -> None:
@@ -176,12 +176,12 @@ def test_who_moved_is_left_alone_for_five_epochs(quiet: int, moves: dict[str, st
     assert engines_of(epoch(bench, r1=9, r2=2)) == moves
 
 
-def test_who_has_no_room_anywhere_is_evicted_and_comes_back() -> None:
+def test_who_has_no_room_anywhere_is_withdrawn_and_comes_back() -> None:
     bench = packing_bench("e0", "e1")
     assert place(bench, r0=80, r1=80, r2=15) == {"r0": "e0", "r1": "e1", "r2": "e0"}
     epoch(bench, r0=1, r1=1, r2=0)
     assert epoch(bench, r0=5, r1=5, r2=1) == [Withdraw("r2")]
-    assert (evictions(bench), bench.manager.waiting("a")) == ({"e0": 1, "e1": 0}, 1)
+    assert (withdrawals(bench), bench.manager.waiting("a")) == ({"e0": 1, "e1": 0}, 1)
     assert epoch(bench, r0=6, r1=6, r2=1) == []
     assert bench.end("r1") == [Dispatch("r2", "e1", 1, 2)]
 
@@ -366,7 +366,7 @@ def test_who_waited_long_for_room_is_not_passed_any_more() -> None:
     assert engines_of(bench.end("r1")) == {"big": "e1", "b1": "e0"}
 
 
-def test_nobody_is_evicted_for_a_move_that_is_not_made() -> None:
+def test_nobody_is_withdrawn_for_a_move_that_is_not_made() -> None:
     bench = packing_bench("e0", "e1", dispatch="mell-eager", engine_bytes=0, prefill_tokens=0)
     prompts = {"r0": 35, "r1": 40, "r2": 20, "r3": 55, "r4": 70, "r5": 8, "r6": 40, "r7": 8}
     place(bench, **prompts)

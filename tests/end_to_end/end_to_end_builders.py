@@ -40,7 +40,7 @@ class Outcome:
     embeddings: dict[str, list[bytes]] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)
-    evictions: int = 0
+    preemptions: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
     compacted_blocks: int = 0
@@ -148,7 +148,7 @@ def run_engine(
         assert all(pool.live_blocks(name) == 0 for name in folders)
     for name, service in engine.stats().services.items():
         outcome.failed_steps[name] = service.failed_steps
-        outcome.evictions += service.evictions
+        outcome.preemptions += service.preemptions
         outcome.recomputed_tokens += service.recomputed_tokens
         outcome.swapped_tokens += service.swapped_tokens
         outcome.compacted_blocks += service.compacted_blocks

@@ -41,7 +41,7 @@ SHORT = 12
 
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "with the other model": {},
-    "evictions": {"preset": "vllm", "memory_bytes": 24 << 20, **OVERCOMMIT},
+    "preemptions": {"preset": "vllm", "memory_bytes": 24 << 20, **OVERCOMMIT},
     "no prefix caching, chunks of 7": {"prefix_caching": False, "max_batched_tokens": 7},
 }
 
@@ -90,7 +90,7 @@ def test_greedy_output_together_equals_transformers(
     outcome = run_engine(folders, [requests], **settings)
     for name in MODELS:
         assert [outcome.tokens[f"{name}-{i}"] for i in numbers] == expected[name][: len(numbers)]
-    assert (outcome.evictions > 0) == (circumstance == "evictions")
+    assert (outcome.preemptions > 0) == (circumstance == "preemptions")
 
 
 TUNED: dict[str, dict[str, Any]] = {
@@ -101,7 +101,7 @@ KINDS = ("shoal", "vllm", "fastserve", "muxserve", "past-future", "scls-cb")
 """One preset of each kind of memory: computed again, swapped, split, forecast, slices. All of them with small
 models are in test_equality_presets.py."""
 # The others wait for memory, at least for so few requests.
-EVICTING = ("shoal", "vllm", "fastserve", "muxserve")
+PREEMPTING = ("shoal", "vllm", "fastserve", "muxserve")
 
 
 @pytest.mark.parametrize("preset", KINDS)
@@ -117,9 +117,9 @@ def test_greedy_output_equals_transformers_under_presets_of_every_kind(
         assert [outcome.tokens[f"{name}-{i}"] for i in numbers] == [
             tokens[:SHORT] for tokens in expected[name][: len(numbers)]
         ]
-    assert (outcome.evictions > 0) == (preset in EVICTING)
+    assert (outcome.preemptions > 0) == (preset in PREEMPTING)
     if PRESETS[preset].scheduler.preemption_mode == "swap":
-        assert (outcome.swapped_tokens > 0) == (preset in EVICTING)
+        assert (outcome.swapped_tokens > 0) == (preset in PREEMPTING)
 
 
 @pytest.mark.parametrize("name", MODELS)

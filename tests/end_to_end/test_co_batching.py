@@ -88,7 +88,7 @@ def test_outputs_are_those_of_services_that_step_by_themselves(
     requests = make_requests()
     together = run_engine(dict.fromkeys(NAMES, folder), [requests], **circumstances)
     assert any(plan.co_batched for plan in plans)
-    assert (together.evictions > 0) == ("memory_bytes" in circumstances)
+    assert (together.preemptions > 0) == ("memory_bytes" in circumstances)
     plans.clear()
     apart = run_engine(dict.fromkeys(NAMES, folder), [requests], co_batch=False)
     assert not any(plan.co_batched for plan in plans)

@@ -1,6 +1,6 @@
 """Output does not depend on the scheduler: it equals that of `transformers` under every preset.
 
-Two tiny models share a pool that is too small for everybody. What a preset is about (eviction by
+Two tiny models share a pool that is too small for everybody. What a preset is about (preemption by
 recomputation or swapping, preemption, compaction) must really have happened.
 """
 
@@ -36,7 +36,7 @@ TUNED: dict[str, dict[str, Any]] = {
     },
     "scls-cb": {"admission": Slice(tokens=6)},
 }
-NEVER_EVICTS = ("orca",)
+NEVER_PREEMPTS = ("orca",)
 SWAPPING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preemption_mode == "swap")
 PREEMPTING = tuple(
     name for name, preset in PRESETS.items() if preset.scheduler.preempt_for_waiting == "less-urgent"
@@ -87,10 +87,10 @@ def crowded() -> list[list[Request]]:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dict[str, Path]) -> None:
     outcome = run(folders, preset, crowded(), depth=depth)
-    assert (outcome.evictions > 0) == (preset not in NEVER_EVICTS)
+    assert (outcome.preemptions > 0) == (preset not in NEVER_PREEMPTS)
     assert (outcome.swapped_tokens > 0) == (preset in SWAPPING)
     assert outcome.cached_tokens > 0
-    if preset not in (*SWAPPING, *NEVER_EVICTS):
+    if preset not in (*SWAPPING, *NEVER_PREEMPTS):
         assert outcome.recomputed_tokens > 0
 
 
@@ -114,11 +114,11 @@ def test_what_the_host_cannot_hold_is_computed_again(folders: dict[str, Path]) -
 @pytest.mark.parametrize("layout", ["merged", "split"])
 @pytest.mark.parametrize("preset", PREEMPTING)
 def test_preemption_alone(preset: str, layout: str, folders: dict[str, Path]) -> None:
-    """Where memory is set aside for the longest outputs, nobody but a more urgent one evicts anybody."""
+    """Where memory is set aside for the longest outputs, nobody but a more urgent one preempts anybody."""
     patient = {"admission": Conservative(), "every": 3, "layout": layout}
     rounds = [requests("-short", 3), requests()]
-    assert run(folders, preset, rounds, **patient).evictions > 0
-    assert run(folders, preset, rounds, **patient, preempt_for_waiting="never").evictions == 0
+    assert run(folders, preset, rounds, **patient).preemptions > 0
+    assert run(folders, preset, rounds, **patient, preempt_for_waiting="never").preemptions == 0
 
 
 HOLES: dict[str, Any] = {
@@ -150,7 +150,7 @@ def test_compaction(preset: str, depth: int, folders: dict[str, Path]) -> None:
     rounds, after = holes(1 if strict else 18), {ONE: 0 if strict else 14}
     outcome = run(folders, preset, rounds, depth=depth, after=after, **(HOLES | tuned))
     assert outcome.compacted_blocks > 0
-    assert outcome.evictions == 0, "compaction goes before eviction"
+    assert outcome.preemptions == 0, "compaction goes before eviction"
 
 
 def test_the_split_layout_needs_no_compaction(folders: dict[str, Path]) -> None:
@@ -162,7 +162,7 @@ def test_beside_a_service_of_another_dtype(preset: str, folders: dict[str, Path]
     for exact in PAIR:
         dtypes = {name: "float32" if name == exact else "bfloat16" for name in PAIR}
         outcome = run(folders, preset, crowded(), dtype=dtypes, memory_bytes=110 << 10)
-        assert outcome.evictions > 0
+        assert outcome.preemptions > 0
 
 
 SAMPLING: list[dict[str, Any]] = [

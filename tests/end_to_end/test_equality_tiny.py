@@ -1,4 +1,4 @@
-"""Output does not depend on batch, evictions, chunks, prefix hits, layout or pipelining.
+"""Output does not depend on batch, preemptions, chunks, prefix hits, layout or pipelining.
 
 Greedy float32 output equals `transformers`, token for token, for tiny random models; sampled output
 with a seed equals itself in other circumstances.
@@ -31,11 +31,11 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "no prefix caching": {"prefix_caching": False},
     "chunks of 7": {"max_batched_tokens": 7},
-    "evictions": SMALL,
-    "evictions, no prefix caching": {**SMALL, "prefix_caching": False},
-    "evictions, chunks of 7": {**SMALL, "max_batched_tokens": 7},
-    "evictions, depth 2, large-young": {**SMALL, "depth": 2, "victim": "large-young"},
-    "evictions, split, strict": {**SMALL, "layout": "split", "order": FcfsStrict()},
+    "preemptions": SMALL,
+    "preemptions, no prefix caching": {**SMALL, "prefix_caching": False},
+    "preemptions, chunks of 7": {**SMALL, "max_batched_tokens": 7},
+    "preemptions, depth 2, large-young": {**SMALL, "depth": 2, "victim": "large-young"},
+    "preemptions, split, strict": {**SMALL, "layout": "split", "order": FcfsStrict()},
     "depth 2": {"depth": 2},
     "reference attention": {"attention": "reference"},
 }
@@ -74,8 +74,8 @@ def test_greedy_output_equals_transformers(kind: str, circumstance: str, folders
             expected = greedy_reference(folders[service], prompt, OUTPUT)
             assert outcome.tokens[f"{service}-{i}"] == expected
             assert outcome.tokens[f"{service}-again-{i}"] == expected
-    assert (outcome.evictions > 0) == ("evictions" in circumstance)
-    if "evictions" not in circumstance:
+    assert (outcome.preemptions > 0) == ("preemptions" in circumstance)
+    if "preemptions" not in circumstance:
         assert (outcome.cached_tokens > 0) == settings.get("prefix_caching", True)
 
 

@@ -17,12 +17,12 @@ PATTERN = "[abc]{3}(0|1)+x[ab01]{10,14}"
 MOST = 40
 SMALL = {"preset": "vllm", "memory_bytes": 160 << 10, "block_size": 4, **OVERCOMMIT}
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
-    "evictions": SMALL,
-    "evictions, depth 2": {**SMALL, "depth": 2},
+    "preemptions": SMALL,
+    "preemptions, depth 2": {**SMALL, "depth": 2},
     "swaps": {**SMALL, "preemption_mode": "swap", "swap_bytes": 4 << 20},
     "depth 2": {"depth": 2},
     "8 iterations": {"max_iterations": 8},
-    "8 iterations, evictions": {**SMALL, "max_iterations": 8},
+    "8 iterations, preemptions": {**SMALL, "max_iterations": 8},
     "chunks of 7": {"max_batched_tokens": 7},
 }
 SAMPLING: list[dict[str, Any]] = [
@@ -72,7 +72,7 @@ def test_outputs_are_the_same_in_all_circumstances(
     outcome = run_engine({SERVICE: folder}, [requests()], **CIRCUMSTANCES[circumstance])
     assert outcome.tokens == expected
     assert not outcome.errors
-    assert (outcome.evictions > 0) == ("preset" in CIRCUMSTANCES[circumstance])
+    assert (outcome.preemptions > 0) == ("preset" in CIRCUMSTANCES[circumstance])
     assert (outcome.swapped_tokens > 0) == (circumstance == "swaps")
 
 

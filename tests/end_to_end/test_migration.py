@@ -119,7 +119,7 @@ def test_requests_move_after_every_token(live: bool, depth: int, layout: str, tw
         served = [host.engine.stats().services for host in (source, destination)]
     assert len(stopped_at & set(range(OUTPUT - 2))) >= (OUTPUT // 2 if live else OUTPUT - 5)
     for services in served:
-        assert sum(service.recomputed_tokens + service.evictions for service in services.values()) == 0
+        assert sum(service.recomputed_tokens + service.preemptions for service in services.values()) == 0
 
 
 @pytest.mark.parametrize("layout", ["merged", "split"])

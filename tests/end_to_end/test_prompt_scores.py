@@ -38,12 +38,12 @@ TOP = 3
 SMALL = {"preset": "vllm", "memory_bytes": 120 << 10, "block_size": 4, **OVERCOMMIT}
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "roomy": {},
-    "evictions, chunks of 13": {**SMALL, "max_batched_tokens": 13},
-    "evictions, no prefix caching": {**SMALL, "prefix_caching": False},
-    "evictions, depth 2, split, chunks of 13": {
+    "preemptions, chunks of 13": {**SMALL, "max_batched_tokens": 13},
+    "preemptions, no prefix caching": {**SMALL, "prefix_caching": False},
+    "preemptions, depth 2, split, chunks of 13": {
         **SMALL, "depth": 2, "layout": "split", "max_batched_tokens": 13
     },
-    "evictions, swap, chunks of 11": {
+    "preemptions, swap, chunks of 11": {
         **SMALL, "preemption_mode": "swap", "swap_bytes": 1 << 20, "max_batched_tokens": 11
     },
     "several iterations": {"max_iterations": 4},
@@ -124,7 +124,7 @@ def test_all_circumstances(circumstance: str, folders: dict[str, Path]) -> None:
     for name, folder in both.items():
         for suffix in ("", "-again"):
             assert_equal_to_reference(outcome, name, folder, suffix)
-    assert (outcome.evictions > 0) == ("evictions" in circumstance)
+    assert (outcome.preemptions > 0) == ("preemptions" in circumstance)
     assert (outcome.swapped_tokens > 0) == ("swap" in circumstance)
     # By those that want an embedding.
     assert (outcome.cached_tokens > 0) == settings.get("prefix_caching", True)

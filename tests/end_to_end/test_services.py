@@ -108,7 +108,7 @@ def test_a_service_that_does_not_fit_in_is_let_in_by_a_new_layout(
     walk.finish()
     assert walk.relayouts == 1
     stats = walk.engine.stats().services["llama-0"]
-    assert stats.evictions == 6
+    assert stats.preemptions == 6
     swaps = scheduler["preemption_mode"] == "swap"
     assert (stats.swapped_tokens > 0, stats.recomputed_tokens > 0) == (swaps, not swaps)
     for service in sorted(walk.present):
@@ -137,7 +137,7 @@ def test_a_service_that_fits_in_moves_nobody_and_keeps_prefixes(folders: dict[st
     walk.asked["again"] = type(first)(first.folder, first.prompt, first.count)
     walk.finish()
     stats = walk.engine.stats().services["llama-0"]
-    assert (stats.evictions, stats.cached_tokens) == (0, 39)
+    assert (stats.preemptions, stats.cached_tokens) == (0, 39)
     walk.check_outputs()
     walk.engine.close()
 

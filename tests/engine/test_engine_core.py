@@ -22,7 +22,7 @@ def tokens_of(events: list) -> list[int]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("blocks", [16, 200])
-def test_outputs_do_not_depend_on_batch_depth_or_evictions(depth, blocks):
+def test_outputs_do_not_depend_on_batch_depth_or_preemptions(depth, blocks):
     engine, info = make_engine(
         "fake?eos_every=30",
         "fake?eos_every=30",
@@ -68,7 +68,7 @@ def test_an_engine_does_not_wait_after_a_step_that_made_room():
     while engine.busy:
         engine.step()
         assert not (engine.unfinished and engine.waits)
-    assert engine.stats().services["a"].evictions > 0
+    assert engine.stats().services["a"].preemptions > 0
 
 
 def test_cancelling_a_waiting_request_ends_it_at_the_next_step():

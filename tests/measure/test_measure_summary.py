@@ -33,7 +33,7 @@ def test_the_figures_of_a_hand_made_run():
                 output=5,
                 largest_gap_ns=NS,
                 slo=SLO(ttft_s=1.0),
-                evictions=2,
+                preemptions=2,
                 recomputed_tokens=30,
                 cached_tokens=4,
             ),
@@ -56,7 +56,12 @@ def test_the_figures_of_a_hand_made_run():
     assert summary.services["other"].normalised_latency is None
     assert (chat.slo_attainment, chat.goodput, both.goodput) == (0.5, 0.1, 0.1)
     assert summary.services["other"].slo_attainment is summary.services["other"].goodput is None
-    assert (chat.evictions, chat.recomputed_tokens, chat.cached_tokens, chat.prompt_tokens) == (2, 30, 4, 20)
+    assert (chat.preemptions, chat.recomputed_tokens, chat.cached_tokens, chat.prompt_tokens) == (
+        2,
+        30,
+        4,
+        20,
+    )
 
 
 def test_who_counts_for_the_attainment():
@@ -86,7 +91,7 @@ def test_spreads_are_those_of_numpy(values):
 
 def test_services_add_up_to_all():
     summary = summarise(random_run(requests=400, seed=3))
-    for count in ("requests", "answered", "refused", "failed", "cancelled", "output_tokens", "evictions"):
+    for count in ("requests", "answered", "refused", "failed", "cancelled", "output_tokens", "preemptions"):
         parts = sum(getattr(group, count) for group in summary.services.values())
         assert parts == getattr(summary.overall, count)
     assert sum(group.throughput for group in summary.services.values()) == pytest.approx(

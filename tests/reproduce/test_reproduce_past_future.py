@@ -148,7 +148,9 @@ def test_a_quick_table_has_our_line_beside_the_papers():
     for row in result.rows:
         assert set(row.config) == {"distribution", "policy", "parameter"}
         assert (row.paper is None) == (row.config["policy"] == "shoal")
-        assert {"decoding_steps", "kv_in_use", "future_required", "evictions_per_request"} <= set(row.metrics)
+        assert {"decoding_steps", "kv_in_use", "future_required", "preemptions_per_request"} <= set(
+            row.metrics
+        )
     oracle = result.rows[0]
     assert oracle.config["parameter"] is None
     assert oracle.metrics["steps_over_oracle"] == 0

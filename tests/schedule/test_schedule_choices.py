@@ -88,7 +88,7 @@ def test_choices_are_preempted_and_come_back(mode, prefix_caching):
     scheduler = make_scheduler(pool, preemption_mode=mode, host_blocks=40)
     submit_first(scheduler, choices_of(request, 4))
     done = run(scheduler)
-    assert sum(service.evictions for service in scheduler.stats().services.values()) > 0
+    assert sum(service.preemptions for service in scheduler.stats().services.values()) > 0
     assert all(tokens == alone.tokens["alone"] for tokens in done.tokens.values())
 
 

@@ -173,7 +173,7 @@ def test_a_service_that_always_fails_loses_each_request_once_and_others_go_on(or
     assert ends == {("a", FinishReason.STOP): 10, ("b", FinishReason.ERROR): 10}
     assert len(done.failed) <= 10 + 4
     assert scheduler.stats().services["a"].failed_steps == 0
-    assert scheduler.stats().services["a"].evictions == 0
+    assert scheduler.stats().services["a"].preemptions == 0
 
 
 def test_a_limit_is_forgotten_after_many_steps_without_a_failure():

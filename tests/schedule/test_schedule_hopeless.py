@@ -205,7 +205,7 @@ def begun_and_preempted(mode):
 @pytest.mark.parametrize("mode", ["last", "refuse"])
 def test_an_output_that_has_begun_is_put_last_and_not_refused(mode):
     done, stats = begun_and_preempted(mode)
-    assert stats.evictions >= 1
+    assert stats.preemptions >= 1
     assert set(done.ends.values()) == {FinishReason.STOP}
     joined = [line for line in done.log if "joined" in line]
     served, _ = begun_and_preempted("serve")
@@ -270,7 +270,7 @@ def test_who_is_last_preempts_nobody(mode):
     scheduler.update(plan, StepResult.of_step([5, 5], STEP_NS), STEP_NS)
     scheduler.submit(replace(make_request(8, 1, id="late"), slo=SLO(ttft_s=STEP_S / 2)), STEP_NS)
     assert isinstance(scheduler.schedule(STEP_NS), StepPlan)
-    assert scheduler.stats().services["a"].evictions == (mode == "serve")
+    assert scheduler.stats().services["a"].preemptions == (mode == "serve")
 
 
 def test_choices_that_wait_are_not_refused_when_another_has_ended():

@@ -26,7 +26,7 @@ def test_a_swapped_request_goes_on_without_computing_anything_again():
     done = run(scheduler, requests)
     alone = run(make_scheduler(make_pool(prefix_caching=False)), requests)
     stats = scheduler.stats().services["a"]
-    assert stats.evictions > 0
+    assert stats.preemptions > 0
     assert stats.recomputed_tokens == 0
     assert stats.swapped_tokens > 0
     assert done.copied["out"] > 0
@@ -48,7 +48,7 @@ def test_without_room_on_the_host_kv_is_computed_again():
     scheduler = make_scheduler(make_pool(5, prefix_caching=False), preemption_mode="swap", host_blocks=1)
     run(scheduler, requests)
     stats = scheduler.stats().services["a"]
-    assert stats.evictions > 0
+    assert stats.preemptions > 0
     assert stats.recomputed_tokens > 0
 
 
@@ -75,7 +75,7 @@ def test_a_fragmented_pool_is_compacted_for_a_waiting_request():
     requests = [request for pair in zip(long, short, strict=True) for request in pair]
     done = run(scheduler, [*requests, make_request(3, 1, service="b", id="b")])
     assert done.copied["within"] > 0
-    assert sum(service.evictions for service in scheduler.stats().services.values()) == 0
+    assert sum(service.preemptions for service in scheduler.stats().services.values()) == 0
     # The compaction made room for it while a's longest was still there.
     assert list(done.ends).index("b") < list(done.ends).index("long2")
 
@@ -108,12 +108,12 @@ def test_an_urgent_request_takes_memory_of_those_who_outlasted_their_budget():
             _, events = step(scheduler, now)
             now += STEP_NS
             order += [event.request_id for event in events if event.finish]
-        return order, scheduler.stats().services["a"].evictions
+        return order, scheduler.stats().services["a"].preemptions
 
     assert ends("never") == (["long0", "long1", "short"], 0)
-    order, evictions = ends("less-urgent")
+    order, preemptions = ends("less-urgent")
     assert order[0] == "short"
-    assert evictions == 1
+    assert preemptions == 1
 
 
 def test_the_oldest_admitted_is_not_preempted():
@@ -127,7 +127,7 @@ def test_the_oldest_admitted_is_not_preempted():
     while scheduler.unfinished:
         step(scheduler, now)
         now += STEP_NS
-    assert scheduler.stats().services["a"].evictions == 0
+    assert scheduler.stats().services["a"].preemptions == 0
 
 
 def test_who_made_way_does_not_come_back_in_its_place():
@@ -147,7 +147,7 @@ def test_who_made_way_does_not_come_back_in_its_place():
     fresh.rank = 9.0
     waiting.add(fresh)
     plan, _ = step(scheduler, now)
-    assert scheduler.stats().services["a"].evictions == 1
+    assert scheduler.stats().services["a"].preemptions == 1
     assert [len(joined.tokens) for joined in plan.joined] == [12]
 
 
@@ -175,7 +175,7 @@ def test_a_starved_request_that_needs_everything_makes_everybody_leave_at_once()
         now += STEP_NS
         joined.append([len(sequence.tokens) for sequence in plan.joined])
     assert joined == [[3] * 20, [], [], [116], [], []]
-    assert scheduler.stats().services["a"].evictions == 20
+    assert scheduler.stats().services["a"].preemptions == 20
 
 
 def test_stopping_before_the_first_token_is_answered():
@@ -204,7 +204,7 @@ def test_at_the_end_of_a_slice_a_request_keeps_its_kv_and_waits_for_memory():
     scheduler = make_scheduler(make_pool(16, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 6, id=name, max_tokens=6) for name in "xy"]
     done = run(scheduler, requests)
-    assert scheduler.stats().services["a"].evictions == 0
+    assert scheduler.stats().services["a"].preemptions == 0
     assert list(done.ends) == ["x", "y"]
 
 
@@ -216,10 +216,10 @@ def test_where_nobody_gets_a_slice_the_lowest_priority_is_preempted_and_waits_fo
     )
     requests = [make_request(3, 8, id=name, max_tokens=8) for name in "xy"]
     done = run(scheduler, requests)
-    evictions = scheduler.stats().services["a"].evictions
+    preemptions = scheduler.stats().services["a"].preemptions
     joined = [joined.seq_id for plan in done.plans for joined in plan.joined]
     assert list(done.ends) == ["x", "y"]
-    assert (evictions, len(joined)) in {(0, 2), (1, 3)}
+    assert (preemptions, len(joined)) in {(0, 2), (1, 3)}
 
 
 def test_a_waiting_request_stays_out_where_nobody_could_go_on_afterwards():
@@ -227,7 +227,7 @@ def test_a_waiting_request_stays_out_where_nobody_could_go_on_afterwards():
     scheduler = make_scheduler(make_pool(13, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 8, id=name, max_tokens=8) for name in "xy"]
     done = run(scheduler, requests)
-    assert scheduler.stats().services["a"].evictions == 0
+    assert scheduler.stats().services["a"].preemptions == 0
     first_of_y = next(plan.number for plan in done.plans if any(joined.seq_id == 1 for joined in plan.joined))
     assert first_of_y == 8
 
@@ -240,7 +240,7 @@ def test_conservative_admission_is_not_preempted_into():
         make_pool(6, per_merged=TWO, prefix_caching=False), admission=Conservative(), order=DoublingBudget()
     )
     run(scheduler, [make_request(8, 6, service=name, max_tokens=8) for name in "abab"])
-    assert sum(service.evictions for service in scheduler.stats().services.values()) == 0
+    assert sum(service.preemptions for service in scheduler.stats().services.values()) == 0
 
 
 def test_who_needs_the_whole_pool_gets_in_although_its_prompt_is_cached():

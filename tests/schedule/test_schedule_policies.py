@@ -275,7 +275,7 @@ def test_a_preempted_request_goes_on_where_it_was(victim):
     requests = [make_request(7, 8, id="x"), make_request(6, 8, id="y")]
     done = run(scheduler, requests)
     alone = run(make_scheduler(), requests)
-    assert scheduler.stats().services["a"].evictions > 0
+    assert scheduler.stats().services["a"].preemptions > 0
     assert done.tokens == alone.tokens
 
 

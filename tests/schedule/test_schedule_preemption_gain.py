@@ -27,8 +27,8 @@ def fill(scheduler, prompts, steps=2):
     return now
 
 
-def evictions(scheduler):
-    return scheduler.stats().services["a"].evictions
+def preemptions(scheduler):
+    return scheduler.stats().services["a"].preemptions
 
 
 def arrive(scheduler, now, service="b", prompt=12):
@@ -45,16 +45,16 @@ def test_a_request_preempts_only_those_of_services_with_longer_requests(long_s, 
     scheduler = of_two_services(long_s=long_s)
     now = fill(scheduler, [12, 12, 12])
     arrive(scheduler, now)
-    assert evictions(scheduler) == preempted
+    assert preemptions(scheduler) == preempted
 
 
 def test_a_request_does_not_preempt_those_of_its_own_service():
     for mode, expected in (("gain", 0), ("less-urgent", 1)):
         scheduler = of_two_services(long_s=2 * STEP_NS / 1e9, preempt_for_waiting=mode)
         now = fill(scheduler, [9, 9, 9], steps=6)  # beyond the first budget of their service
-        assert evictions(scheduler) == 0
+        assert preemptions(scheduler) == 0
         arrive(scheduler, now, service="a")
-        assert evictions(scheduler) == expected, mode
+        assert preemptions(scheduler) == expected, mode
 
 
 def test_many_victims_lose_more_than_one_request_gains():
@@ -63,7 +63,7 @@ def test_many_victims_lose_more_than_one_request_gains():
         scheduler = of_two_services(long_s=2.0)
         now = fill(scheduler, prompts)
         arrive(scheduler, now, prompt=15)
-        assert evictions(scheduler) == expected, prompts
+        assert preemptions(scheduler) == expected, prompts
 
 
 def test_slots_are_no_reason_to_preempt_but_for_a_starved_request():
@@ -76,7 +76,7 @@ def test_slots_are_no_reason_to_preempt_but_for_a_starved_request():
         for _ in range(8):
             step(scheduler, now)
             now += STEP_NS
-        assert evictions(scheduler) == expected
+        assert preemptions(scheduler) == expected
 
 
 def test_who_was_preempted_goes_before_newcomers_of_its_service():

@@ -227,7 +227,7 @@ def test_outputs_do_not_depend_on_the_policy(work, admission, policy, preemption
 def test_conservative_never_preempts(work, depth, policy):
     """With several services packed demand counts: compaction may be needed, preemption never is."""
     scheduler, _ = serve({**work, "depth": depth}, Conservative(), **policy)
-    assert sum(service.evictions for service in scheduler.stats().services.values()) == 0
+    assert sum(service.preemptions for service in scheduler.stats().services.values()) == 0
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -273,7 +273,7 @@ def test_the_oracle_never_preempts_in_lockstep(work):
         requests.append(make_request(request.prompt, output, id=f"{number}", ignore_eos=True))
     plain = {"cancels": {}, "depth": 1, "max_running": 100, "max_batched_tokens": 10_000}
     scheduler, _ = serve({**work, "requests": requests, **plain}, Oracle())
-    assert scheduler.stats().services["a"].evictions == 0
+    assert scheduler.stats().services["a"].preemptions == 0
 
 
 @settings(max_examples=examples(80), deadline=None)

@@ -295,7 +295,7 @@ class FakeEngine:
             waiting=self.waiting,
             running=2,
             swapped=4,
-            evictions=3,
+            preemptions=3,
             swapped_tokens=60,
             compacted_blocks=5,
             prompt_tokens=40,

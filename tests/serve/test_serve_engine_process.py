@@ -172,7 +172,7 @@ def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_buil
         for response in responses:
             assert response.status_code == 200
             assert response.text.endswith("data: [DONE]\n\n")
-        assert (await router.stats("0")).services["a"].evictions
+        assert (await router.stats("0")).services["a"].preemptions
 
     run_served(engine_builders, options, scenario)
 

@@ -63,8 +63,8 @@ def test_engine_counters_and_gauges():
     chat_service = ("service", "chat")
     assert values["shoal_engine_up", ENGINE] == 1
     assert values["shoal_requests_running", ENGINE, chat_service] == 2
-    assert values["shoal_evictions_total", ENGINE, chat_service] == 3
-    assert values["shoal_evictions_total", ENGINE, ("service", "base")] == 0
+    assert values["shoal_preemptions_total", ENGINE, chat_service] == 3
+    assert values["shoal_preemptions_total", ENGINE, ("service", "base")] == 0
     assert values["shoal_requests_swapped", ENGINE, chat_service] == 4
     assert values["shoal_swapped_tokens_total", ENGINE, chat_service] == 60
     assert values["shoal_compacted_blocks_total", ENGINE, chat_service] == 5
@@ -105,7 +105,7 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
     assert by_engine("shoal_engine_heartbeat_age_seconds") == {"0": 0.25, "c": 99}
     assert by_engine("shoal_engine_state_age_seconds") == {"0": 0.5, "c": 0.5}
     # What a dead engine counted stays, what it had is gone, and one that has said nothing yet has nothing.
-    assert by_engine("shoal_evictions_total", ("service", "chat")) == {"0": 3, "c": 3}
+    assert by_engine("shoal_preemptions_total", ("service", "chat")) == {"0": 3, "c": 3}
     assert by_engine("shoal_requests_running", ("service", "chat")) == {"0": 2}
     assert by_engine("shoal_kv_bytes", ("use", "total")) == {"0": 1000}
     of_engines = [

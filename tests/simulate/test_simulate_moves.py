@@ -80,7 +80,7 @@ def test_a_request_that_moves_ends_as_if_it_had_stayed(method: MoveMethod, skip_
     assert record.moves == {method.value: {"done": 1}}
     assert (row.engine, row.finish, row.output_tokens) == (1, "stop", 100)
     assert (row.arrival_ns, row.first_token_ns) == (still.arrival_ns, still.first_token_ns)
-    assert row.evictions == 0
+    assert row.preemptions == 0
     assert (row.recomputed_tokens > 50) == (method is TOKENS)
     assert sum(engine.output_tokens for engine in record.engines) == 100
     # The tokens were made one after the other: what it took longer is the pause.

@@ -70,7 +70,7 @@ def test_who_outgrows_an_engine_moves_before_it_is_full(link: Link | None, metho
     record = run([make_spec(100), make_spec(100)], requests, "mell", link=link)
     assert record.moves[method]["done"] >= 1
     assert used_engines(record) == {0, 1}
-    assert sum(row.evictions for row in record.requests) == 0
+    assert sum(row.preemptions for row in record.requests) == 0
     # Without a second engine the scheduler has to preempt.
     alone = run([make_spec(100)], requests, "mell")
     assert alone.moves == {}
@@ -87,7 +87,7 @@ def test_requests_wait_for_room_and_get_it_in_their_order() -> None:
     record = run([make_spec(50), make_spec(50)], requests, "best-fit")
     firsts = [row.first_token_ns for row in sorted(record.requests, key=lambda row: row.request_id)]
     assert firsts == sorted(firsts)
-    assert sum(row.evictions for row in record.requests) == 0
+    assert sum(row.preemptions for row in record.requests) == 0
 
 
 @given(

@@ -70,7 +70,7 @@ def simulate(
     record = Simulation([spec], OpenLoop(requests), on_plan=note).run()
     assert all(row.answered for row in record.requests)
     return steps, {
-        row.request_id: (row.first_token_ns, row.finish_ns, row.evictions) for row in record.requests
+        row.request_id: (row.first_token_ns, row.finish_ns, row.preemptions) for row in record.requests
     }
 
 

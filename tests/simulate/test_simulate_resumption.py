@@ -40,7 +40,7 @@ def test_what_is_made_and_what_was_made_are_one_record(skip_ahead: bool) -> None
     for made in range(1, 6):
         record, log = run([make_spec()], [cut(request, whole, made)], skip_ahead=skip_ahead)
         [row] = record.requests
-        assert (row.output_tokens, row.finish, row.evictions) == (6, "stop", 3)
+        assert (row.output_tokens, row.finish, row.preemptions) == (6, "stop", 3)
         assert row.recomputed_tokens == 10 + made - 1
         assert (row.arrival_ns, row.first_token_ns) == (20 * SECOND, 22 * SECOND)
         assert row.largest_gap_ns == 2 * SECOND + seconds(StepRows(0, 0, ((10 + made, 0),), 1))

@@ -29,7 +29,7 @@ def demo(
 
     Fetches the models on first use. Times one request of each service alone, then shows the answers of the
     burst as they stream, and ends with latencies, normalised latency (times what a request takes alone), SLO
-    attainment, evictions and memory use. Exit code 0 means that every request finished: with `--kill` also
+    attainment, preemptions and memory use. Exit code 0 means that every request finished: with `--kill` also
     those of the engine that was killed, whose streams go on with the other one.
 
     **Examples:**

@@ -12,7 +12,7 @@ _WASTE_USES = ("padding", "unfilled", "external")
 class MetricsSummary:
     """Summary of the /metrics pages so far, over all engines."""
 
-    evictions: dict[str, int] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
     """Preemptions by service, from the last page."""
     peak_use: float | None = None
     """Largest share of the KV pools in live blocks; None if no page had it."""
@@ -27,15 +27,15 @@ class MetricsSummary:
     def add(self, page: str) -> None:
         """Add a page of Prometheus text."""
         pool_bytes: Counter[str] = Counter()
-        evictions: Counter[str] = Counter()
+        preemptions: Counter[str] = Counter()
         ages_s: dict[str, float] = {}
         ended = set()
         resumed = 0
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 engine = sample.labels.get("engine", "")
-                if sample.name == "shoal_evictions_total":
-                    evictions[sample.labels["service"]] += int(sample.value)
+                if sample.name == "shoal_preemptions_total":
+                    preemptions[sample.labels["service"]] += int(sample.value)
                 elif sample.name == "shoal_engine_state_age_seconds":
                     ages_s[engine] = sample.value
                 elif sample.name == "shoal_engine_up" and not sample.value:
@@ -44,7 +44,7 @@ class MetricsSummary:
                     pool_bytes[sample.labels["use"]] += int(sample.value)
                 elif sample.name == "shoal_requests_resumed_total":
                     resumed += int(sample.value)
-        self.evictions.update(evictions)
+        self.preemptions.update(preemptions)
         self.resumed = max(resumed, self.resumed)
         self.age_s = max((age for engine, age in ages_s.items() if engine not in ended), default=0.0)
         if {"total", "live", *_WASTE_USES} <= pool_bytes.keys():

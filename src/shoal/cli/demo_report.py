@@ -42,7 +42,7 @@ class ServiceReport:
     e2e: Latency
     largest_gap: Latency
     """Longest time between two pieces of an answer's text, of answers of two tokens or more."""
-    evictions: int
+    preemptions: int
     """How often the scheduler preempted a request."""
     alone_s: float
     """Time of a request when nothing else ran."""
@@ -104,7 +104,7 @@ def summarise(burst: Burst) -> DemoReport:
                 for request in requests
                 if request.finished and request.output_tokens > 1
             ),
-            evictions=burst.metrics.evictions.get(name, 0),
+            preemptions=burst.metrics.preemptions.get(name, 0),
             alone_s=alone_s,
             normalised_latency=_mean(normalised_latency(record, alone_s) for record in records),
             slo=requests[0].slo,
@@ -183,7 +183,7 @@ def report_notes(report: DemoReport) -> Iterator[str]:
             f"engine {report.kill.engine} (process {report.kill.pid}) was killed with {report.kill.requests} "
             f"requests under way: {report.resumed} went on, {len(report.failures) or 'none'} failed"
         )
-    yield "evictions: " + ", ".join(f"{name} {service.evictions}" for name, service in services.items())
+    yield "preemptions: " + ", ".join(f"{name} {service.preemptions}" for name, service in services.items())
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -87,7 +87,7 @@ class RemoteEngine:
             requests=view.requests,
             leases=view.leases,
             moves=view.moves,
-            evicted=view.evicted,
+            withdrawn=view.withdrawn,
             heartbeat_age_s=self.heartbeat_age_s,
             last_error=view.last_error,
             info=self.info,

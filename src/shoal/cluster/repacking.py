@@ -1,4 +1,4 @@
-"""What a packer decides, made moves and evictions of running requests."""
+"""What a packer decides, made moves and withdrawals of running requests."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ class Repacking:
         self._packed.begin_epoch(event.output_tokens)
 
     def carry_out(self, now_ns: int) -> list[ClusterAction]:
-        """Move and evict whom the packer wants to, but evict nobody for a move that is not made."""
+        """Move and withdraw whom the packer wants to, but withdraw nobody for a move that is not made."""
         actions: list[ClusterAction] = []
         wanted = [self._wanted(move) for move in self._packed.take_wanted()]
         methods = choose_methods(wanted, self._spending)
@@ -61,7 +61,7 @@ class Repacking:
             engine = call.engine
             if engine is None or engine.name in unreached or call.migration or call.suspected:
                 continue
-            engine.evicted += 1
+            engine.withdrawn += 1
             actions.append(self._assignment.withdraw(call, now_ns))
         return actions
 

@@ -50,7 +50,7 @@ class ManagedEngine:
     """Requests of other engines for which it keeps blocks."""
     moves: Mapping[tuple[MoveMethod, MoveOutcome], int]
     """Migrations from it that are over."""
-    evicted: int
+    withdrawn: int
     """Requests that a packer took from it, because they had room nowhere any more."""
 
 
@@ -157,7 +157,7 @@ class Engine:
     """Tokens in a block."""
     host: str = ""
     """The machine that it runs on; empty: one of its own."""
-    evicted: int = 0
+    withdrawn: int = 0
     """Requests that a packer took from it, because they had room nowhere any more."""
     leases: int = 0
     """Requests of other engines for which it keeps blocks: they come, or may come back."""
@@ -221,7 +221,7 @@ class Engine:
             last_error=self.last_error,
             leases=self.leases,
             moves=dict(self.moves),
-            evicted=self.evicted,
+            withdrawn=self.withdrawn,
         )
 
 

@@ -62,7 +62,7 @@ class EngineStatus:
     """Requests of other engines for which it keeps KV blocks: they come, or may come back."""
     moves: Mapping[tuple[MoveMethod, MoveOutcome], int] = field(default_factory=dict)
     """Migrations of requests from it that are over."""
-    evicted: int = 0
+    withdrawn: int = 0
     """Requests that a packer took from it, because they had room nowhere any more."""
     heartbeat_age_s: float | None = None
     """How long ago its last heartbeat came; None: none has."""

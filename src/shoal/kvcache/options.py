@@ -24,7 +24,7 @@ class KVCacheOptions:
     prefix_caching: bool = True
     """Keep the KV of finished requests for later ones that start with the same tokens."""
     swap_bytes: int | None = None
-    """Host memory for the KV of preempted requests, where the scheduler's ``eviction`` is "swap".
+    """Host memory for the KV of preempted requests, where the scheduler's ``preemption_mode`` is "swap".
 
     None takes four times the pool, at most a quarter of what the host has free, and on CUDA, where it is
     pinned as a whole at the start, at most 4 GiB.

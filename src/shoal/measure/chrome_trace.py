@@ -94,7 +94,7 @@ def _request_events(number: int, row: RequestRow, thread: int) -> Iterator[Event
         "prompt_tokens": row.prompt_tokens,
         "output_tokens": row.output_tokens,
         "cached_tokens": row.cached_tokens,
-        "evictions": row.evictions,
+        "preemptions": row.preemptions,
     }
     if row.error is not None:
         about["error"] = row.error

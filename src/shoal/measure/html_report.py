@@ -83,7 +83,7 @@ def slowest_grid(run: RunRecord) -> Grid:
     answered = (row for row in run.requests if row.answered)
     slowest = heapq.nlargest(SLOWEST, answered, key=lambda row: row.finish_ns - row.arrival_ns)
     heads = ["request", "service", "engine", "arrival", "E2E", "TTFT", "TPOT", "MTPOT", "prompt", "output",
-             "cached", "evictions", "recomputed", "goals"]  # fmt: skip
+             "cached", "preemptions", "recomputed", "goals"]  # fmt: skip
     return Grid(title="Slowest requests", heads=heads, rows=[_slow_row(row) for row in slowest], words=2)
 
 
@@ -110,7 +110,7 @@ def _slow_row(row: RequestRow) -> list[str]:
         f"{row.prompt_tokens:,}",
         f"{row.output_tokens:,}",
         f"{row.cached_tokens:,}",
-        f"{row.evictions:,}",
+        f"{row.preemptions:,}",
         f"{row.recomputed_tokens:,}",
         NOTHING if goals is None else ("met" if goals else "missed"),
     ]
@@ -144,4 +144,4 @@ def _tiles(summary: Summary) -> list[_Tile]:
         note = f"mean; peak {share(summary.kv_used_peak)}"
         tiles.append(_Tile("KV pool in use", share(summary.kv_used_mean), note))
     note = f"{group.recomputed_tokens:,} tokens recomputed"
-    return [*tiles, _Tile("Evictions", f"{group.evictions:,}", note)]
+    return [*tiles, _Tile("Preemptions", f"{group.preemptions:,}", note)]

@@ -22,7 +22,7 @@ class RequestRow(RequestRecord):
     """Why it ended as "error", "cancelled" or "refused"."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index at the first admission."""
-    evictions: int = 0
+    preemptions: int = 0
     """How often it was preempted."""
     recomputed_tokens: int = 0
     """Tokens computed again after preemptions."""
@@ -89,7 +89,7 @@ class EngineTotals:
     """Share of the pool in use, mean over steps."""
     kv_used_peak: float
     """Largest share of the pool in use."""
-    evictions: int
+    preemptions: int
     """Preemptions of requests."""
     recomputed_tokens: int
     """Tokens computed again after preemptions."""

@@ -80,7 +80,7 @@ class GroupSummary:
     nobody noted it."""
     normalised_latency: Spread | None
     """End-to-end latency over execution time, of the services whose execution time is known."""
-    evictions: int
+    preemptions: int
     """Preemptions of all requests."""
     recomputed_tokens: int
     """Tokens computed again after preemptions."""
@@ -192,7 +192,7 @@ def _summarise_group(
         largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in multi_token),
         inter_token_s=_gap_spread(gaps),
         normalised_latency=Spread.of(value for value in normalised_latencies if value is not None),
-        evictions=sum(row.evictions for row in rows),
+        preemptions=sum(row.preemptions for row in rows),
         recomputed_tokens=sum(row.recomputed_tokens for row in rows),
         cached_tokens=sum(row.cached_tokens for row in rows),
     )

@@ -97,7 +97,7 @@ def tokens_grid(summary: Summary) -> Grid:
             f"{group.cached_tokens:,}",
             f"{group.output_tokens:,}",
             figure(group.output_tokens_per_s),
-            f"{group.evictions:,}",
+            f"{group.preemptions:,}",
             f"{group.recomputed_tokens:,}",
         ]
         for name, group in _groups(summary)
@@ -105,7 +105,7 @@ def tokens_grid(summary: Summary) -> Grid:
     title = "Tokens"
     if summary.kv_used_peak is not None:
         title += f"; KV pool {share(summary.kv_used_mean)} in use, at most {share(summary.kv_used_peak)}"
-    heads = ["service", "prompt", "cached", "output", "output/s", "evictions", "recomputed"]
+    heads = ["service", "prompt", "cached", "output", "output/s", "preemptions", "recomputed"]
     return Grid(title=title, heads=heads, rows=rows)
 
 
@@ -130,7 +130,7 @@ def engines_grid(summary: Summary) -> Grid:
 
     KV is the mean share in use, and peak its largest; "again" is what ``tokens_grid`` calls recomputed.
     """
-    heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "evicted", "again"]
+    heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "preempts", "again"]
     rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
     return Grid(title="Engines", heads=heads, rows=rows)
 
@@ -174,7 +174,7 @@ def _run_cells(summary: Summary) -> dict[str, str]:
         "x alone": _mean_and_tail(group.normalised_latency),
         "SLO": share(group.slo_attainment),
         "goodput": figure(group.goodput),
-        "evicted": f"{group.evictions:,}",
+        "preempted": f"{group.preemptions:,}",
     }
 
 
@@ -239,6 +239,6 @@ def _engine_row(number: int, engine: EngineTotals, duration_s: float) -> list[st
         _count(engine.prefill_tokens),
         share(engine.kv_used_mean if ran else None),
         share(engine.kv_used_peak if ran else None),
-        _count(engine.evictions),
+        _count(engine.preemptions),
         _count(engine.recomputed_tokens),
     ]

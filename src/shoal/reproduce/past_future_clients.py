@@ -107,7 +107,7 @@ def figures(record: RunRecord, run: Clients) -> dict[str, Value]:
         "ttft_p99_s": ttft_s,
         "mtpot_p99_s": gap_s,
         "sla_met": ttft_s < run.deployment.ttft_s and gap_s < run.deployment.gap_s,
-        "evictions_per_request": sum(row.evictions for row in rows) / max(1, len(rows)),
+        "preemptions_per_request": sum(row.preemptions for row in rows) / max(1, len(rows)),
     }
 
 

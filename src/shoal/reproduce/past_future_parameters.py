@@ -101,7 +101,7 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
             y_label="decoding steps over the oracle's",
         )
         for cost, label in (
-            ("evictions_per_request", "preemptions per request"),
+            ("preemptions_per_request", "preemptions per request"),
             ("recomputed_tokens", "tokens computed again"),
         )
     ]

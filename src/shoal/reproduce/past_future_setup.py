@@ -164,7 +164,7 @@ class Counts:
             "decoding_steps": self.steps,
             "kv_in_use": self.kv_in_use,
             "future_required": self.future_required,
-            "evictions_per_request": self.preemptions,
+            "preemptions_per_request": self.preemptions,
             "turned_away_per_request": self.turned_away,
             "recomputed_tokens": self.recomputed_tokens,
         }
@@ -219,7 +219,7 @@ def run_full_queue(run: FullQueue) -> Counts:
         steps=totals.decode_steps,
         kv_in_use=totals.kv_used_mean,
         future_required=onlooker.peaks / max(1, onlooker.moments) / CAPACITY,
-        preemptions=totals.evictions / run.requests,
+        preemptions=totals.preemptions / run.requests,
         recomputed_tokens=totals.recomputed_tokens,
         turned_away=onlooker.turned_away / run.requests,
     )

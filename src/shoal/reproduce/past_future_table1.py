@@ -85,7 +85,7 @@ ASSUMPTIONS = (
 DIFFERS: tuple[str, ...] = (
     "Differs: preemptions (the paper's evictions) of overcommitted conservative rows. Our scheduler admits "
     "nobody for whom there is no room, so these wait and are never preempted; `turned_away_per_request` "
-    "counts them, and together with `evictions_per_request` it is near the paper's figure for "
+    "counts them, and together with `preemptions_per_request` it is near the paper's figure for "
     "distributions 2 and 3.",
 )
 
@@ -164,7 +164,7 @@ def _lines() -> list[_Line]:
             "steps_over_oracle": steps / best[distribution] - 1,
             "kv_in_use": in_use,
             "future_required": required,
-            "evictions_per_request": preemptions,
+            "preemptions_per_request": preemptions,
         }
         lines.append(_Line(distribution, policy, parameter, paper))
     return lines
@@ -210,7 +210,7 @@ def _panel(rows: Sequence[Row], distribution: int) -> Panel:
 
 
 def _series(label: str, figures: Sequence[Mapping[str, Value]], colour: int, *, line: bool) -> Series:
-    xs = [float(metrics["evictions_per_request"] or 0) for metrics in figures]
+    xs = [float(metrics["preemptions_per_request"] or 0) for metrics in figures]
     ys = [float(metrics["steps_over_oracle"] or 0) for metrics in figures]
     return Series(label, xs, ys, line=line, colour=colour)
 

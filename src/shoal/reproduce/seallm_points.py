@@ -93,7 +93,7 @@ def measure(point: Point) -> Measured:
         "mtpot_p99_s": None if gap is None else gap.p99,
         "itl_p99_s": None if found.inter_token_s is None else found.inter_token_s.p99,
         "requests": found.requests,
-        "evictions": found.evictions,
+        "preemptions": found.preemptions,
     }
     return Measured(metrics, tuple(row.e2e_s / run.execution_s[row.service] for row in run.requests))
 

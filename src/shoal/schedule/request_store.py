@@ -138,7 +138,7 @@ class RequestStore:
         request.num_preemptions += 1
         request.num_lost_tokens = request.num_computed
         counters = self._counters[request.service]
-        counters.evictions += 1
+        counters.preemptions += 1
         if self._swap_out(request):
             counters.swapped_tokens += request.num_computed
         self.release(request)

@@ -14,7 +14,7 @@ class Counters:
     """Requests finished so far."""
     cancelled: int = 0
     """Requests cancelled, refused or failed so far."""
-    evictions: int = 0
+    preemptions: int = 0
     """Preemptions so far."""
     recomputed_tokens: int = 0
     """Tokens computed again after preemptions."""

@@ -45,21 +45,21 @@ class EngineCollector(Collector):
         moves = _counter(
             "migrations", "Requests that were to move from the engine to another.", "method", "outcome"
         )
-        evicted = _counter(
-            "packing_evictions", "Requests that the dispatch took from the engine for lack of memory."
+        withdrawn = _counter(
+            "packing_withdrawals", "Requests that the dispatch took from the engine for lack of memory."
         )
         for engine in self._engines:
             up.add_metric([engine.name], float(engine.state in _RUNNING))
             restarts.add_metric([engine.name], engine.restarts)
             leases.add_metric([engine.name], engine.leases)
-            evicted.add_metric([engine.name], engine.evicted)
+            withdrawn.add_metric([engine.name], engine.withdrawn)
             for method, outcome in product(MoveMethod, MoveOutcome):
                 moves.add_metric([engine.name, method, outcome], engine.moves.get((method, outcome), 0))
             if engine.heartbeat_age_s is not None:
                 beats.add_metric([engine.name], engine.heartbeat_age_s)
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
-        yield from (up, restarts, beats, ages, leases, moves, evicted)
+        yield from (up, restarts, beats, ages, leases, moves, withdrawn)
         told = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
         alive = {e.name: told[e.name] for e in self._engines if e.state in _RUNNING and e.name in told}
         yield from _service_gauges(alive)
@@ -115,7 +115,7 @@ _GAUGES = {
     "requests_swapped": ("swapped", "Waiting requests whose KV is saved in host memory."),
 }
 _COUNTERS = {
-    "evictions": "Running requests that were preempted and lost their blocks in the KV pool.",
+    "preemptions": "Running requests that were preempted and lost their blocks in the KV pool.",
     "recomputed_tokens": "Tokens computed again after preemptions.",
     "swapped_tokens": "Tokens whose KV was saved in host memory at preemptions.",
     "compacted_blocks": "KV blocks moved so that merged blocks became free.",

@@ -11,7 +11,7 @@ _NAMES = (
     ("shoal_requests_running", "num_requests_running"),
     ("shoal_requests_waiting", "num_requests_waiting"),
     ("shoal_requests_swapped", "num_requests_swapped"),
-    ("shoal_evictions", "num_preemptions"),
+    ("shoal_preemptions", "num_preemptions"),
     ("shoal_prompt_tokens", "prompt_tokens"),
     ("shoal_output_tokens", "generation_tokens"),
     ("shoal_prompt_tokens", "prefix_cache_queries"),

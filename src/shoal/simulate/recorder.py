@@ -104,7 +104,7 @@ class Recorder:
             busy_ns=self._busy_ns,
             kv_used_mean=self._used_sum / (self._steps * self._capacity) if self._steps else 0.0,
             kv_used_peak=self._used_peak / self._capacity,
-            evictions=sum(service.evictions for service in services),
+            preemptions=sum(service.preemptions for service in services),
             recomputed_tokens=sum(service.recomputed_tokens for service in services),
             swapped_tokens=sum(service.swapped_tokens for service in services),
             prefill_tokens=sum(service.prompt_tokens - service.cached_tokens for service in services),

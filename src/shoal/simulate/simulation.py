@@ -275,7 +275,7 @@ def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) 
         finish=reason.value,
         error=why_refused(state, now_ns) if reason is FinishReason.REFUSED else None,
         cached_tokens=state.num_cached_tokens,
-        evictions=state.num_preemptions,
+        preemptions=state.num_preemptions,
         recomputed_tokens=state.num_recomputed_tokens,
         largest_gap_ns=state.largest_gap_ns,
         slo=state.slo,
