@@ -1,4 +1,4 @@
-"""A packer as dispatch: it places requests, moves them as they grow, and takes back whom nobody has room for."""
+"""A packer as dispatch: it places requests, moves them as they grow, and withdraws who has room nowhere."""
 
 from collections import Counter
 from collections.abc import Sequence
