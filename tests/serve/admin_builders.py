@@ -21,6 +21,7 @@ from shoal.serve import ServerOptions, create_app
 from shoal.serve.model_source import PulledService
 
 READY = ServiceStatus(ready=1, wanted=1, waiting=0)
+LOADING = ServiceStatus(ready=0, wanted=1, waiting=0, state=ServiceState.LOADING)
 UNLOADED = ServiceStatus(ready=0, wanted=0, waiting=0, state=ServiceState.UNLOADED)
 
 
@@ -41,8 +42,11 @@ class FakeAdministration:
         self.held -= 1
 
     async def add_service(self, service, folder, tokenizer, engines=None):
+        before = self.cluster.services
+        self.set(service.name, LOADING)
         await self._wait()
         if service.model != "smollm2":
+            self.cluster.services = before
             raise ConfigError(f"service {service.name!r} cannot be loaded: out of luck")
         self.added.append((service, folder, tokenizer, engines))
         chat = FakeEngine.info.fget(self.cluster).services["chat"]

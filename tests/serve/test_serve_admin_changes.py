@@ -94,6 +94,20 @@ def test_while_a_model_is_fetched_its_service_is_pulling_and_its_name_taken(tmp_
     with_operator(test, tmp_path)
 
 
+def test_a_service_that_engines_are_loading_has_its_model_named(tmp_path):
+    async def test(operator):
+        operator.cluster.administration.hold.clear()
+        response = await operator.add(**NEW)
+        async with asyncio.timeout(60):
+            while (card := await operator.service("new"))["state"] != "loading":
+                await asyncio.sleep(0.005)
+        assert card["model"] == "smollm2"
+        operator.cluster.administration.hold.set()
+        await operator.done(response)
+
+    with_operator(test, tmp_path)
+
+
 def test_a_service_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     async def test(operator):
         (tmp_path / "config.json").write_text("{}")

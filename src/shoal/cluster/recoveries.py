@@ -33,7 +33,7 @@ class Recoveries:
     def engine_ended(self, engine: str, reason: str, requests: Iterable[str], now_ns: int) -> None:
         """An engine ended while it had ``requests``."""
         pending = set(requests)
-        resumed = f"; {len(pending)} requests are resumed" if pending else ""
+        resumed = f"; {_requests(len(pending))} to be resumed" if pending else ""
         _log.warning("engine %s died: %s%s", engine, reason, resumed)
         for recovery in self._pending:
             # They count for the death that they wait after now.
@@ -55,9 +55,13 @@ class Recoveries:
             recovery.pending.discard(request)
             if not recovery.pending:
                 _log.info(
-                    "engine %s: %d requests went on within %.0f ms",
+                    "engine %s: %s went on within %.0f ms",
                     recovery.engine,
-                    recovery.requests,
+                    _requests(recovery.requests),
                     (now_ns - recovery.began_ns) / 1e6,
                 )
         self._pending = [recovery for recovery in self._pending if recovery.pending]
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"

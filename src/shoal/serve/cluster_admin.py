@@ -234,11 +234,12 @@ class ClusterAdmin:
         return next((engine for engine in self._backend.engines if engine.name == name), None)
 
     def _card(self, name: str) -> ServiceCard:
-        status, service = self._backend.services[name], self._api.services.get(name)
-        limits = self._backend.info.services.get(name)
+        status, limits = self._backend.services[name], self._backend.info.services.get(name)
+        service = self._api.services.get(name) or self._arriving.get(name)
+        named = "" if service is None else service.model
         return ServiceCard(
             name=name,
-            model="" if limits is None else limits.model,
+            model=named if limits is None else limits.model,
             state=status.state.value,
             error=status.error,
             engines=self.placement()[name],
