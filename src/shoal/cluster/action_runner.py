@@ -109,12 +109,12 @@ class ActionRunner:
     async def _prepare_and_send(
         self, call: Call, attempt: int, engine: RemoteEngine, grammar: Grammar
     ) -> None:
-        """Send a call once its engine can follow its grammar, unless it went elsewhere or ended meanwhile."""
+        """Send a call once its engine can follow its grammar, unless it was taken away or ended meanwhile."""
         try:
             answer = await engine.ask(lambda key: wire.Prepare(key, call.service, grammar), wire.Prepared)
         except EngineDied:
             return
-        if call.attempt != attempt or not call.unfinished:
+        if call.engine is None or call.attempt != attempt or not call.unfinished:
             return
         if answer.error is None:
             engine.send(wire.Submit.from_requests(call.rest(self._clock())))

@@ -75,6 +75,7 @@ class StepLimit:
         self._calm = self._at_limit = 0
         if size == 1:
             self._patience = 1
+            self._suspects.difference_update(requests)
             return True
         if self._grown:
             self._patience *= 2

@@ -59,7 +59,7 @@ class Lifecycle:
 
 
 class LifecycleMiddleware:
-    """Counts generation requests (POST) until their streams end, and rejects them while draining."""
+    """Counts POST requests, operators' too, until their answers end, and rejects them while draining."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
