@@ -36,8 +36,8 @@ class Recovery:
             if request.ending is not None
         ]
         failed = steps[0]
+        self._store.count_failure(failed.plan.service)
         for part in failed.parts:
-            self._store.count_failure(part.plan.service)
             requests = [request for request in part.requests if not request.finished]
             limit = self._store.services[part.plan.service].limit
             if limit.failed(failed.plan, requests):
