@@ -53,6 +53,15 @@ def test_the_plan_reads_back_as_a_server_with_its_devices(tmp_path: Path) -> Non
     assert json.loads(found.read_text())["remarks"] == []
 
 
+def test_what_a_scenario_says_of_its_engines_is_named_as_not_heeded(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("engines: 3\nlatency: {roofline: {device: v100}}\n")
+    code, shown = plan(tmp_path, "slo.ttft=1s", "--config", str(scenario))
+    assert code == 0, shown
+    assert "latency, engines: the plan says how many engines" in " ".join(shown.split())
+    assert "not heeded" not in plan(tmp_path, "slo.ttft=1s")[1]
+
+
 def test_what_is_said_against_a_plan_is_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cli.plan_report.remarks", lambda *_: ["Not confirmed: 80%"])
     out, found = tmp_path / "shoal.yaml", tmp_path / "plan.json"

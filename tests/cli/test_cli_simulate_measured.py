@@ -61,6 +61,22 @@ def test_the_workload_of_the_file_gives_way_to_the_log(folder: Path) -> None:
     assert "Measured and simulated, 60 requests" in simulate(*flags)
 
 
+def test_requests_of_a_log_keep_their_services(folder: Path, tmp_path: Path) -> None:
+    two = tmp_path / "two.yaml"
+    services = "services: [{name: a}, {name: b}]\n"
+    shares = WORKLOAD.replace("}\n", ", services: {a: 3, b: 1}, seed: 1}\n")
+    two.write_text((folder / "same.yaml").read_text() + services + shares)
+    simulate("--config", two, "--out", tmp_path / "run")
+    log = tmp_path / "run" / "requests.jsonl"
+    output = simulate("--config", two, "--seed", "2", "--compare", log, "--out", tmp_path / "again")
+    assert output.count("+0.0%") == 9
+    again = (tmp_path / "again" / "requests.jsonl").read_text()
+    service_of = {each["request_id"]: each["service"] for each in map(json.loads, again.splitlines())}
+    assert {
+        each["request_id"]: each["service"] for each in map(json.loads, log.read_text().splitlines())
+    } == (service_of)
+
+
 def test_an_overhead_is_fitted_and_used(folder: Path, tmp_path: Path) -> None:
     log, picture = folder / "run" / "requests.jsonl", tmp_path / "both.svg"
     output = simulate(

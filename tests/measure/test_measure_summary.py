@@ -56,12 +56,18 @@ def test_the_figures_of_a_hand_made_run():
     assert summary.services["other"].normalised_latency is None
     assert (chat.slo_attainment, chat.goodput, both.goodput) == (0.5, 0.1, 0.1)
     assert summary.services["other"].slo_attainment is summary.services["other"].goodput is None
-    assert (chat.preemptions, chat.recomputed_tokens, chat.cached_tokens, chat.prompt_tokens) == (
-        2,
-        30,
-        4,
-        20,
-    )
+    assert (chat.preemptions, chat.recomputed_tokens) == (2, 30)
+    assert (chat.cached_tokens, chat.prompt_tokens) == (4, 20)
+
+
+def test_answers_that_were_cut_are_counted_and_prompts_that_were_refused_are_not():
+    rows = [make_row("a"), make_row("b", finish="length"), refused_row("c")]
+    summary = summarise(make_run(rows))
+    assert (summary.overall.answered, summary.overall.cut, summary.overall.refused) == (2, 1, 1)
+    assert summary.overall.prompt_tokens == 20
+    [head] = [line for line in printed(requests_grid(summary).to_rich()).splitlines() if "goodput" in line]
+    assert head.split()[:4] == ["service", "answered", "refused", "cut"]
+    assert " cut " not in printed(requests_grid(summarise(make_run(rows[:1]))).to_rich())
 
 
 def test_who_counts_for_the_attainment():
@@ -138,6 +144,7 @@ def test_json_holds_every_figure():
         "kv_used_peak",
         "engines",
         "moves",
+        "withdrawn",
     }
     assert set(plain["overall"]["tpot_s"]) == {"mean", "p50", "p90", "p95", "p99"}
     assert plain["engines"][0]["steps"] == 5000

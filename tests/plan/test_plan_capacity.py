@@ -82,6 +82,30 @@ def test_other_policies_are_tried_where_a_cheaper_fleet_nearly_is_enough(tmp_pat
         assert offer.tuned or offer.policies.scheduler == loaded.scheduler
 
 
+LARGE = """\
+services:
+  - {name: chat, model: qwen2.5-14b, slo: {ttft: 20s}}
+  - {name: more, model: llama-2-13b, slo: {ttft: 20s}}
+workload: {lengths: {prompt: 300, output: 60}, rate: 0.3, requests: 400}
+"""
+
+
+def test_a_service_that_has_no_room_on_a_fleet_misses_its_goals_there(tmp_path: Path) -> None:
+    demand, _ = demand_of(tmp_path, "devices: [{name: l40s, price: 0.9, most: 2}]\n", LARGE)
+    found = plan(demand, Wanted(trials=1, processes=1))
+    assert found.offers[1,].attainment == 0
+    assert found.chosen is not None
+    assert found.chosen.offer.fleet == (2,)
+    assert [later.attainment.mean for later in found.one_less] == [0]
+
+
+def test_a_service_of_which_nobody_asks_cannot_be_planned_for(tmp_path: Path) -> None:
+    scenario = LARGE.replace("requests: 400", "requests: 400, services: {chat: 1, more: 0}")
+    demand, _ = demand_of(tmp_path, GPUS, scenario)
+    with pytest.raises(ConfigError, match="service more has none of the 240 requests"):
+        plan(demand, Wanted(trials=1, processes=1))
+
+
 class Noisy(_Planner):
     """A planner whose searches find placements of these attainments."""
 

@@ -82,6 +82,14 @@ def test_a_budget_of_nothing_moves_nobody() -> None:
     assert run([make_spec(100), make_spec(100)], requests, "mell", packing=none).moves == {}
 
 
+def test_who_outgrows_all_engines_is_withdrawn_and_counted() -> None:
+    requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(8)]
+    record = run([make_spec(100), make_spec(100)], requests, "best-fit")
+    assert record.withdrawn > 0
+    assert sum(row.recomputed_tokens for row in record.requests) > 0
+    assert run([make_spec(400)], requests, "best-fit").withdrawn == 0
+
+
 def test_requests_wait_for_room_and_get_it_in_their_order() -> None:
     requests = [make_request(number, 150, 20, at_s=number / 1000) for number in range(6)]
     record = run([make_spec(50), make_spec(50)], requests, "best-fit")

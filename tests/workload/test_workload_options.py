@@ -116,6 +116,35 @@ def test_services_by_shares() -> None:
     assert counts["a"] / 6000 == pytest.approx(0.75, abs=0.02)
 
 
+CSV = """prompt_tokens,output_tokens,arrival_s,client,service
+8,2,0,c,a
+8,2,1,c,b
+8,2,2,c,b
+"""
+LOG = """{"prompt_tokens": 8, "output_tokens": 2, "arrival_s": 0, "service": "a"}
+{"prompt_tokens": 8, "output_tokens": 2, "arrival_s": 1, "service": "b"}
+{"prompt_tokens": 8, "output_tokens": 2, "arrival_s": 2, "service": "b"}
+"""
+
+
+@pytest.mark.parametrize("text", [CSV, LOG])
+def test_requests_go_to_the_services_that_a_trace_says(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(text)
+
+    def services_of(*services: str, **options: object) -> list[str]:
+        built = build_requests(WorkloadOptions(trace=trace, **options), services)
+        return [request.service for request in built]
+
+    assert services_of("a", "b", "c") == ["a", "b", "b"]
+    assert services_of("a", "b", services={"a": 1.0}) == ["a", "a", "a"]
+    for served in (["a", "c"], ["a"]):
+        with pytest.raises(ConfigError, match="has requests of service b, but the services are a"):
+            services_of(*served)
+    trace.write_text(text.replace('"b"', '"a"').replace(",b", ",a"))
+    assert services_of("other") == ["other"] * 3, "one service need not be called alike"
+
+
 def test_shares_come_before_clients_and_equal_shares_where_there_are_neither(tmp_path: Path) -> None:
     options = WorkloadOptions(
         trace=build.write(tmp_path, build.TURNS), arrivals=AtOnce(), services={"b": 1.0}

@@ -18,7 +18,7 @@ from shoal.core import SLO
 from shoal.measure import Panel, Series
 from shoal.measure.tables import figure, seconds, share
 from shoal.plan.capacity import DISPATCHES, Later, Offer, Plan, Wanted, fleet_name, worst
-from shoal.plan.demand import Demand, Policies
+from shoal.plan.demand import Demand, Policies, unheeded
 from shoal.plan.outcomes import mean, tail
 
 UNCHANGED = "as written"
@@ -40,6 +40,11 @@ def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: W
     )
     facts["scheduler"] = f"preset {scenario.preset}"
     facts["wanted"] = f"every service meets its goals for {share(wanted.attainment)} of its requests"
+    if ignored := unheeded(scenario):
+        facts["not heeded"] = (
+            f"{', '.join(ignored)}: the plan says how many engines there are, on which devices, and what is "
+            "between them"
+        )
     console.print(described(facts))
 
 

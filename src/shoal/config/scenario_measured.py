@@ -13,7 +13,7 @@ from shoal.core import ConfigError
 from shoal.forecast import NO_OVERHEAD, HostOverhead, OverheadTimes, ScaledTimes
 from shoal.measure import Comparison, RunRecord, compare_with_measured
 from shoal.simulate import OverheadFit, fit_overhead
-from shoal.workload import read_measured
+from shoal.workload import read_measured, read_trace
 
 _OF_THE_LOG = ("trace", "format", "lengths", "rate", "clients", "requests")
 """Keys of a workload that flags cannot set beside a log."""
@@ -24,7 +24,8 @@ _DIGITS = 7
 def load_measured_scenario(log: Path, flag: str, *, file: Path | None, flags: Table) -> Scenario:
     """The scenario of ``file`` and ``flags`` with the requests of ``log`` as its workload.
 
-    All of them: a log is in the order of their ends, and each was slowed down by its neighbours. flag: names
+    All of them: a log is in the order of their ends, and each was slowed down by its neighbours. Where the
+    log says which service each was for, the scenario's shares do not count. flag: names
     the log in errors. Raises ConfigError as ``load_scenario``, for flags that say otherwise, and for a log
     that has no times.
     """
@@ -40,7 +41,9 @@ def load_measured_scenario(log: Path, flag: str, *, file: Path | None, flags: Ta
     if scenario.workload.clients is not None:
         raise ConfigError(f"{flag}: requests of a log come at their times; leave out workload.clients")
     read_measured(log.expanduser())  # what is wrong with its times is better known now than after the run
-    return replace(scenario, workload=replace(scenario.workload, requests=None))
+    said = all(row.service is not None for row in read_trace(log.expanduser(), "requests"))
+    shares = None if said else scenario.workload.services
+    return replace(scenario, workload=replace(scenario.workload, requests=None, services=shares))
 
 
 def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:

@@ -126,5 +126,7 @@ class RunRecord:
     moves: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """How many moves of running requests ended how, by method (``live``, ``stop`` or ``tokens``), then
     ``done``, ``aborted`` or ``ended`` (the request was over before)."""
+    withdrawn: int = 0
+    """How many running requests a packer took from their engines, as no engine had room for them any more."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What was run, by name, for the head of a report."""

@@ -54,8 +54,10 @@ class GroupSummary:
     """Requests that ended with an error."""
     cancelled: int
     """Requests that their client cancelled."""
+    cut: int
+    """Of those answered, how many ended at a limit (``max_tokens``, the context, the pool) before their end."""
     prompt_tokens: int
-    """Prompt tokens of all requests."""
+    """Prompt tokens of all requests that were not refused."""
     output_tokens: int
     """Tokens generated for all requests, also for those that were not answered whole."""
     throughput: float | None
@@ -107,6 +109,8 @@ class Summary:
     engines: tuple[EngineTotals, ...]
     """Totals of each engine, by its number."""
     moves: Mapping[str, Mapping[str, int]]
+    """As in ``RunRecord``."""
+    withdrawn: int
     """As in ``RunRecord``."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,6 +165,7 @@ def summarise(run: RunRecord) -> Summary:
         kv_used_peak=max(engine.kv_used_peak for engine in run.engines if engine.steps) if steps else None,
         engines=tuple(run.engines),
         moves=run.moves,
+        withdrawn=run.withdrawn,
     )
 
 
@@ -180,7 +185,8 @@ def _summarise_group(
         refused=sum(row.finish == "refused" for row in rows),
         failed=sum(row.finish == "error" for row in rows),
         cancelled=sum(row.finish == "cancelled" for row in rows),
-        prompt_tokens=sum(row.prompt_tokens for row in rows),
+        cut=sum(row.finish == "length" for row in rows),
+        prompt_tokens=sum(row.prompt_tokens for row in rows if row.finish != "refused"),
         output_tokens=output_tokens,
         throughput=_rate(len(answered), duration_s),
         output_tokens_per_s=_rate(output_tokens, duration_s),

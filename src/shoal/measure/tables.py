@@ -62,16 +62,16 @@ def summary_grids(summary: Summary) -> list[Grid]:
     grids = [requests_grid(summary), latency_grid(summary), tokens_grid(summary)]
     if len(summary.engines) > 1:
         grids.append(engines_grid(summary))
-    return [*grids, moves_grid(summary)] if summary.moves else grids
+    return [*grids, moves_grid(summary)] if summary.moves or summary.withdrawn else grids
 
 
 def requests_grid(summary: Summary) -> Grid:
     """One row for each service: how its requests ended, how many a second, and how many within their goals.
 
-    Columns of refused, failed and cancelled requests are left out while there are none.
+    Columns of refused, failed, cancelled and cut requests are left out while there are none.
     """
     overall = summary.overall
-    endings = [name for name in ("refused", "failed", "cancelled") if getattr(overall, name)]
+    endings = [name for name in ("refused", "failed", "cancelled", "cut") if getattr(overall, name)]
     rows = [
         [
             name,
@@ -136,12 +136,17 @@ def engines_grid(summary: Summary) -> Grid:
 
 
 def moves_grid(summary: Summary) -> Grid:
-    """One row for each way in which running requests moved: how many moves were done, how others ended."""
+    """One row for each way in which running requests moved: how many moves were done, how others ended.
+
+    Below them those that a packer withdrew.
+    """
     outcomes = ("done", "aborted", "ended")
     rows = [
         [method, *(f"{counts.get(outcome, 0):,}" for outcome in outcomes)]
         for method, counts in summary.moves.items()
     ]
+    if summary.withdrawn:
+        rows.append(["withdrawn", f"{summary.withdrawn:,}", *[NOTHING] * (len(outcomes) - 1)])
     return Grid(title="Moves of running requests", heads=["by", *outcomes], rows=rows)
 
 

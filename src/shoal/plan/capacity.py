@@ -148,6 +148,14 @@ def plan(
     least = 2 * LEAST_REQUESTS
     if len(demand.requests) < least:
         raise ConfigError(f"planning needs at least {least} requests, got {len(demand.requests)}")
+    planned, _ = split(len(demand.requests), wanted.share)
+    present = {request.service for request in demand.requests[planned.start : planned.stop]}
+    for service in demand.services:
+        if service.name not in present:
+            raise ConfigError(
+                f"service {service.name} has none of the {len(planned):,} requests that are planned for, so "
+                "nothing says what it needs: plan with more requests, or leave the service out"
+            )
     with Workers(demand, wanted.processes) as workers:
         planner = _Planner(demand, wanted, workers, progress, on_offer)
         try:

@@ -198,6 +198,14 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
     return Demand(catalogue=catalogue, services=timed, requests=requests, engines=engines)
 
 
+def unheeded(scenario: Scenario) -> list[str]:
+    """What a scenario says of engines and of what happens to them: planning decides on engines itself."""
+    plain = Scenario(workload=scenario.workload)
+    names = ("latency", "engines", "dispatch", "packing", "link", "drains", "deaths")
+    said = [name for name in names if getattr(scenario, name) != getattr(plain, name)]
+    return said + [f"latency of {each.name}" for each in scenario.services if each.latency is not None]
+
+
 def _check_pool(pool: ScenarioPool) -> None:
     """Refuse what planning would not heed."""
     heeded = {name: getattr(pool, name) for name in ("utilisation", "block_size", "layout")}

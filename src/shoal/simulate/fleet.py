@@ -187,6 +187,11 @@ class Fleet:
         """Moves of running requests that are over."""
         return sum([Counter(engine.moves) for engine in self._manager.engines], Counter())
 
+    @property
+    def withdrawn(self) -> int:
+        """As in ``RunRecord``."""
+        return sum([engine.withdrawn for engine in self._manager.engines])
+
     def _build(self, number: int) -> Replica:
         replica = self._make(number)
         replica.tell_progress(lambda request: self._tell(Progressed(request)))

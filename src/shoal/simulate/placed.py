@@ -1,13 +1,14 @@
 """Engines of a placement, and simulations of all of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.cluster.dispatch import DispatchPolicy, LeastRequests, PackerDispatch
 from shoal.cluster.place.memory import MemoryCheck
 from shoal.cluster.place.placement import GroupShape, Placement
 from shoal.cluster.place.traffic import StepTimesOf
 from shoal.core import SLO, ConfigError, Request
+from shoal.core.slo import resolve_slo
 from shoal.forecast import ScaledTimes
 from shoal.kvcache import plan_layout
 from shoal.measure import RunRecord
@@ -93,7 +94,8 @@ class PlacedEngines:
         requests: Sequence[Request],
         dispatch: DispatchPolicy | PackerDispatch | None = None,
     ) -> RunRecord:
-        """All engines of a placement under these requests; those of services without an engine are refused.
+        """All engines of a placement under these requests; those of services without an engine are refused, and
+        miss their goals.
 
         dispatch: which of its engines gets a service's request; None: that with the fewest, as in SeaLLM.
         Raises ConfigError for a placement without services.
@@ -102,5 +104,12 @@ class PlacedEngines:
         if not groups:
             raise ConfigError("a placement without services serves nobody")
         engines = [engine for group in groups for engine in self.engines(group.shape)]
+        placed = {name for engine in engines for name in engine.services}
+        # The goals of others are known here alone: no engine of theirs has them.
+        known = [each if each.service in placed else self._with_goals(each) for each in requests]
         policy = dispatch or LeastRequests()
-        return Simulation(engines, OpenLoop(requests), dispatch=policy, watch=_NO_SAMPLES).run("placement")
+        return Simulation(engines, OpenLoop(known), dispatch=policy, watch=_NO_SAMPLES).run("placement")
+
+    def _with_goals(self, request: Request) -> Request:
+        service = self.services[request.service]
+        return replace(request, slo=resolve_slo(request.slo, service.slo, service.execution_s))

@@ -230,6 +230,7 @@ class Simulation:
             token_gaps=self._gaps,
             end_ns=end_ns,
             moves=_moves(self._fleet),
+            withdrawn=self._fleet.withdrawn,
             facts=facts,
         )
 

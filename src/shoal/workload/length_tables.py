@@ -27,14 +27,15 @@ def read_lengths(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
 
 
 def read_timed_lengths(path: Path, options: ReadOptions, timed: bool = True) -> Iterator[TraceRow | None]:
-    """Lengths with a column ``arrival_s``, in seconds; a column ``client`` is optional."""
+    """Lengths with a column ``arrival_s``, in seconds; columns ``client`` and ``service`` are optional."""
     _, header = next(csv_lines(path), (0, list(COLUMN_PAIRS[0])))
     pair = lengths_columns(header_of(",".join(header)))
     if pair is None:
         possible = " or ".join(",".join(pair) for pair in COLUMN_PAIRS)
         raise ConfigError(f"{path}:1: no columns of lengths; expected {possible}")
     required = (*pair, ARRIVAL) if timed else pair
-    for line, (prompt, output, *more) in csv_columns(path, required, ("client",)):
+    for line, (prompt, output, *more) in csv_columns(path, required, ("client", "service")):
         lengths = parse_int(prompt, pair[0], path, line, 0), parse_int(output, pair[1], path, line, 0)
         arrival = parse_ns(more[0], ARRIVAL, path, line) if timed else 0
-        yield TraceRow(arrival, *lengths, more[-1] or None) if all(lengths) else None
+        client, service = more[-2] or None, more[-1] or None
+        yield TraceRow(arrival, *lengths, client, service=service) if all(lengths) else None

@@ -1,7 +1,7 @@
 """A workload as a scenario describes it, and the requests that it means."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class WorkloadOptions:
     """Closed loop: this many requests at a time, each followed by the next as soon as it ends. Arrival times
     do not matter then."""
     services: Mapping[str, float] | None = None
-    """Shares of the requests by service. None deals the trace's clients to the services, or the requests in
-    equal shares where there are no clients."""
+    """Shares of the requests by service. None takes the trace's services, or deals its clients to the
+    services, or the requests in equal shares where there are neither."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values without meaning."""
@@ -148,12 +148,28 @@ def _service_chooser(
     unknown = sorted(set(shares or ()) - set(services))
     if not services or unknown:
         raise ConfigError(f"no service {', '.join(unknown)}; there are {', '.join(services) or 'none'}")
-    clients = [row.client for row in rows if row.client is not None]
-    if shares is None and len(services) > 1 and len(clients) == len(rows):
-        dealt = deal(clients, services)
-        return lambda number, row: dealt[row.client or ""]
+    if shares is None:
+        traced = {row.service for row in rows}
+        if None not in traced and (len(traced) > 1 or len(services) > 1):
+            _require_known(traced, services, options.trace)
+            return lambda number, row: row.service or ""
+        clients = [row.client for row in rows if row.client is not None]
+        if len(services) > 1 and len(clients) == len(rows):
+            dealt = deal(clients, services)
+            return lambda number, row: dealt[row.client or ""]
     weights = dict.fromkeys(services, 1.0) if shares is None else shares
     return _by_shares(weights, derive_seed(options.seed, 3))
+
+
+def _require_known(traced: Iterable[str | None], services: Sequence[str], trace: Path | None) -> None:
+    """Raise ConfigError for services of a trace that are not simulated."""
+    unknown = sorted(name for name in traced if name is not None and name not in services)
+    if unknown:
+        raise ConfigError(
+            f"{trace} has requests of service {', '.join(unknown)}, but the services are "
+            f"{', '.join(services)}: name them alike (--service, or services), or say which share each gets "
+            "(workload.services)"
+        )
 
 
 def _by_shares(shares: Mapping[str, float], seed: int) -> ServiceOf:

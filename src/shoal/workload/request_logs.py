@@ -113,7 +113,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], _Names, TraceRow]]
         time, prompt, output = (
             get_member(record, name, path, line, names.like) for name in (arrival, names.prompt, names.output)
         )
-        request_id = record.get("request_id")
+        request_id, service = record.get("request_id"), record.get("service")
         yield (
             line,
             record,
@@ -123,5 +123,6 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], _Names, TraceRow]]
                 parse_int(prompt, names.prompt, path, line),
                 parse_int(output, names.output, path, line, least=names.least_output),
                 request_id=None if request_id is None else str(request_id),
+                service=None if service is None else str(service),
             ),
         )

@@ -30,6 +30,8 @@ class TraceRow:
     """Tokens that one hash covers."""
     request_id: str | None = None
     """What the trace calls it."""
+    service: str | None = None
+    """Which service it was for, where the trace says so."""
 
 
 def own_ids(rows: Sequence[TraceRow], prefix: str = "r") -> list[str]:
