@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
+from shoal.cli.simulate_view import SimulationProgress
 from shoal.core import ConfigError
 from shoal.measure import EngineTotals, RunRecord, summarise
 from shoal.measure.tables import engines_grid
@@ -260,3 +262,24 @@ def test_ctrl_c_ends_a_simulation_quietly(tmp_path):
         process.kill()
     assert "Traceback" not in output + errors
     assert process.returncode == 130
+
+
+def test_ctrl_c_ends_a_run_with_the_figures_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(progress: SimulationProgress, finished: int) -> None:
+        if not progress.stopped():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(SimulationProgress, "update", interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    flags = ["--model", "llama-3.1-8b", "--device", "a100-80", "--workload", "sharegpt", "--rate", "5"]
+    code = run(["simulate", *flags, "--requests", "5000", "--out", str(tmp_path / "out")])
+    assert code == 130
+    assert signal.getsignal(signal.SIGINT) == before
+    shown = " ".join(capsys.readouterr().out.split())
+    rows = (tmp_path / "out" / "requests.jsonl").read_text().splitlines()
+    assert 100 <= len(rows) < 200
+    assert f"after {len(rows)} of 5,000 requests; all figures are of these" in shown
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["overall"]["requests"] == len(rows)

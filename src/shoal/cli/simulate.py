@@ -105,7 +105,8 @@ def simulate(
 
     The scenario says what arrives (a trace, or drawn lengths and arrivals), which services serve it, how long
     their steps take, and how much memory there is. It comes from a file, from flags, or from both; flags go
-    over the file. The same scenario gives the same results, byte for byte.
+    over the file. The same scenario gives the same results, byte for byte. Ctrl-C ends it early, with the
+    figures so far.
 
     **Examples:**
 
@@ -133,10 +134,15 @@ def simulate(
     spans = out is not None or chrome_trace is not None
     with SimulationProgress(len(prepared.requests)) as progress:
         start_s = time.perf_counter()
-        run = prepared.run(skip_ahead=skip_ahead, spans=spans, progress=progress.update)
+        run = prepared.run(
+            skip_ahead=skip_ahead, spans=spans, progress=progress.update, stop=progress.stopped
+        )
         elapsed_s = time.perf_counter() - start_s
     files = _write(run, out, html, chrome_trace, json_path)
     print_run(console, run, elapsed_s)
+    if progress.stopped():
+        print_written(console, files)
+        raise KeyboardInterrupt
     print_written(console, files + measured.show(console, prepared, run, out))
 
 

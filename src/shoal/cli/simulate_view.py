@@ -1,9 +1,10 @@
 """Shows a simulation on the terminal: its progress, and its results."""
 
+import signal
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
@@ -16,7 +17,10 @@ from shoal.measure.tables import figure, seconds
 
 
 class SimulationProgress:
-    """A bar on standard error that counts finished requests; a line if that is no terminal."""
+    """A bar on standard error that counts finished requests; a line if that is no terminal.
+
+    Meanwhile the first Ctrl-C asks for an early end instead of ending the program.
+    """
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
@@ -26,9 +30,12 @@ class SimulationProgress:
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
         self._task_id = self._bar.add_task("", total=total)
+        self._asked = False
+        self._handler: Any = signal.SIG_DFL
 
     def __enter__(self) -> Self:
-        """Start to draw."""
+        """Start to draw, and to listen."""
+        self._handler = signal.signal(signal.SIGINT, self._ask)
         self._bar.start()
         if self._bar.disable:
             print(f"simulating {self._total:,} requests", file=sys.stderr, flush=True)
@@ -39,6 +46,15 @@ class SimulationProgress:
     ) -> None:
         """Remove the bar, also after Ctrl-C."""
         self._bar.stop()
+        signal.signal(signal.SIGINT, self._handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self._asked = True
+        signal.signal(signal.SIGINT, self._handler)
+
+    def stopped(self) -> bool:
+        """Whether somebody asked for an early end."""
+        return self._asked
 
     def update(self, num_finished: int) -> None:
         """Show that ``num_finished`` requests have finished."""
@@ -49,7 +65,8 @@ def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
     """Print the facts and results of a run, and the speed of the simulation."""
     console.print(described(run.facts))
     if not run.requests:
-        console.print(Text("The workload has no requests, so there is nothing to tell.", style="yellow"))
+        why = "No request has ended" if "stopped" in run.facts else "The workload has no requests"
+        console.print(Text(f"{why}, so there is nothing to tell.", style="yellow"))
         return
     summary = summarise(run)
     for table in summary_tables(summary):

@@ -84,10 +84,11 @@ class PreparedRun:
         skip_ahead: bool = True,
         spans: bool = False,
         progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> RunRecord:
         """Simulate. spans: keep every step for a timeline.
 
-        progress: called with the number of requests that have ended.
+        progress: called with the number of requests that have ended. stop: asked whether to end early.
         """
         clients = self.scenario.workload.clients
         grouped = self.ranks > 1
@@ -100,7 +101,7 @@ class PreparedRun:
             lock_step=grouped,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
-        return simulation.run(self.scenario.title, self.facts, progress)
+        return simulation.run(self.scenario.title, self.facts, progress, stop)
 
 
 def prepare(scenario: Scenario) -> PreparedRun:

@@ -55,7 +55,7 @@ class GroupSummary:
     cancelled: int
     """Requests that their client cancelled."""
     cut: int
-    """Of those answered, how many ended at a limit (``max_tokens``, the context, the pool) before their end."""
+    """Answered requests that a limit (``max_tokens``, the context, the pool) ended before their end."""
     prompt_tokens: int
     """Prompt tokens of all requests that were not refused."""
     output_tokens: int

@@ -94,8 +94,9 @@ class PlacedEngines:
         requests: Sequence[Request],
         dispatch: DispatchPolicy | PackerDispatch | None = None,
     ) -> RunRecord:
-        """All engines of a placement under these requests; those of services without an engine are refused, and
-        miss their goals.
+        """All engines of a placement under these requests.
+
+        Those of services without an engine are refused, and miss their goals.
 
         dispatch: which of its engines gets a service's request; None: that with the fewest, as in SeaLLM.
         Raises ConfigError for a placement without services.

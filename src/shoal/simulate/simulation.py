@@ -99,18 +99,22 @@ class Simulation:
         title: str = "simulation",
         facts: Mapping[str, str] | None = None,
         progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> RunRecord:
-        """Simulate until every request has ended.
+        """Simulate until every request has ended, or ``stop`` says so: then the record is of those that have.
 
         progress: told now and then how many have. Raises IntegrityError where a pool's state is off.
         """
         told = 0
-        while self._advance():
+        while not (stopped := stop()) and self._advance():
             if progress is not None and len(self._rows) >= told + 100:
                 told = len(self._rows)
                 progress(told)
         if progress is not None:
             progress(len(self._rows))
+        if stopped:
+            ended = f"after {len(self._rows):,} of {self._source.total:,} requests; all figures are of these"
+            return self._record(title, {**(facts or {}), "stopped": ended})
         if len(self._rows) != self._source.total:
             raise RuntimeError(f"{self._source.total - len(self._rows)} requests were never answered")
         return self._record(title, {} if facts is None else facts)
