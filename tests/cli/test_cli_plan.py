@@ -173,11 +173,14 @@ def test_a_kind_without_a_data_sheet_needs_memory_and_times(tmp_path: Path) -> N
     assert "write memory and latency" in done.output + str(done.exception)
 
 
-@pytest.mark.parametrize("share", ["0%", "101%"])
-def test_an_attainment_is_a_share(tmp_path: Path, share: str) -> None:
-    code, shown = plan(tmp_path, "slo.ttft=1s", "--attainment", share)
+@pytest.mark.parametrize(
+    ("flag", "text", "most"), [("attainment", "0%", "at most"), ("attainment", "95", "at most")]
+    + [("search-share", "100%", "below"), ("search-share", "-1", "below")],
+)  # fmt: skip
+def test_what_is_no_share_is_refused_with_its_flag(tmp_path: Path, flag: str, text: str, most: str) -> None:
+    code, shown = plan(tmp_path, "slo.ttft=1s", f"--{flag}", text)
     assert code != 0
-    assert "attainment" in shown
+    assert f"--{flag}: write a share above 0% and {most} 100%, such as 60% or 0.6; got {text}" in shown
 
 
 def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:

@@ -244,6 +244,11 @@ def test_mistakes_end_with_a_clear_line(scenario, tmp_path, monkeypatch, capsys,
     assert expected in capsys.readouterr().err
 
 
+def test_a_model_without_a_device_is_told_in_flags(capsys):
+    assert run(["simulate", "--model", "llama-3.1-8b", "--workload", "sharegpt", "--requests", "9"]) == 2
+    assert "--model needs a device" in capsys.readouterr().err
+
+
 def test_the_help_teaches():
     output = " ".join(simulate("--help").split())
     assert "shoal simulate --model llama-3.1-8b --device a100-80" in output

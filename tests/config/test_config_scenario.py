@@ -466,6 +466,16 @@ def test_what_a_trace_leaves_out_is_among_the_facts(tmp_path):
     assert "trace" not in prepare(scenario(tmp_path, table(tmp_path, (0, 10, 5)))).facts
 
 
+@pytest.mark.parametrize(
+    ("preset", "said"), [("orca", True), ("lightllm-conservative", True), ("vllm", False), ("shoal", False)]
+)
+def test_admissions_that_trust_limits_are_told_where_there_are_none(tmp_path, preset, said):
+    work = "scheduler: {preset: %s}\nworkload: {lengths: {prompt: 10, output: 5}, rate: 1, requests: 6%s}\n"
+    assert ("output limit" in prepare(scenario(tmp_path, LLAMA + work % (preset, ""))).facts) == said
+    limited = prepare(scenario(tmp_path, LLAMA + work % (preset, ", max_tokens: 100")))
+    assert "output limit" not in limited.facts
+
+
 def test_clients_wait_for_their_answers(tmp_path):
     work = "workload: {lengths: {prompt: 10, output: 5}, clients: 2, requests: 6}\n"
     prepared = prepare(scenario(tmp_path, LLAMA + work))

@@ -100,7 +100,7 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
         ("{roofline: {device: h100, model: broken.json}}", "broken.json: not valid JSON"),
         ("{roofline: {device: h100, model: deep.json}}", "deep.json: nests its values too deeply"),
         ("{roofline: {device: h100, model: list.json}}", "expected an object with keys such as"),
-        ("{roofline: {device: h100, model: latency.json}}", "has none of hidden_size"),
+        ("{roofline: {device: h100, model: latency.json}}", "latency.json describes no model: the conf"),
         ("{roofline: {device: h100}}", "nothing says which model service default runs"),
         ("{roofline: {device: h100, model: llama-3.1-8b, tp: 5}}", "roofline.tp (flag --tp): llama-3.1"),
         ("{roofline: {device: rtx-4090, model: llama-2-13b}}", "raise tp, or take a larger device"),
@@ -113,6 +113,11 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
             "link: nothing says how many bytes of KV would move",
         ),
         ("{fit: latency.json}\nservices: [llama-3.1-8b]", "nothing says how large the pool is"),
+        (
+            "{roofline: {device: h100}}\nservices: [llama-3.1-8b, {name: b, model: qwen3-8b, "
+            "latency: {roofline: {device: a100-80}}}]",
+            "how large the pool is, as the services are on a100-80 and h100",
+        ),
         (
             "{roofline: {device: h100}}\nservices: [llama-3.1-8b, qwen3-8b]\nkv_cache: {blocks: 9}",
             "differ in size",

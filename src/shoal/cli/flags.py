@@ -20,12 +20,16 @@ ConfigFile = Annotated[
 _PANEL = "Configuration (each flag is a key of the file)"
 
 
-def share_flag(text: str, flag: str) -> float:
-    """A share written as 60% or 0.6; raises ConfigError that names the flag."""
+def share_flag(text: str, flag: str, *, whole: bool) -> float:
+    """A share written as 60% or 0.6, below 100% or (``whole``) at most; raises ConfigError with the flag."""
     try:
-        return parse_number(text)
+        share = parse_number(text)
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}") from None
+    if not 0 < share < 1 and not (whole and share == 1):
+        most = "at most" if whole else "below"
+        raise ConfigError(f"{flag}: write a share above 0% and {most} 100%, such as 60% or 0.6; got {text}")
+    return share
 
 
 def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any], Any]:

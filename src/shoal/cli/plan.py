@@ -138,7 +138,7 @@ def plan(
     check_outputs(out, json_path, picture=plot)
     if plot is not None:
         require_plots()
-    share = share_flag(attainment, "--attainment")
+    share = share_flag(attainment, "--attainment", whole=True)
     scenario = load_scenario(file=config, flags=settings)
     catalogue = load_catalogue(devices)
     if out is not None:
@@ -146,7 +146,7 @@ def plan(
     wanted = Wanted(
         attainment=share,
         trials=trials,
-        share=share_flag(search_share, "--search-share"),
+        share=share_flag(search_share, "--search-share", whole=False),
         seed=scenario.workload.seed,
     )
     demand = build_demand(scenario, catalogue, read_goals(slo))

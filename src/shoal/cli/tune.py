@@ -83,7 +83,9 @@ def tune(
     check_outputs(out, json_path)
     scenario = load_scenario(file=config, flags=settings)
     search = Search(
-        trials=trials, share=share_flag(search_share, "--search-share"), seed=scenario.workload.seed
+        trials=trials,
+        share=share_flag(search_share, "--search-share", whole=False),
+        seed=scenario.workload.seed,
     )
     prepared = prepare(scenario)
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))

@@ -43,6 +43,11 @@ def state_facts(
     if scenario.link is not None:
         facts["link"] = engine_link_section().show(scenario.link)
     facts["scheduler"] = _scheduler(scenario)
+    if scenario.scheduler.admission.reads_limits and scenario.workload.max_tokens is None:
+        facts["output limit"] = (
+            "none, so the admission sets aside what context and pool allow: few requests run at a time; "
+            "write workload.max_tokens"
+        )
     facts["KV pool"] = _pool(engine, pools)
     if scenario.scheduler.preemption_mode == "swap":
         facts["swap"] = _swap(pools)

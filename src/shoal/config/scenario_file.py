@@ -108,6 +108,7 @@ class ScenarioSection(Section):
 
     def read(self, node: Node, path: str) -> Scenario:
         """The whole scenario."""
+        _require_device(node)
         fields = self.read_fields(node, path)
         if "scheduler" in fields:
             fields["scheduler"], fields["preset"] = fields["scheduler"]
@@ -120,6 +121,16 @@ class ScenarioSection(Section):
                     where, "workload.services", f"no service {name!r}; there are {', '.join(names)}"
                 )
         return scenario
+
+
+def _require_device(node: Node) -> None:
+    """Raise ConfigError for --model without a device, in the words of flags."""
+    latency = node.entries.get("latency") if isinstance(node, Table) else None
+    roofline = latency.entries.get("roofline") if isinstance(latency, Table) else None
+    if isinstance(roofline, Table) and roofline.where == "--model" and "device" not in roofline.entries:
+        raise ConfigError(
+            "--model needs a device whose data sheet gives its step times: write --device, such as a100-80"
+        )
 
 
 def _names(services: Sequence[ScenarioService], node: Node) -> list[str]:

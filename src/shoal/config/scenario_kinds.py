@@ -20,7 +20,7 @@ def _shape(file: Path) -> ModelSpec:
     config = _read_json(file)
     try:
         return ModelSpec.from_config(config, file.resolve().parent.name)
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (ConfigError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"{file} describes no model: {error}") from error
 
 

@@ -122,9 +122,11 @@ def _left_on_device(deployments: Mapping[str, Deployment], pool: ScenarioPool) -
     devices = {deployment.device for deployment in deployments.values()}
     device = next(iter(devices))
     if device is None or len(devices) > 1:
+        named = sorted(each.name for each in devices if each is not None)
+        why = f", as the services are on {' and '.join(named)}" if len(named) > 1 else ""
         raise ConfigError(
-            "kv_cache: nothing says how large the pool is; write kv_cache.memory (such as 40GiB), tokens or "
-            "blocks, or take step times from a roofline, whose device has a memory"
+            f"kv_cache: nothing says how large the pool is{why}; write kv_cache.memory (such as 40GiB), "
+            "tokens or blocks, or take all step times from the roofline of one device, which has a memory"
         )
     models = {
         (deployment.model, deployment.tp, deployment.ranks)

@@ -135,7 +135,7 @@ def _first(config: Mapping[str, Any], title: str, *names: str) -> int:
     for name in names:
         if config.get(name):
             return int(config[name])
-    raise ConfigError(f"config of {title} has none of {', '.join(names)}")
+    raise ConfigError(f"the configuration of {title} has none of {', '.join(names)}")
 
 
 def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int) -> ModelSpec:
@@ -272,9 +272,9 @@ def model_spec(name: str) -> ModelSpec:
     """As ``find_model_spec``, but raises a ConfigError that lists similar names if there is none."""
     spec = find_model_spec(name)
     if spec is None:
-        near = get_close_matches(name.lower(), MODEL_SPECS, n=3, cutoff=0.4) or sorted(MODEL_SPECS)
+        near = get_close_matches(name.lower(), MODEL_SPECS, n=3, cutoff=0.4)
+        known = f"near are {', '.join(near)}" if near else f"on record are {', '.join(sorted(MODEL_SPECS))}"
         raise ConfigError(
-            f"model {name!r} has no shape on record; near are {', '.join(near)}; any other can be read from "
-            f"its config.json"
+            f"model {name!r} has no shape on record; {known}; any other can be read from its config.json"
         )
     return spec

@@ -38,6 +38,11 @@ class Admission(ABC):
         """Output tokens after which a request must be scheduled anew; None: it runs while memory lasts."""
         return None
 
+    @property
+    def reads_limits(self) -> bool:
+        """Whether it sets memory aside for the longest output that a request may have, at least at first."""
+        return False
+
     def how_many_fit(
         self,
         running: MemoryForecast,

@@ -103,6 +103,11 @@ class PastFuture(Forecasting):
         )
         require(self.draws in ("mean", "max"), "draws", "can be mean, max", self.draws)
 
+    @property
+    def reads_limits(self) -> bool:
+        """As long as it has seen few answers."""
+        return self.cold_start == "max"
+
     def limit(self, capacity: int) -> float:
         """The capacity without the reserve."""
         return (1 - self.reserved) * capacity

@@ -48,6 +48,11 @@ class Conservative(TokenSum):
         Admission.__post_init__(self)
         require(self.overcommit > 0, "overcommit", "must be above 0", self.overcommit)
 
+    @property
+    def reads_limits(self) -> bool:
+        """Always."""
+        return True
+
     def limit(self, capacity: int) -> float:
         """The overcommitted capacity."""
         return self.overcommit * capacity
