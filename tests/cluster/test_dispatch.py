@@ -29,8 +29,11 @@ def newcomer(
     return Newcomer(call, tokens, turn=0, now_ns=now_ns)
 
 
-def load(*held: Newcomer, speed: ServiceSpeed = FAST, name: str = "e") -> EngineLoad:
+def load(
+    *held: Newcomer, speed: ServiceSpeed = FAST, name: str = "e", kv_tokens: int | None = None
+) -> EngineLoad:
     engine = EngineLoad(name, indexes_prefixes=True)
+    engine.kv_tokens = {} if kv_tokens is None else {"a": kv_tokens, "b": 2 * kv_tokens}
     engine.begin({"a": speed, "b": speed})
     for one in held:
         engine.add(one)
@@ -82,6 +85,42 @@ def test_max_min_prefers_faster_engines_as_far_as_that_pays() -> None:
     assert counts == [10, 40]
 
 
+@pytest.mark.parametrize("dispatch", ["max-min", "prefix", "forecast"])
+def test_an_engine_with_little_memory_gets_as_much_as_it_has_room_for(dispatch: str) -> None:
+    """One of 16 times the memory; each request is to have 150 tokens in the end."""
+    small, large = load(kv_tokens=320, name="small"), load(kv_tokens=16 * 320, name="large")
+    counts = [0, 0]
+    for number in range(51):
+        new = newcomer(f"r{number}")
+        at = chosen(dispatch, new, small, large)
+        counts[at] += 1
+        (small, large)[at].add(new)
+        if number == 35:
+            assert counts[0] <= 2, "both have room up to here"
+    # Beyond that both have too much, in proportion.
+    assert 2 <= counts[0] <= (4 if dispatch != "prefix" else 5)
+
+
+def test_what_a_request_takes_of_the_memory_follows_from_its_service_and_choices() -> None:
+    engine = load(newcomer("x", prompt=100, tokens=50, choices=3), kv_tokens=1000)
+    assert engine.filled == 250_000
+    engine.add(newcomer("y", service="b", prompt=100, tokens=50))
+    assert engine.filled == 325_000
+    engine.remove("x")
+    engine.remove("y")
+    assert engine.filled == 0
+
+
+def test_prefix_leaves_an_engine_whose_memory_is_too_small_where_another_has_enough() -> None:
+    new = newcomer(prefix=(1, 2, 3))
+    cached = load(newcomer("x", prefix=(1, 2, 3)), kv_tokens=200)
+    assert chosen("prefix", new, load(kv_tokens=200), cached) == 0
+    assert chosen("prefix", new, load(kv_tokens=100), cached) == 1, "both are too small, as much"
+    assert (
+        chosen("prefix", new, load(kv_tokens=200), load(newcomer("x", prefix=(1, 2, 3)), kv_tokens=240)) == 1
+    )
+
+
 def test_the_time_of_a_request_is_that_of_its_prompt_and_all_its_choices() -> None:
     engine = load(newcomer(prompt=100, tokens=50, choices=3))
     assert engine.remaining_ns == pytest.approx((0.1 + 1.5) * SECOND)
@@ -101,9 +140,9 @@ def test_a_forecast_knows_progress_from_the_time_that_passed() -> None:
     engine = load(newcomer("x", prompt=100, tokens=50))
     # 0.1 s of prefill, then a token each 0.01 s: 20 tokens are there, and 30 more to come.
     new = newcomer(prompt=10, tokens=10, now_ns=round(0.3 * SECOND))
-    assert engine.peak_tokens(new) == max(120 + 10 + 2 * 10, 120 + 30)
+    assert engine.peak_share(new) == max(120 + 10 + 2 * 10, 120 + 30)
     # However late it is, an unfinished request has a token to come.
-    assert engine.peak_tokens(new._replace(now_ns=9 * SECOND)) == max(149 + 1 + 10 + 1, 10 + 10)
+    assert engine.peak_share(new._replace(now_ns=9 * SECOND)) == max(149 + 1 + 10 + 1, 10 + 10)
 
 
 @given(
@@ -120,7 +159,7 @@ def test_a_forecast_is_the_most_tokens_at_any_time(held: list[tuple[int, int]], 
         peaks.append(
             max((sum(now + at for now, left in rows if left >= at) for at in range(1, 51)), default=0)
         )
-    assert load(*held_by).peak_tokens(new) == sum(peaks)
+    assert load(*held_by).peak_share(new) == sum(peaks)
 
 
 def test_prefix_takes_the_engine_that_has_seen_most_of_the_prompt() -> None:

@@ -284,7 +284,7 @@ def _engine(name: str, data: st.DataObject) -> Engine:
     engine = Engine(EngineLoad(name), EngineState.READY, 1, runs=True)
     engine.load.begin({"a": SPEED})
     tokens = data.draw(st.integers(61, 150))
-    engine.kv_bytes, engine.kv_tokens = tokens, {"a": tokens}
+    engine.kv_bytes, engine.load.kv_tokens = tokens, {"a": tokens}
     engine.residences["a"] = Residence.LOADED
     return engine
 

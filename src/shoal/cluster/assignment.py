@@ -147,7 +147,7 @@ class Assignment:
         roomy = [engine for engine in engines if engine.has_room(call.told)]
         if roomy or self._may_come(call):
             return roomy
-        sizes = [engine.kv_tokens[call.told.service] for engine in engines]
+        sizes = [engine.load.kv_tokens[call.told.service] for engine in engines]
         return [engine for engine, size in zip(engines, sizes, strict=True) if size == max(sizes)]
 
     def _may_come(self, call: Call) -> bool:
@@ -168,7 +168,8 @@ class Assignment:
                 for engine in self._engines.values()
                 if engine.serves(service) and engine.takes_requests and engine.reserved is None
             ]
-            least = min([engine.kv_tokens.get(service, math.inf) for engine in engines], default=math.inf)
+            sizes = [engine.load.kv_tokens.get(service, math.inf) for engine in engines]
+            least = min(sizes, default=math.inf)
             opened = self._open[service] = _OpenEngines([engine.load for engine in engines], least)
         return opened
 

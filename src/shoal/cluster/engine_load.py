@@ -9,6 +9,7 @@ import numpy as np
 from shoal.cluster.events import ServiceSpeed, Submitted
 from shoal.forecast import Demand
 
+MILLION = 1_000_000
 INDEXED_BLOCKS = 65_536
 """Blocks of prompts that are remembered of each engine: those that were sent last."""
 
@@ -37,6 +38,8 @@ class Assigned(NamedTuple):
     """Output tokens that are expected of each choice."""
     cost_ns: int
     """What it adds to ``remaining_ns``."""
+    share: int
+    """What it adds to ``filled``."""
     since_ns: int
     """When it was sent."""
     turn: int
@@ -57,6 +60,11 @@ class EngineLoad:
         self.remaining_ns = 0
         """Sum of their estimated times. Each is what the request would take alone, so work that is done
         concurrently is overstated; it counts in full until the request has ended."""
+        self.filled = 0
+        """Sum of what they are expected to hold in the end, in millionths of its memory for KV; may be more
+        than all of that, as some wait."""
+        self.kv_tokens: dict[str, int] = {}
+        """Tokens that fill its memory for KV, by service."""
         self.changes = 0
         """How often a request came or went."""
         self._speeds: dict[str, ServiceSpeed] = {}
@@ -67,7 +75,7 @@ class EngineLoad:
     def begin(self, speeds: Mapping[str, ServiceSpeed]) -> None:
         """The engine starts with nothing, and computes so fast."""
         self._speeds = dict(speeds)
-        self.unfinished = self.remaining_ns = 0
+        self.unfinished = self.remaining_ns = self.filled = 0
         self.changes += 1
         self._assigned.clear()
         if self._blocks:
@@ -92,16 +100,32 @@ class EngineLoad:
         speed = self._speeds.get(call.service, _UNKNOWN)
         return int((speed.prefill_s * call.prompt_tokens + speed.decode_s * (tokens * call.choices)) * 1e9)
 
+    def share(self, newcomer: Newcomer) -> int:
+        """Millionths of its memory that a request is expected to hold in the end; 0 where nothing is known.
+
+        The choices of a request share the KV of its prompt.
+        """
+        call = newcomer.call
+        capacity = self.kv_tokens.get(call.service)
+        tokens = call.prompt_tokens + newcomer.tokens * call.choices
+        return tokens * MILLION // capacity if capacity else 0
+
+    def pressure(self, newcomer: Newcomer) -> tuple[int, int]:
+        """How loaded it is with a request: first by how much its memory is too small, then by its time."""
+        too_small = max(MILLION, self.filled + self.share(newcomer))
+        return too_small, self.remaining_ns + self.cost_ns(newcomer)
+
     def add(self, newcomer: Newcomer) -> None:
         """A request is sent to the engine."""
         call = newcomer.call
-        cost_ns = self.cost_ns(newcomer)
+        cost_ns, share = self.cost_ns(newcomer), self.share(newcomer)
         self.changes += 1
         self._assigned[call.request] = Assigned(
-            call, newcomer.tokens, cost_ns, newcomer.now_ns, newcomer.turn
+            call, newcomer.tokens, cost_ns, share, newcomer.now_ns, newcomer.turn
         )
         self.unfinished += call.choices
         self.remaining_ns += cost_ns
+        self.filled += share
         if self._blocks is not None:
             self._index(self._blocks, call.prefix)
 
@@ -111,14 +135,17 @@ class EngineLoad:
         gone = self._assigned.pop(request)
         self.unfinished -= gone.call.choices
         self.remaining_ns -= gone.cost_ns
+        self.filled -= gone.share
 
     def cached_blocks(self, prefix: Sequence[int]) -> int:
         """Leading blocks of a prompt that were sent to the engine and so are probably in its cache."""
         blocks = self._blocks or {}
         return next((at for at, block in enumerate(prefix) if block not in blocks), len(prefix))
 
-    def peak_tokens(self, newcomer: Newcomer) -> int:
-        """The most tokens of KV that its requests and the newcomer will hold at once.
+    def peak_share(self, newcomer: Newcomer) -> float:
+        """The most KV that its requests and the newcomer will hold at once, as a share of its memory.
+
+        In tokens where its memory is not known.
 
         Services do not advance together, so each one's own peak counts in full. How far a request is follows
         from the time since it was sent, at the speed of a request that runs alone.
@@ -126,7 +153,7 @@ class EngineLoad:
         rows: dict[str, list[tuple[int, int]]] = {}
         everyone = [
             *self._assigned.values(),
-            Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns, newcomer.turn),
+            Assigned(newcomer.call, newcomer.tokens, 0, 0, newcomer.now_ns, newcomer.turn),
         ]
         for assigned in everyone:
             made = self._generated(assigned, newcomer.now_ns)
@@ -134,7 +161,7 @@ class EngineLoad:
             service_rows = rows.setdefault(assigned.call.service, [])
             service_rows.append((assigned.call.prompt_tokens + made, assigned.tokens - made))
             service_rows += [(max(1, made), assigned.tokens - made)] * (assigned.call.choices - 1)
-        return sum(_peak(service_rows) for service_rows in rows.values())
+        return sum(_peak(own) / (self.kv_tokens.get(service) or 1) for service, own in rows.items())
 
     def _generated(self, assigned: Assigned, now_ns: int) -> int:
         speed = self.speed(assigned.call.service)

@@ -174,7 +174,7 @@ class Manager:
             engine.move(EngineState.READY)
         engine.loaded, engine.ready_ns = True, now_ns
         engine.kv_formats = dict(event.kv_formats)
-        engine.kv_bytes, engine.kv_tokens = event.kv_bytes, dict(event.kv_tokens)
+        engine.kv_bytes, engine.load.kv_tokens = event.kv_bytes, dict(event.kv_tokens)
         engine.block_size, engine.host = event.block_size, event.host
         engine.load.begin(event.speeds)
         self._actions += self._residency.ready(engine, event.speeds, now_ns)

@@ -70,7 +70,7 @@ class PackedCalls:
         gone = self._follow()
         call = newcomer.call
         size = self._size(
-            call.request, Assigned(call, newcomer.tokens, 0, newcomer.now_ns, newcomer.turn), engines[0]
+            call.request, Assigned(call, newcomer.tokens, 0, 0, newcomer.now_ns, newcomer.turn), engines[0]
         )
         arrival = Arrival(call.request, call.service, size.size, size.expected)
         changes = self._apply(Operations(departures=gone, arrivals=[arrival]))
@@ -91,7 +91,7 @@ class PackedCalls:
         if gone:
             self._apply(Operations(departures=gone))
         id, groups = newcomer.call.request, self._packing.groups
-        assigned = Assigned(newcomer.call, newcomer.tokens, 0, newcomer.now_ns, newcomer.turn)
+        assigned = Assigned(newcomer.call, newcomer.tokens, 0, 0, newcomer.now_ns, newcomer.turn)
         size = self._size(id, assigned, engines[0]).size
         fitting = [load for load in engines if size <= groups[load.name].idle]
         chosen = min(fitting, key=lambda load: groups[load.name].idle, default=None)
@@ -218,7 +218,7 @@ class PackedCalls:
             if name not in packing.groups:
                 packing.open(group)
             for service in group.services or ():
-                tokens = self._engines[name].kv_tokens.get(service)
+                tokens = self._engines[name].load.kv_tokens.get(service)
                 token_bytes = group.capacity / tokens if tokens else 1.0
                 self._token_bytes[service] = max(token_bytes, self._token_bytes.get(service, 0.0))
                 self._most_bytes[service] = max(group.capacity, self._most_bytes.get(service, 0))

@@ -68,7 +68,7 @@ class Residency:
         if engine is None:
             return []
         if isinstance(event, ServiceLoaded | ServiceUnloaded):
-            engine.kv_tokens = dict(event.kv_tokens)
+            engine.load.kv_tokens = dict(event.kv_tokens)
         if isinstance(event, ServiceLoaded):
             engine.load.learn(service, event.speed)
             engine.kv_formats[service] = event.kv_format

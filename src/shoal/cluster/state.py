@@ -151,8 +151,6 @@ class Engine:
     """What KV it has, by service, where it can be moved."""
     kv_bytes: int = 0
     """Its memory for KV; 0: not known."""
-    kv_tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens that fill that memory, by service."""
     block_size: int = 1
     """Tokens in a block."""
     host: str = ""
@@ -180,7 +178,7 @@ class Engine:
 
     def has_room(self, told: Submitted) -> bool:
         """Whether its memory holds a request as long as it may become, if it has nothing else."""
-        tokens = self.kv_tokens.get(told.service)
+        tokens = self.load.kv_tokens.get(told.service)
         return tokens is None or told.longest <= tokens
 
     @property
