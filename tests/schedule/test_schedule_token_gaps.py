@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler
 
 from shoal.core import Idle, StepResult
-from shoal.schedule import ORDERS, Conservative, WeightedTurns
+from shoal.schedule import ORDERS, Aggressive, Conservative, Slice, WeightedTurns
 
 MS = 1_000_000
 
 
 def serve(scheduler, arrivals, steps_ns):
-    """Serve (time, request), where a service's steps all take as long; times of tokens, and who stepped."""
+    """Serve (time, request), where a service's steps all take as long, or as a function of the plan says.
+
+    Times of tokens, and who stepped.
+    """
     arrivals = sorted(arrivals, key=lambda pair: pair[0])
     times: dict[str, list[int]] = {}
     services = []
@@ -26,9 +29,11 @@ def serve(scheduler, arrivals, steps_ns):
         if isinstance(plan, Idle):
             now = arrivals[0][0]
             continue
-        now += steps_ns[plan.service]
+        duration_ns = steps_ns[plan.service]
+        duration_ns = duration_ns(plan) if callable(duration_ns) else duration_ns
+        now += duration_ns
         services.append(plan.service)
-        result = StepResult.of_step([7] * len(plan.sampled), steps_ns[plan.service])
+        result = StepResult.of_step([7] * len(plan.sampled), duration_ns)
         for event in scheduler.update(plan, result, now):
             times.setdefault(event.request_id, []).extend([now] * len(event.tokens))
     return times, services
@@ -68,6 +73,46 @@ def test_a_bound_shorter_than_a_round_becomes_two_rounds():
     assert largest_gap(times) <= 2 * (20 + 30) * MS
     busy = services[5:60]
     assert busy.count("a") > busy.count("b") > 0
+
+
+def by_tokens(plan):
+    """5 ms, and 2 ms for each token of a prompt."""
+    return 5 * MS + 2 * MS * (sum(plan.new_tokens) - len(plan.new_tokens))
+
+
+@pytest.mark.parametrize("slices", [False, True])
+@pytest.mark.parametrize("longest", ["a", "b"])
+def test_prompts_come_in_chunks_that_streams_can_wait_for(longest, slices):
+    """The stream is of service a, long prompts of the same or of another service."""
+
+    def largest(max_token_gap_s):
+        scheduler = make_scheduler(
+            make_pool(4_000, per_merged={"a": 1, "b": 1}),
+            context=9_000,
+            admission=Slice(tokens=500) if slices else Aggressive(),
+            max_batched_tokens=2_048,
+            max_token_gap_s=max_token_gap_s,
+            starvation_s=1_000.0,
+        )
+        arrivals = [
+            (0, make_request(100, 1, service=longest)),  # says how long tokens take
+            (300 * MS, make_request(4, 400, service="a", id="stream")),
+            (600 * MS, make_request(6_000, 5, service=longest)),
+            (700 * MS, make_request(3_000, 5, service=longest)),
+        ]
+        times, _ = serve(scheduler, arrivals, {"a": by_tokens, "b": by_tokens})
+        return largest_gap({"stream": times["stream"]})
+
+    assert largest(1_000.0) > 4 * SECOND
+    assert largest(1.0) <= SECOND
+    assert largest(0.001) <= 400 * MS, "chunks have a least size"
+
+
+def test_prompts_are_not_cut_for_nobody():
+    scheduler = make_scheduler(make_pool(4_000), context=9_000, max_batched_tokens=2_048, max_token_gap_s=1.0)
+    arrivals = [(0, make_request(4_096, 1)), (20 * SECOND, make_request(4_096, 1))]
+    _, services = serve(scheduler, arrivals, {"a": by_tokens})
+    assert len(services) == 4
 
 
 @given(

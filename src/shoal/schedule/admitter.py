@@ -91,7 +91,7 @@ class Admitter:
         scheduler; who was rejected in it is not looked at again. urgent: a starved request that is admitted
         whatever the admission says.
         """
-        budget = self._scheduled.budget
+        budget = min(self._scheduled.budget, self._scheduled.prompt_budget)
         queue = islice(waiting, self._scheduled.budget_rows)
         coming: list[RequestState] = []
         while budget:

@@ -30,6 +30,8 @@ class ScheduledBatch(NamedTuple):
     """Tokens left for requests that wait."""
     budget_rows: int
     """How many of them there may be."""
+    prompt_budget: int
+    """Tokens of prompts that the step may have beside ``chunks``."""
     slices: Sequence[tuple[int, int]] = ()
     """(row, new ``slice_end``) of those that begin a slice."""
 
@@ -61,22 +63,27 @@ class Batcher:
         self._pool = pool
         self._slice_tokens = slice_tokens
 
-    def form(self, batch: RunningBatch, turn: Turn, limit: StepLimit) -> ScheduledBatch:
+    def form(
+        self, batch: RunningBatch, turn: Turn, limit: StepLimit, most_prompt_tokens: int
+    ) -> ScheduledBatch:
         """What the turn's running requests would compute; changes nothing."""
         size = self._pool.block_size
         if self._slice_tokens is None:
-            return form_batch(batch, turn, limit, size)
+            return form_batch(batch, turn, limit, most_prompt_tokens, size)
         return form_slices(
             batch,
             turn,
             limit,
+            most_prompt_tokens,
             size,
             self._slice_tokens,
             lambda blocks: self._pool.can_allocate(turn.service, blocks),
         )
 
 
-def form_batch(batch: RunningBatch, turn: Turn, limit: StepLimit, block_size: int) -> ScheduledBatch:
+def form_batch(
+    batch: RunningBatch, turn: Turn, limit: StepLimit, most_prompt_tokens: int, block_size: int
+) -> ScheduledBatch:
     """Decodes first, then prompts in chunks, the most wanted first, up to the ``limit``."""
     budget, budget_rows = limit.tokens, limit.rows
     prefilling, in_flight = np.count_nonzero(batch.prefilling), np.count_nonzero(batch.in_flight)
@@ -103,10 +110,13 @@ def form_batch(batch: RunningBatch, turn: Turn, limit: StepLimit, block_size: in
     budget_rows -= len(decodes)
     if prefilling and np.count_nonzero(prompts):
         wanted = prompts.nonzero()[0] if rows is None else _by_key(rows, keys, prompts)
-        chunks, further, budget = _cut(batch, wanted[:budget_rows].tolist(), budget, block_size)
+        allowed = min(budget, most_prompt_tokens)
+        chunks, further, left = _cut(batch, wanted[:budget_rows].tolist(), allowed, block_size)
         growth += further
+        budget, most_prompt_tokens = budget - allowed + left, most_prompt_tokens - allowed + left
     new_blocks = sum([count for _, count in growth])
-    return ScheduledBatch(decodes, chunks, growth, new_blocks, budget, budget_rows - len(chunks))
+    rows_left = budget_rows - len(chunks)
+    return ScheduledBatch(decodes, chunks, growth, new_blocks, budget, rows_left, most_prompt_tokens)
 
 
 def _able(batch: RunningBatch) -> BoolArray:
@@ -163,6 +173,7 @@ def form_slices(
     batch: RunningBatch,
     turn: Turn,
     limit: StepLimit,
+    most_prompt_tokens: int,
     block_size: int,
     slice_tokens: int,
     can_allocate: Callable[[int], bool],
@@ -203,10 +214,19 @@ def form_slices(
             slices.append((row, end))
         (decodes if decodes_now else prompts).append(row)
     decodes.sort()
-    chunks, _, budget = _cut(batch, prompts, limit.tokens - len(decodes), block_size)
-    budget_rows = limit.rows - len(decodes) - len(chunks)
-    decoding = np.array(decodes, dtype=np.int64)
-    return ScheduledBatch(decoding, chunks, growth, new_blocks, budget, budget_rows, slices)
+    budget = limit.tokens - len(decodes)
+    allowed = min(budget, most_prompt_tokens)
+    chunks, _, left = _cut(batch, prompts, allowed, block_size)
+    return ScheduledBatch(
+        np.array(decodes, dtype=np.int64),
+        chunks,
+        growth,
+        new_blocks,
+        budget - allowed + left,
+        limit.rows - len(decodes) - len(chunks),
+        most_prompt_tokens - allowed + left,
+        slices,
+    )
 
 
 def slice_ends(tokens: IntArray, final_tokens: IntArray, slice_tokens: int) -> IntArray:

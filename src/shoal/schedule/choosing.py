@@ -106,7 +106,8 @@ class PlanChooser:
         state, note = self._services[turn.service], self._steps.note
         batch, waiting = state.running, turn.waiting
         while True:
-            scheduled = self._batcher.form(batch, turn, state.limit)
+            most = self._gaps.most_prompt_tokens(state, self._services.values())
+            scheduled = self._batcher.form(batch, turn, state.limit, most)
             if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
                 if not note(self._preemptor.help_to_slice(urgent)):
                     return None

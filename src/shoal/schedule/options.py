@@ -37,7 +37,8 @@ class SchedulerOptions:
     starvation_s: float = 10.0
     """A request that took part in no step for so long goes first, whatever the order says."""
     max_token_gap_s: float = 1.0
-    """Where services take turns, one whose oldest stream would go without a token for longer steps first."""
+    """Where services take turns, one whose oldest stream would go without a token for longer steps first; and
+    while anybody streams, prompts come in chunks that take half of it."""
     on_hopeless: Literal["serve", "last", "refuse"] = "serve"
     """What becomes of a waiting request whose latency goals are out of reach: "serve" treats it as any other,
     "last" puts it behind all others of its service, "refuse" ends it, or puts it last if it has a token."""

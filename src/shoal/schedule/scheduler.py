@@ -200,7 +200,7 @@ class Scheduler:
         step = self._finish_oldest(len(result.durations_ns))
         for part in step.parts:
             state = self._services[part.plan.service]
-            state.recent_steps_ns += result.durations_ns
+            state.stepped(part.plan, result.durations_ns)
             state.limit.succeeded(plan, part.requests)
         return self._outputs.process(step, result, now_ns)
 

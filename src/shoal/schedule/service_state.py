@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.core import NO_GOALS, LengthPredictor, RequestRecord
+from shoal.core import NO_GOALS, LengthPredictor, RequestRecord, StepPlan
 from shoal.core.slo import met
 from shoal.forecast import (
     LearnedLengths,
@@ -30,6 +30,8 @@ from shoal.schedule.view import ServiceTraits
 from shoal.schedule.waiting_queue import WaitingQueue
 
 _RECENT_STEPS = 16
+MEASURED_TOKENS = 64
+"""Tokens of prompts from which on a step says how long they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class ServiceState:
         """When a step was last made for one of its starved requests."""
         self.recent_steps_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         """Durations of its latest steps."""
+        self.prompt_token_ns = 0
+        """How long its latest step with many tokens of prompts took for each of them; 0: there was none."""
         self._quota = limits.quota
         self._block_size = block_size
 
@@ -115,6 +119,13 @@ class ServiceState:
         mean_s, deviation_s = self.statistics.monitor.execution
         mean_tokens = self.statistics.history.mean
         return ServiceTraits(mean_s, deviation_s, mean_tokens, self._quota, self.execution_s)
+
+    def stepped(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
+        """A plan of its rows was made; its iterations took so long."""
+        self.recent_steps_ns += durations_ns
+        prompt_tokens = sum(plan.new_tokens) - len(plan.new_tokens)
+        if prompt_tokens >= MEASURED_TOKENS:
+            self.prompt_token_ns = durations_ns[0] // prompt_tokens
 
     def lengths(self) -> LengthDistribution:
         """What its past, and the progress of its running requests, say about output lengths."""

@@ -1,16 +1,18 @@
-"""No stream stands still for long because other services step: a bound on the time between two tokens.
+"""No stream stands still for long because others are served: a bound on the time between two tokens.
 
 An order that prefers some services may leave the streams of others without a step for long, though they hold
 memory. The bound holds while one step of every service takes less, and while nobody is preempted or waits for
 a slice. Where steps are longer, two rounds of them take its place, so that the order still says something.
+Steps are long mostly for prompts: while anybody streams, their part of a step is kept to half of the bound.
 """
 
+import sys
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
 from shoal.schedule.orders import Turn
-from shoal.schedule.service_state import ServiceState
+from shoal.schedule.service_state import MEASURED_TOKENS, ServiceState
 
 _LONGEST_NS = 1 << 61
 
@@ -34,6 +36,16 @@ class TokenGapGuard:
                 if urgent is not None:
                     yield Turn(urgent)
             yield turn
+
+    def most_prompt_tokens(self, state: ServiceState, services: Iterable[ServiceState]) -> int:
+        """Most tokens of prompts in a step of a service, which others and its own streams wait for.
+
+        By how long they took in its latest step; its first is not bounded.
+        """
+        token_ns, half_ns = state.prompt_token_ns, self._most_ns // 2
+        if token_ns * state.limit.tokens <= half_ns or not any(map(_streams, services)):
+            return sys.maxsize
+        return max(MEASURED_TOKENS, half_ns // token_ns)
 
     def _urgent(self, first: str, services: Iterable[ServiceState], now_ns: int) -> str | None:
         """Who must step before service ``first`` does.
@@ -60,6 +72,11 @@ class TokenGapGuard:
             if end_ns > deadline_ns:
                 return deadlines[0][1]
         return None
+
+
+def _streams(state: ServiceState) -> bool:
+    """Whether somebody who runs has begun to answer."""
+    return bool(np.count_nonzero(state.running.num_generated))
 
 
 def _oldest_token_ns(state: ServiceState) -> int | None:
