@@ -116,8 +116,24 @@ def test_chat_names_the_service_of_a_server():
     api = FakeApi(reject={"complete": (400, "too long for complete")})
     with fake_server(api) as url:
         result = CliRunner().invoke(app, ["chat", "complete", "--url", url], input="hi\n")
-    assert result.exit_code == 0
-    assert "too long for complete" in result.stderr
+    assert "error: too long for complete" in result.stderr
+
+
+@pytest.mark.parametrize(("is_terminal", "status"), [(False, 1), (True, 0)])
+def test_a_script_learns_at_the_end_that_an_answer_failed(is_terminal, status, monkeypatch, capsys):
+    client, lines = FakeChatClient(InvalidRequest("too long")), iter(["one", "two", "/exit"])
+
+    async def connect(*_):
+        return client
+
+    monkeypatch.setattr("shoal.cli.chat_client.ServerChatClient.open", connect)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setattr("builtins.input", lambda *_: next(lines))
+    assert run(["chat", "--url", "http://127.0.0.1:8000"]) == status
+    captured = capsys.readouterr()
+    assert "error: too long\n" in captured.err
+    assert captured.out == "reply 1\n"
+    assert client.closed
 
 
 def test_the_address_of_a_server_needs_no_scheme_and_its_service_must_exist(capsys):

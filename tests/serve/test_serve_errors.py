@@ -93,7 +93,7 @@ def error_of(response, status):
         ({"bad_words": [""]}, "bad_words.0"),
         ({"bad_words": "a"}, "bad_words"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": 0}, "prompt"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"prompt_embeds": "AA=="}, "prompt_embeds"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),

@@ -73,6 +73,16 @@ def test_texts_are_embedded():
     assert embed(model="none", input="ab").status_code == 404
 
 
+def test_one_text_is_embedded_as_older_clients_ask():
+    def answer(**fields):
+        return ask("POST", "/api/embeddings", {"model": "base"} | fields)
+
+    assert answer(prompt="ab", options={"num_ctx": 4096}).json() == {"embedding": [0.0, 0.5, 3.0]}
+    assert answer(prompt="a" * 900).json() == {"embedding": [0.0, 0.5, 199.0]}
+    assert answer().json() == {"embedding": []}
+    assert answer(model="none", prompt="ab").status_code == 404
+
+
 def test_a_stream_is_the_default():
     body = chat(options=GREEDY | {"num_predict": 5})
     del body["stream"]
@@ -119,6 +129,20 @@ def test_options_reach_the_engine():
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.5, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, 0.75)
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.5, 11, 4)
+
+
+NEUTRAL = {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "tfs_z": 1, "typical_p": 1.0}
+
+
+@pytest.mark.parametrize("path", ["chat", "generate", "embed"])
+def test_neutral_values_of_options_that_are_not_supported(path):
+    body = {"chat": chat(), "generate": generate(), "embed": {"model": "base", "input": "ab"}}[path]
+    options = GREEDY | NEUTRAL | {"penalize_newline": True, "f16_kv": True, "num_gpu": 0}
+    assert ask("POST", f"/api/{path}", body | {"options": options}).status_code == 200
+    for name, value in (("mirostat", 1), ("tfs_z", 0.5), ("typical_p", 0.5), ("penalize_newline", False)):
+        refused = ask("POST", f"/api/{path}", body | {"options": {name: value}})
+        assert refused.status_code == 400
+        assert refused.json()["error"].startswith(f"options.{name} is not supported by this server; ")
 
 
 def test_stop_strings_end_the_answer():
@@ -230,6 +254,8 @@ def test_the_clients_of_ollama():
         assert [model.model for model in client.list().models] == ["chat:latest", "base:latest"]
         assert client.show("chat").capabilities == ["completion", "tools"]
         assert client.ps().models
+        assert client.embed(model="base", input=["ab", "c"]).embeddings == [[0.0, 0.5, 3.0], [0.0, 0.5, 2.0]]
+        assert client.embeddings(model="base", prompt="ab").embedding == [0.0, 0.5, 3.0]
         with pytest.raises(ollama.ResponseError, match="available: chat, base") as missing:
             client.chat(model="gpt", messages=messages)
         assert missing.value.status_code == 404

@@ -71,6 +71,25 @@ def test_output_that_is_too_long_is_incomplete():
     assert response["output"][0]["content"][0]["text"] == "Hel"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("length", "calls"),
+    [
+        (20, []),
+        (55, [("incomplete", '{"city": "')]),
+        (72, [("completed", '{"city": "Oslo"}')]),
+        (len(CALL) + 9, [("completed", '{"city": "Oslo"}')]),
+    ],
+)
+def test_output_that_is_cut_has_the_calls_that_began(length, calls, stream):
+    sent = body(tools=[WEATHER], tool_choice="required", max_output_tokens=length, stream=stream)
+    response = ask(sent, f"{CALL}\n{CALL}")[1]
+    assert response.status_code == 200, response.text
+    whole = json.loads(response.text.split("data: ")[-1]).get("response") if stream else response.json()
+    assert whole["status"] == "incomplete"
+    assert [(item["status"], item["arguments"]) for item in whole["output"]] == calls
+
+
 def test_items_become_messages():
     call = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": '{"city":"Oslo"}'}
     items = [

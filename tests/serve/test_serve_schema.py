@@ -18,6 +18,7 @@ CROSS_FIELD_RULES = (
     "top_logprobs",
     "max_completion_tokens",
     "max_tokens",
+    "max_output_tokens",
     "min_tokens",
     "n",
     "stop_token_ids",

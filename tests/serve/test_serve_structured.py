@@ -97,7 +97,7 @@ def test_what_the_engine_says_of_a_grammar_names_the_field(field, stream):
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == field
-    assert error["message"] == f'{field}: Unimplemented keys: ["if"]'
+    assert error["message"] == f'{field} cannot be used: Unimplemented keys: ["if"]'
 
 
 def test_a_schema_that_is_nested_too_deep_is_refused():

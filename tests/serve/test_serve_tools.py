@@ -7,7 +7,7 @@ from functools import cache
 import llguidance
 import pytest
 from serve_builders import FakeEngine, chat, events, post, tool
-from tool_templates import GEMMA, GEMMA_FUNCTIONS, HERMES, MISTRAL, PLAIN, TEMPLATES
+from tool_templates import CALLS, GEMMA, GEMMA_FUNCTIONS, HERMES, MISTRAL, PLAIN, TEMPLATES
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
 from shoal.models.chat_template import ChatTemplate
@@ -25,21 +25,6 @@ TOOLS = [
     tool("now", description="", parameters=NOTHING),
 ]
 ASKED = [{"role": "user", "content": "Weather in Oslo?"}]
-
-# A call of weather and, where that can be, one of now, as each family writes them.
-CALLS = {
-    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    "llama": '{"name": "weather", "parameters": {"city": "Oslo"}}; {"name": "now", "parameters": {}}',
-    "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}, '
-    '{"name": "now", "arguments": {}}]',
-    "mistral-named": '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}',
-    "gemma-functions": "<start_function_call>call:weather{city:<escape>Oslo<escape>}<end_function_call>"
-    "<start_function_call>call:now{}<end_function_call>",
-    "gemma": '```json\n[{"name": "weather", "arguments": {"city": "Oslo"}}, '
-    '{"name": "now", "arguments": {}}]\n```',
-    "plain": '{"name": "weather", "arguments": {"city": "Oslo"}}\n{"name": "now", "arguments": {}}',
-}
 
 
 def ask(body, says=None, template=None):

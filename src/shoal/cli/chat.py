@@ -64,9 +64,11 @@ def chat(
         else:
             client = _start_engine(runner, model, config, settings)
         try:
-            converse(runner, client, start_messages, sampling, _read_line)
+            all_answered = converse(runner, client, start_messages, sampling, _read_line)
         finally:
             runner.run(client.close())
+    if not all_answered and not _is_interactive():
+        raise typer.Exit(1)
 
 
 def _start_engine(
@@ -87,17 +89,21 @@ def converse(
     start_messages: "list[Message]",
     sampling: Mapping[str, Any],
     read_line: Callable[[], str],
-) -> None:
-    """Read a line and print the reply, until the input ends; ``start_messages`` begin a conversation."""
+) -> bool:
+    """Read a line and print the reply, until the input ends; ``start_messages`` begin a conversation.
+
+    Returns whether no message was rejected.
+    """
     typer.secho(f"chatting with {client.name}; {_HELP}", dim=True, err=True)
     messages = list(start_messages)
+    all_answered = True
     while True:
         try:
             line = read_line().strip()
         except EOFError:
-            return
+            return all_answered
         if line in ("/exit", "/quit"):
-            return
+            return all_answered
         if line == "/reset":
             messages = list(start_messages)
             typer.secho("forgotten", dim=True, err=True)
@@ -108,6 +114,7 @@ def converse(
             reply = _print_reply(runner, client, messages, sampling)
             if reply is None:
                 messages.pop()
+                all_answered = False
             else:
                 messages.append({"role": "assistant", "content": reply})
 
@@ -130,16 +137,20 @@ def _print_reply(
     except (InvalidRequest, QueueFull) as error:
         if isinstance(error, InvalidRequest) and error.code == NO_CHAT_TEMPLATE:
             raise
-        typer.secho(str(error), fg="red", err=True)
+        typer.secho(f"error: {error}", fg="red", err=True)
         return None
     typer.echo()
     return "".join(pieces)
 
 
+def _is_interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _read_line() -> str:
     if sys.stdin is None:  # closed by the parent process
         raise EOFError
-    if not sys.stdin.isatty():
+    if not _is_interactive():
         return input()
     try:
         return input("> ")

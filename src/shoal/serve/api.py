@@ -175,9 +175,9 @@ class Api:
         tokens = await self.encode(service, prompts, add_special_tokens, any_length=most is not None)
         if most is None:
             return tokens
-        if most == -1:
-            most = self.limits(service).max_total_tokens - output_tokens
-        return [own[max(0, len(own) - most) :] for own in tokens]
+        if most == -1:  # what leaves no room is refused later
+            most = max(1, self.limits(service).max_total_tokens - output_tokens)
+        return [own[-most:] for own in tokens]
 
     async def encode(
         self,

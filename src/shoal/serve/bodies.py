@@ -12,10 +12,11 @@ from pydantic import AfterValidator, Field
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
+from shoal.serve.field_names import GRAMMAR, errors_named
 from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
 from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
-from shoal.serve.structured import MAX_OPTIONS, StructuredFields, errors_named
+from shoal.serve.structured import MAX_OPTIONS, StructuredFields
 from shoal.serve.tool_fields import TemplateFields, ToolFields
 
 MAX_STOP_TOKENS = 256
@@ -136,6 +137,11 @@ class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
     slo: Goals | None = None
     """Latency goals of each output, for the scheduler and for /metrics. Default: those of the service."""
 
+    def field_names(self) -> dict[str, str]:
+        """What the body calls fields that errors of the engine may name; raises InvalidRequest."""
+        structure = self.structure()
+        return {"banned_sequences": "bad_words"} | ({} if structure is None else {GRAMMAR: structure[0]})
+
     def output_limit(self) -> int | None:
         """Most output tokens; None: as many as fit."""
         return self.max_tokens
@@ -171,9 +177,9 @@ class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
         parameters["logit_bias"] = self.biases()
         parameters["allowed_token_ids"] = tuple(self.allowed_token_ids or ())
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        field, parameters["grammar"] = self.structure() or ("", None)
+        _, parameters["grammar"] = self.structure() or ("", None)
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        with errors_named(field):
+        with errors_named(self.field_names()):
             return defaults.params(parameters)
 
 
@@ -254,6 +260,11 @@ class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
                 param="continue_final_message",
             )
         return messages
+
+    def field_names(self) -> dict[str, str]:
+        """As in GenerationBody."""
+        limit = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        return super().field_names() | {"prompt": "messages", "max_tokens": limit}
 
     def output_limit(self) -> int | None:
         """``max_tokens`` under either of its names; both must agree."""

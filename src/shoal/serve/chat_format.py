@@ -42,10 +42,10 @@ class ChatReading:
     include_reasoning: bool = True
     """Whether reasoning is shown."""
 
-    def pieces(self, text: str) -> list[Piece]:
-        """Of a whole output."""
+    def pieces(self, text: str, cut: bool) -> list[Piece]:
+        """Of a whole output; cut: it may not be longer."""
         parser = self.parser()
-        return self.shown(parser.push(text) + parser.finish())
+        return self.shown(parser.push(text) + parser.finish(cut))
 
     def shown(self, pieces: Sequence[Piece]) -> list[Piece]:
         """``pieces`` without what the client does not want."""
@@ -121,7 +121,7 @@ class ChatFormat:
             yield self._chunk(begin, usage, self._shown.prompt_token_ids(index))
         pieces = choice.parser.push(delta.text)
         if delta.finish is not None:
-            pieces += choice.parser.finish()
+            pieces += choice.parser.finish(delta.finish is FinishReason.LENGTH)
         deltas = [self._delta(choice, piece) for piece in self._reading.shown(pieces)]
         logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
         ids = self._shown.token_ids(delta.tokens)
@@ -163,7 +163,8 @@ class ChatFormat:
         """One message for each choice."""
         choices = []
         for index, output in enumerate(outputs):
-            message = _Message.of(self._reading.pieces(output.text), self._reading.call_id)
+            pieces = self._reading.pieces(output.text, output.finish is FinishReason.LENGTH)
+            message = _Message.of(pieces, self._reading.call_id)
             logprobs = self._logprobs.chat(output.logprobs) if self._logprobs else None
             reason = _finish_reason(output.finish, bool(message.calls))
             ids = self._shown.token_ids(output.tokens)

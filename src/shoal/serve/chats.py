@@ -9,8 +9,8 @@ from shoal.core import InvalidRequest, SamplingParams
 from shoal.models.chat_template import ChatTemplate, Layout
 from shoal.serve.api import Api
 from shoal.serve.chat_format import ChatReading
+from shoal.serve.field_names import GRAMMAR, FieldNames, errors_named
 from shoal.serve.reasoning import ContentParser, Marks, ReasoningParser, is_open, marks_of
-from shoal.serve.structured import errors_named
 from shoal.serve.tool_fields import TemplateFields
 from shoal.serve.tools.described import in_plain_messages
 from shoal.serve.tools.formats import ToolFormat, format_of
@@ -31,8 +31,8 @@ class PreparedChat:
     """The prompt, with its special tokens."""
     sampling: SamplingParams
     reading: ChatReading
-    grammar_field: str
-    """The field that errors about the grammar name."""
+    field_names: FieldNames
+    """What the body calls fields that errors may name."""
 
 
 async def prepare_chat(
@@ -42,11 +42,11 @@ async def prepare_chat(
     use: ToolUse,
     fields: TemplateFields,
     sampling: SamplingParams,
-    grammar_field: str = "",
+    field_names: FieldNames,
 ) -> PreparedChat:
     """Lay ``messages`` out with the chat template of ``service``.
 
-    sampling: what the request asks for without its tools. grammar_field: what gave it a grammar.
+    sampling: what the request asks for without its tools. field_names: what the body calls its fields.
     Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where none of that is
     possible.
     """
@@ -54,7 +54,7 @@ async def prepare_chat(
     template = tokenizer.chat_template
     format = format_of(template.source, tokenizer.special_token)
     own_grammar = sampling.grammar
-    with errors_named("tools"):
+    with errors_named({GRAMMAR: "tools"}):
         sampling = use.constrain(sampling, format)
     thinks = sampling.grammar is None
     text = await chat_text(api, service, messages, fields.layout(template.source, thinks), use.tools)
@@ -70,9 +70,9 @@ async def prepare_chat(
         call_id=format.call_id,
         include_reasoning=fields.include_reasoning is not False,
     )
-    return PreparedChat(
-        text, sampling, reading, grammar_field if sampling.grammar is own_grammar else "tools"
-    )
+    if sampling.grammar is not own_grammar:
+        field_names = {**field_names, GRAMMAR: "tools"}
+    return PreparedChat(text, sampling, reading, field_names)
 
 
 async def chat_text(
@@ -120,5 +120,5 @@ def lay_out(
 
 def _parser(use: ToolUse, format: ToolFormat, marks: Marks | None, opened: bool) -> OutputParser:
     names = {tool["function"]["name"] for tool in use.tools}
-    inner: OutputParser = format.parser(names) if use.parsed else ContentParser()
+    inner: OutputParser = format.parser(names, use.must_call) if use.parsed else ContentParser()
     return inner if marks is None else ReasoningParser(marks, opened, inner)

@@ -1,6 +1,6 @@
 """Fields of both generation endpoints that OpenAI or vLLM have beside those of sampling and streaming."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ MAX_SALT_CHARACTERS = 256
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
-Truncation = Annotated[int, Field(ge=-1, le=INT32_MAX)]
+Truncation = Literal[-1] | Annotated[int, Field(ge=1, le=INT32_MAX)]
 Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
@@ -24,6 +24,7 @@ BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)
 FURTHER_FORMS = {
     "logit_bias": "must be an object of token ids, written as strings, and numbers from "
     f'-{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, such as {{"42": -100}}, at most {MAX_BIASED_TOKENS}',
+    "truncate_prompt_tokens": "must be a valid integer from 1 on, or -1: as many as leave room for output",
 }
 """Errors in these fields get a text of their own."""
 

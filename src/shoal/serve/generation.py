@@ -23,9 +23,9 @@ from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
+from shoal.serve.field_names import FieldNames, errors_named
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.responses import PromptTokensDetails, Usage
-from shoal.serve.structured import errors_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class GenerationRequest:
     """As in ``shoal.core.Request``."""
     silent: bool = False
     """What it asks is about its prompts: the output, which is one token, is not shown and does not count."""
-    grammar_field: str = ""
-    """The field of the body that has the grammar of ``sampling``, if it has one."""
+    field_names: FieldNames = field(default_factory=dict)
+    """What the body calls fields that the engine's errors may name."""
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ async def submit_request(
         streams: list[DeltaStream] = []
         for prompt in request.prompts:
             try:
-                with errors_named(request.grammar_field):
+                with errors_named(request.field_names):
                     stream = await backend.submit(
                         request.service,
                         prompt,

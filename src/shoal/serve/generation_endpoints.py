@@ -22,6 +22,7 @@ from shoal.serve.bodies import (
 from shoal.serve.chat_format import ChatFormat
 from shoal.serve.chats import PreparedChat, prepare_chat
 from shoal.serve.exchange import exchange_of
+from shoal.serve.field_names import errors_named
 from shoal.serve.formats import CompletionFormat, Format, StreamUsage
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
@@ -79,6 +80,7 @@ class GenerationEndpoints:
     async def chat(self, request: Request, body: ChatBody, arrival_ns: int) -> GenerationResponse:
         """Write the next message of the chat in ``body``."""
         card = self._api.card(request, body.model, "model")
+        field_names = body.field_names()
         chat = await prepare_chat(
             self._api,
             body.model,
@@ -86,10 +88,11 @@ class GenerationEndpoints:
             body.tool_use(),
             body,
             body.sampling(card.sampling_defaults),
-            _grammar_field(body),
+            field_names,
         )
-        # The template writes every special token itself.
-        tokens = await self._encode(body, [chat.text], add_special_tokens=False)
+        with errors_named(field_names):
+            # The template writes every special token itself.
+            tokens = await self._encode(body, [chat.text], add_special_tokens=False)
         return self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
 
     def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
@@ -139,7 +142,7 @@ class GenerationEndpoints:
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             silent=silent,
-            grammar_field=_grammar_field(body) if chat is None else chat.grammar_field,
+            field_names=body.field_names() if chat is None else chat.field_names,
         )
         logprobs = None
         if sampling.logprobs is not None:
@@ -166,12 +169,6 @@ class GenerationEndpoints:
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )
-
-
-def _grammar_field(body: GenerationBody) -> str:
-    """The field that says what the output must look like."""
-    field, _ = body.structure() or ("", None)
-    return field
 
 
 def _check_choices(prompts: int, n: int) -> None:

@@ -14,6 +14,7 @@ from shoal.core import ShoalError
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown, error_payload, error_response
 from shoal.serve.exchange import exchange_of
+from shoal.serve.field_names import FieldNames, errors_named
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
@@ -78,17 +79,18 @@ class GenerationResponse(Response):
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._framing = framing
+        self._field_names: FieldNames = {}
         self._started = False
         self._has_news = False  # whether an event was sent since the stream was last looked at
 
-    def rewrite(self, format: Callable[[Format], Format], framing: Framing) -> None:
-        """Send another format, made of that which it has, and frame streams in another way."""
-        self._format, self._framing = format(self._format), framing
+    def rewrite(self, format: Callable[[Format], Format], framing: Framing, field_names: FieldNames) -> None:
+        """Send another format, made of that which it has, with other frames and names in errors."""
+        self._format, self._framing, self._field_names = format(self._format), framing, field_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the output is complete, the client disconnects or the drain time is over."""
         self._exchange = exchange_of(scope)
-        generating = asyncio.create_task(self._run(send))
+        generating = asyncio.create_task(self._run_named(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
         tasks = [generating, disconnected, expired]
@@ -107,6 +109,10 @@ class GenerationResponse(Response):
             self._exchange.why = "the client left"
         elif error is not None:
             await self._fail(error, scope, receive, send)
+
+    async def _run_named(self, send: Send) -> None:
+        with errors_named(self._field_names):
+            await self._run(send)
 
     async def _run(self, send: Send) -> None:
         exchange = self._exchange

@@ -17,19 +17,23 @@ from shoal.serve.bodies import ChatBody, CompletionBody
 from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import OLLAMA_PREFIX
 from shoal.serve.exchange import Exchange, exchange_of
+from shoal.serve.field_names import errors_named
 from shoal.serve.formats import Format, Output
 from shoal.serve.further_bodies import EmbeddingBody
 from shoal.serve.generation_endpoints import GenerationEndpoints
 from shoal.serve.generation_response import Framing
 from shoal.serve.ollama_bodies import (
-    LATEST,
+    FIELD_NAMES,
     OllamaChatBody,
     OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
     ShowBody,
 )
+from shoal.serve.parse import Body
 from shoal.serve.responses import ModelCard, Usage, encode
 
+_LATEST = ":latest"
 _JSON_LINES = Framing(
     lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""
 )
@@ -50,6 +54,7 @@ class OllamaEndpoints:
             "chat": self.chat,
             "generate": self.generate,
             "embed": self.embed,
+            "embeddings": self.embeddings,
             "show": self.show,
         }
         for name, endpoint in posts.items():
@@ -61,14 +66,13 @@ class OllamaEndpoints:
     async def chat(self, request: Request) -> Response:
         """Write the next message of a chat."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, OllamaChatBody)
+        body = await self._body(request, OllamaChatBody)
         return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, _in_message)
 
     async def generate(self, request: Request) -> Response:
         """Answer a prompt, or continue it where there is no chat template or it is raw."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, OllamaGenerateBody)
-        self._api.card(request, body.model, "model")
+        body = await self._body(request, OllamaGenerateBody)
         if body.raw or not self._api.tokenizer(body.model).has_chat_template:
             return await self._answer(
                 request, body, body.as_completion, CompletionBody, arrival_ns, _in_response
@@ -85,28 +89,38 @@ class OllamaEndpoints:
         place: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> Response:
         """Generate for ``body``; ``place`` says where a message stands in an answer."""
-        self._api.card(request, body.model, "model")
         translated = Translation(body.model, exchange_of(request.scope), place)
         if body.is_empty():
             return _json(translated.line({}, done=True) | {"done_reason": "load"})
-        fields = await self._api.parse(encode(translate()), body_type)
-        if isinstance(fields, ChatBody):
-            response = await self._generation.chat(request, fields, arrival_ns)
-        else:
-            response = await self._generation.complete(request, fields, arrival_ns, whole_context=True)
-        response.rewrite(lambda format: OllamaFormat(format, translated), _JSON_LINES)
+        with errors_named(FIELD_NAMES):
+            fields = await self._api.parse(encode(translate()), body_type)
+            if isinstance(fields, ChatBody):
+                response = await self._generation.chat(request, fields, arrival_ns)
+            else:
+                response = await self._generation.complete(request, fields, arrival_ns, whole_context=True)
+        response.rewrite(lambda format: OllamaFormat(format, translated), _JSON_LINES, FIELD_NAMES)
         return response
 
     async def embed(self, request: Request) -> Response:
         """Embed one text or several; no text asks whether the model is there."""
         arrival_ns = time.monotonic_ns()
-        body = await self._api.body(request, OllamaEmbedBody)
-        self._api.card(request, body.model, "model")
+        body = await self._body(request, OllamaEmbedBody)
         if not body.input:
             return _json({"model": body.model, "embeddings": []})
         fields = await self._api.parse(encode(body.as_embedding()), EmbeddingBody)
         response = await self._embedding.embed(request, fields, arrival_ns)
-        response.rewrite(lambda format: OllamaEmbeddings(format, body.model, arrival_ns), _JSON_LINES)
+        response.rewrite(lambda format: OllamaEmbeddings(format, body.model, arrival_ns), _JSON_LINES, {})
+        return response
+
+    async def embeddings(self, request: Request) -> Response:
+        """Embed one text, as Ollama's older clients ask for it."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._body(request, OllamaEmbeddingsBody)
+        if not body.prompt:
+            return _json({"embedding": []})
+        fields = await self._api.parse(encode(body.as_embedding()), EmbeddingBody)
+        response = await self._embedding.embed(request, fields, arrival_ns)
+        response.rewrite(OllamaEmbedding, _JSON_LINES, {})
         return response
 
     async def tags(self, request: Request) -> Response:
@@ -116,7 +130,7 @@ class OllamaEndpoints:
 
     async def show(self, request: Request) -> Response:
         """What is known of a service."""
-        body = await self._api.body(request, ShowBody)
+        body = await self._body(request, ShowBody)
         card = self._api.card(request, body.model, "model")
         tokenizer = self._api.tokenizer(card.id)
         shown = self._model(card) | {
@@ -131,8 +145,19 @@ class OllamaEndpoints:
         """The version of Shoal."""
         return _json({"version": shoal.__version__})
 
+    async def _body(self, request: Request, body_type: type[Body]) -> Body:
+        """The body of ``request``, whose model is the name of a service; raises an InvalidRequest (404)."""
+        body = await self._api.body(request, body_type)
+        name, services = body.model, self._api.services
+        other = name.removesuffix(_LATEST) if name.endswith(_LATEST) else name + _LATEST
+        if name not in services and other in services:
+            name = other
+        self._api.card(request, name, "model")
+        return body.model_copy(update={"model": name})
+
     def _model(self, card: ModelCard) -> dict[str, Any]:
-        name = card.id if ":" in card.id else card.id + LATEST
+        latest = card.id + _LATEST
+        name = card.id if ":" in card.id or latest in self._api.services else latest
         return {
             "name": name,
             "model": name,
@@ -209,13 +234,11 @@ class OllamaFormat:
         return encode(self._translation.last(message, choice["finish_reason"], usage))
 
 
-class OllamaEmbeddings:
-    """Embeddings in Ollama's shape, made of those of another format."""
+class OllamaEmbedding:
+    """One embedding in the shape of Ollama's older endpoint, made of that of another format."""
 
-    def __init__(self, openai: Format, model: str, arrival_ns: int) -> None:
+    def __init__(self, openai: Format) -> None:
         self._openai = openai
-        self._model = model
-        self._arrival_ns = arrival_ns
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
         """Nothing."""
@@ -226,12 +249,29 @@ class OllamaEmbeddings:
         return None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """A vector for each text."""
+        """The vector."""
+        (vector,) = self._vectors(outputs, usage)
+        return encode({"embedding": vector})
+
+    def _vectors(self, outputs: Sequence[Output], usage: Usage) -> list[list[float]]:
         data = msgspec.json.decode(self._openai.full(outputs, usage))["data"]
+        return [entry["embedding"] for entry in data]
+
+
+class OllamaEmbeddings(OllamaEmbedding):
+    """Embeddings of several texts."""
+
+    def __init__(self, openai: Format, model: str, arrival_ns: int) -> None:
+        super().__init__(openai)
+        self._model = model
+        self._arrival_ns = arrival_ns
+
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """A vector for each text, with counts and durations."""
         return encode(
             {
                 "model": self._model,
-                "embeddings": [entry["embedding"] for entry in data],
+                "embeddings": self._vectors(outputs, usage),
                 "total_duration": time.monotonic_ns() - self._arrival_ns,
                 "load_duration": 0,
                 "prompt_eval_count": usage.prompt_tokens,

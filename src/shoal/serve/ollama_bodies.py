@@ -4,6 +4,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
@@ -11,14 +12,19 @@ from shoal.serve.bodies import ServiceBody
 from shoal.serve.further_bodies import MAX_INPUTS
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.messages import MAX_MESSAGES
-from shoal.serve.neutral import MAX_FIELDS, EmptyList, StrictModel
+from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotFalse, StrictModel
 
-LATEST = ":latest"
 # What a sampling option is called in OpenAI's and vLLM's bodies.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}
 _MAX_TOOLS = 128
 
-Name = Annotated[str, AfterValidator(lambda name: name.removesuffix(LATEST))]
+
+def _must_not_be_0(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("must_not_be_0", "Must be at least 1, or below 0: as many as fit")
+    return value
+
+
 Empty = Annotated[str, Field(max_length=0)]
 Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
@@ -41,7 +47,7 @@ class SamplingOptions(StrictModel):
 class Options(SamplingOptions):
     """All options."""
 
-    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
     """Most output tokens; below 0: as many as fit."""
 
     num_ctx: int | None = None
@@ -52,26 +58,58 @@ class Options(SamplingOptions):
     main_gpu: int | None = None
     num_thread: int | None = None
     numa: bool | None = None
+    f16_kv: bool | None = None
     low_vram: bool | None = None
     use_mmap: bool | None = None
     use_mlock: bool | None = None
     repeat_last_n: int | None = None
     """Ignored: the penalty looks at the whole text."""
+    mirostat_tau: float | None = None
+    """Ignored without mirostat."""
+    mirostat_eta: float | None = None
+    """Ignored without mirostat."""
+
+    mirostat: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Not supported, must be 0: temperature, top_k, top_p and min_p say how tokens are drawn."""
+    tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
+    """Not supported, must be 1: top_p and min_p leave unlikely tokens out."""
+    typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
+    """Not supported, must be 1: top_p and min_p leave unlikely tokens out."""
+    penalize_newline: NotFalse | None = None
+    """Not supported, must be true: penalties count every token."""
 
 
-class GenerateBody(ServiceBody):
+FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingOptions.model_fields} | {
+    "max_tokens": "options.num_predict",
+    "response_format": "format",
+    "chat_template_kwargs": "think",
+}
+"""What Ollama's bodies call the fields of OpenAI's that they become."""
+
+
+class OptionsBody(ServiceBody):
+    """What Ollama's generating and embedding endpoints take."""
+
+    options: Options | None = None
+    """Those of sampling have no effect where nothing is drawn."""
+    keep_alive: str | int | float | None = None
+    """Ignored: services stay loaded."""
+
+    @classmethod
+    def unsupported(cls) -> dict[str, str]:
+        """As in StrictModel, with those of the options."""
+        return super().unsupported() | Options.unsupported()
+
+
+class GenerateBody(OptionsBody):
     """What both of Ollama's generating endpoints take."""
 
-    model: Name
     stream: bool | None = None
     """Default true."""
-    options: Options | None = None
     format: Literal["", "json"] | Anything | None = None
     """"json", or a JSON schema that the output must follow."""
     think: bool | Literal["low", "medium", "high"] | None = None
     """Ignored unless true: whether a model reasons is up to its chat template."""
-    keep_alive: str | int | float | None = None
-    """Ignored: services stay loaded."""
 
     def shared_fields(self) -> dict[str, Any]:
         """The fields of an OpenAI body that both endpoints have."""
@@ -172,18 +210,13 @@ class OllamaGenerateBody(GenerateBody):
         return {**self.shared_fields(), "prompt": self.prompt}
 
 
-class OllamaEmbedBody(ServiceBody):
+class OllamaEmbedBody(OptionsBody):
     """Body of /api/embed."""
 
-    model: Name
     input: str | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True)] = ""
     """One text or several."""
     truncate: bool | None = None
     """Let the last tokens of an input that is too long count, which is the default; else it is refused."""
-    options: Options | None = None
-    """Ignored: nothing is drawn."""
-    keep_alive: str | int | float | None = None
-    """Ignored: services stay loaded."""
 
     def as_embedding(self) -> dict[str, Any]:
         """The fields of an OpenAI embedding."""
@@ -191,10 +224,20 @@ class OllamaEmbedBody(ServiceBody):
         return {"model": self.model, "input": self.input, **cut}
 
 
+class OllamaEmbeddingsBody(OptionsBody):
+    """Body of /api/embeddings, the older endpoint."""
+
+    prompt: str = ""
+    """One text."""
+
+    def as_embedding(self) -> dict[str, Any]:
+        """The fields of an OpenAI embedding."""
+        return {"model": self.model, "input": self.prompt, "truncate_prompt_tokens": -1}
+
+
 class ShowBody(ServiceBody):
     """Body of /api/show."""
 
-    model: Name
     verbose: bool | None = None
     """Ignored."""
 

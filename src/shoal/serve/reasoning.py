@@ -37,12 +37,12 @@ class ReasoningParser:
         """The pieces that are certain after some more text."""
         return self._read(text)
 
-    def finish(self) -> list[Piece]:
-        """What was held back, now that the output has ended."""
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """What was held back, now that the output has ended; cut: because it may not be longer."""
         held, self._held = self._held, ""
         reasons = self._read == self._reason
         pieces: list[Piece] = [Reasoning(held.rstrip())] if reasons and held.strip() else []
-        return pieces + ([] if reasons else self._inner.push(held)) + self._inner.finish()
+        return pieces + ([] if reasons else self._inner.push(held)) + self._inner.finish(cut)
 
     def _look_for_begin(self, text: str) -> list[Piece]:
         self._held += text
@@ -92,6 +92,6 @@ class ContentParser:
         """``text`` as it is."""
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         """Nothing."""
         return []

@@ -1,8 +1,7 @@
 """The fields of a request body that say what the output must look like: those of OpenAI and of vLLM."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -128,17 +127,6 @@ class StructuredFields(StrictModel):
             names = ", ".join(name for name, _ in given)
             raise InvalidRequest(f"{names}: an output can follow one of them; give one", param=given[1][0])
         return given[0] if given else None
-
-
-@contextmanager
-def errors_named(field: str) -> Iterator[None]:
-    """Name ``field``, as the client wrote it, in errors about a grammar."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param != "grammar" or not field:
-            raise
-        raise InvalidRequest(f"{field}: {error}", field) from None
 
 
 def _named(grammars: dict[str, Grammar | None]) -> list[tuple[str, Grammar]]:

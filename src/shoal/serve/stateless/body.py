@@ -9,11 +9,11 @@ from pydantic import AfterValidator, Field
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_LOGPROBS
 from shoal.serve.bodies import Count, Goals, Penalty, ServiceBody, StreamOptions
+from shoal.serve.field_names import GRAMMAR, errors_named
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.json_schemas import closed
 from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel
 from shoal.serve.stateless.items import InputItems, to_messages
-from shoal.serve.structured import errors_named
 from shoal.serve.tool_fields import (
     MAX_TOOLS,
     FunctionDefinition,
@@ -25,6 +25,8 @@ from shoal.serve.tool_fields import (
 )
 from shoal.serve.tools.use import ToolUse
 
+FIELD_NAMES = {GRAMMAR: "text.format", "max_tokens": "max_output_tokens", "prompt": "input"}
+"""What the body calls fields that errors of the engine may name."""
 _LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "is not supported, since nothing is stored here; send the whole history as input"
 
@@ -224,5 +226,5 @@ class ResponsesBody(ServiceBody):
         parameters["max_tokens"] = self.max_output_tokens
         parameters["logprobs"] = (self.top_logprobs or 0) if reports else None
         parameters["grammar"] = self.grammar()
-        with errors_named("text.format"):
+        with errors_named(FIELD_NAMES):
             return defaults.params(parameters)

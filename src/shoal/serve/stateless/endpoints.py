@@ -11,12 +11,13 @@ from shoal.serve.api import Api
 from shoal.serve.chats import prepare_chat
 from shoal.serve.errors import RESPONSE_NOT_FOUND
 from shoal.serve.exchange import exchange_of
+from shoal.serve.field_names import errors_named
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.openapi import fails, returns, streams, takes
 from shoal.serve.responses import ResponseEvent, ResponseObject
-from shoal.serve.stateless.body import ResponsesBody
+from shoal.serve.stateless.body import FIELD_NAMES, ResponsesBody
 from shoal.serve.stateless.format import ResponsesFormat
 
 _TYPE = b'{"type":"'
@@ -65,16 +66,18 @@ class ResponsesEndpoints:
             body.tool_use(),
             body.template_fields(),
             body.sampling(card.sampling_defaults),
-            "text.format",
+            FIELD_NAMES,
         )
+        with errors_named(FIELD_NAMES):
+            tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
         generation = GenerationRequest(
             id=f"resp_{exchange_of(request.scope).id}",
             service=body.model,
-            prompts=await self._api.encode(body.model, [chat.text], add_special_tokens=False),
+            prompts=tokens,
             sampling=chat.sampling,
             arrival_ns=arrival_ns,
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
-            grammar_field=chat.grammar_field,
+            field_names=chat.field_names,
         )
         tokenizer = self._api.tokenizer(body.model)
         reported = chat.sampling.logprobs

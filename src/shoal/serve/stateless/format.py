@@ -57,7 +57,7 @@ class ResponsesFormat:
     def _add(self, delta: Delta) -> Iterator[dict[str, Any]]:
         pieces = self._parser.push(delta.text)
         if delta.finish is not None:
-            pieces += self._parser.finish()
+            pieces += self._parser.finish(delta.finish is FinishReason.LENGTH)
         logprobs: list[ChatTokenLogprob] = []
         if self._logprobs is not None:
             logprobs = self._logprobs.chat(delta.logprobs or ()).content

@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from shoal.serve.responses import ChatTokenLogprob
 from shoal.serve.tools.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
 
@@ -48,12 +50,16 @@ class OutputItems:
                     yield self._event("function_call_arguments.delta", delta=piece.text)
 
     def close(self, status: str = "completed") -> Iterator[Json]:
-        """End the last item, if it has not ended; yields the events."""
+        """End the last item, if it has not ended; yields the events.
+
+        A call whose arguments are whole is completed whatever ``status`` says: the output was cut behind it.
+        """
         if not self._open:
             return
         self._open = False
         item = self.items[-1]
-        item["status"] = status
+        is_whole_call = item["type"] == "function_call" and _is_json(item["arguments"])
+        item["status"] = "completed" if is_whole_call else status
         if item["type"] == "function_call":
             yield self._event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         else:
@@ -105,3 +111,11 @@ class OutputItems:
             part["text"] for item in self.items if item["type"] == "reasoning" for part in item["content"]
         )
         return "\n".join(texts)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True

@@ -29,7 +29,7 @@ class CallParser:
     ``markers`` begin a call, as does an object right at the beginning if ``bare``. From there on, text is
     held back until the name of the call is known, and is content after all if the text does not go on as a
     call. After that, whatever comes in place of the arguments belongs to the call. Blanks between
-    calls and content are dropped.
+    calls and content are dropped, and so is the beginning of a call at the end of an output that was cut.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -38,10 +38,16 @@ class CallParser:
     separators: ClassVar[str] = ""
     """Characters that may be between two bare calls."""
     bare: ClassVar[bool] = False
+    doubtful: ClassVar[tuple[str, ...]] = ()
+    """Markers that begin other things as well."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        """names: of the tools. A call without a marker must have one of them."""
+    def __init__(self, names: Collection[str], only_calls: bool = False) -> None:
+        """names: of the tools. A call without a marker must have one of them.
+
+        only_calls: a grammar allows nothing else, so the rest is markup, and dropped.
+        """
         self._names = names
+        self._only_calls = only_calls
         self._pieces: list[Piece] = []
         self._held: list[str] = []  # what is content if this is not a call
         self._blanks: list[str] = []  # blanks that are content if more content follows
@@ -55,6 +61,7 @@ class CallParser:
         self._begins = {text[0] for text in strings}
         self._waiting = 0  # characters that may be the beginning of a marker
         self._reading = False  # whether a marker has come
+        self._cut = False  # whether the output has ended, but the model has not ended it
         self._machine = self._run()
         next(self._machine)
 
@@ -72,14 +79,15 @@ class CallParser:
         elsewhere = self._reading or self._waiting or self._after_call or (self.bare and not self._spoken)
         return not elsewhere and not any(character in text for character in self._begins)
 
-    def finish(self) -> list[Piece]:
-        """What was held back, now that the output has ended."""
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """What was held back, now that the output has ended; cut: because it may not be longer."""
+        self._cut = cut
         self._machine.send(_END)
         return self._take()
 
     def _take(self) -> list[Piece]:
         pieces, self._pieces = join_pieces(self._pieces), []
-        return pieces
+        return [piece for piece in pieces if not (self._only_calls and isinstance(piece, Content))]
 
     def _run(self) -> Reading[None]:
         character: str | None = yield
@@ -100,7 +108,8 @@ class CallParser:
                 self._last = _END
                 character = self._stop_reading()
             self._reading = False
-        self._say(self._marker.release())
+        if not (self._cut and self._after_call):
+            self._say(self._marker.release())
         if not self._calls:
             self._pieces += [Content(blank) for blank in self._blanks]
         yield
@@ -140,12 +149,19 @@ class CallParser:
         """End a call early, or say what turned out to be none; returns the character to go on with."""
         if self._in_call:
             self._end_call()
-        else:
-            held = "".join(self._held)
-            self._held = []
+            return self._last
+        held, self._held = "".join(self._held), []
+        if not (self._cut and self._is_certain(held)):
             # The first character cannot begin another call, nor can markers within.
             self._say(held[: len(held) - len(self._last)])
         return self._last
+
+    def _is_certain(self, held: str) -> bool:
+        """Whether ``held`` begins a call beyond doubt: it follows one, or more than a marker is there."""
+        if held.startswith(self.doubtful):
+            return False
+        marker = next(filter(held.startswith, self.markers), held)
+        return self._after_call or bool(held.removeprefix(marker).strip())
 
     def _read_calls(self, marker: str) -> Reading[str | None]:
         """Read what follows ``marker``: one call or several. Returns a character that is not part of them."""

@@ -102,6 +102,7 @@ class _DescribedParser(_TaggedParser):
     """Also takes what small models write instead: the object alone, or in a fence of code."""
 
     markers = ("<tool_call>", "```")
+    doubtful = ("```",)
     bare = True
 
     def _read_calls(self, marker: str) -> Reading[str | None]:
@@ -242,7 +243,8 @@ class _GemmaParser(CallParser):
             while end.found is None:
                 body += end.push((yield from self._read()))
         except OutputEnded:
-            self._argue(to_json(body + end.release(), self.quote))
+            # What else is held back begins an end marker or a quote.
+            self._argue(to_json(body, self.quote))
             raise
         self._argue(to_json(body, self.quote))
         self._end_call()

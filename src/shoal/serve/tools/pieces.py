@@ -43,8 +43,8 @@ class OutputParser(Protocol):
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain after some more text."""
 
-    def finish(self) -> list[Piece]:
-        """What was held back, now that the output has ended."""
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """What was held back, now that the output has ended; cut: because it may not be longer."""
 
 
 def join_pieces(pieces: Sequence[Piece]) -> list[Piece]:

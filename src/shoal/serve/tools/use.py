@@ -35,7 +35,7 @@ class ToolUse:
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest(f"two tools have the name {name!r}", param="tools")
-        if self.choice in ("required", "function") and not names:
+        if self.must_call and not names:
             raise InvalidRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
         if self.name is not None and self.name not in names:
             raise InvalidRequest(
@@ -47,6 +47,11 @@ class ToolUse:
     def parsed(self) -> bool:
         """Whether calls are looked for in the output."""
         return bool(self.tools) and self.choice != "none"
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the output is nothing but calls."""
+        return self.choice in ("required", "function")
 
     @property
     def functions(self) -> list[Function]:
