@@ -80,9 +80,14 @@ def test_quick_says_so(fakes):
 def test_json_of_one_is_an_object_and_of_several_a_list(fakes, tmp_path):
     single, both = tmp_path / "one.json", tmp_path / "both.json"
     call("first", "--json", str(single))
-    call("second", "first", "second", "--json", str(both))
+    call("second", "first", "second", "--quick", "--json", str(both))
     written = json.loads(single.read_text())
-    assert written.keys() == {"name", "paper", "assumptions", "rows"}
+    assert written.keys() == {"name", "paper", "quick", "assumptions", "rows"}
+    assert [written["quick"], *(result["quick"] for result in json.loads(both.read_text()))] == [
+        False,
+        True,
+        True,
+    ]
     assert written["rows"][1] == {
         "config": {"rate": 20.0, "who": "theirs"},
         "metrics": {"mean_s": None},

@@ -75,7 +75,7 @@ def reproduce(
             save_plot(plot / f"{result.name}.png", result.panels, result.paper)
         # The file is written after each experiment, so that an interruption loses only the unfinished ones.
         if json_path is not None and (json_path != STANDARD_OUTPUT or len(results) == len(selected)):
-            _write(json_path, results, single=len(selected) == 1)
+            _write(json_path, results, quick=quick, single=len(selected) == 1)
 
 
 def _make_folder(folder: Path) -> None:
@@ -85,7 +85,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"cannot make the folder {folder} for pictures: {error}") from error
 
 
-def _write(path: Path, results: "list[Result]", *, single: bool) -> None:
-    written: Any = [result.to_json() for result in results]
+def _write(path: Path, results: "list[Result]", *, quick: bool, single: bool) -> None:
+    written: Any = [result.to_json() | {"quick": quick} for result in results]
     with output_file(path) as file:
         file.write_text(json.dumps(written[0] if single else written, indent=2) + "\n", encoding="utf-8")
