@@ -174,9 +174,14 @@ def test_a_kind_without_a_data_sheet_needs_memory_and_times(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("flag", "text", "most"), [("attainment", "0%", "at most"), ("attainment", "95", "at most")]
-    + [("search-share", "100%", "below"), ("search-share", "-1", "below")],
-)  # fmt: skip
+    ("flag", "text", "most"),
+    [
+        ("attainment", "0%", "at most"),
+        ("attainment", "95", "at most"),
+        ("search-share", "100%", "below"),
+        ("search-share", "-1", "below"),
+    ],
+)
 def test_what_is_no_share_is_refused_with_its_flag(tmp_path: Path, flag: str, text: str, most: str) -> None:
     code, shown = plan(tmp_path, "slo.ttft=1s", f"--{flag}", text)
     assert code != 0

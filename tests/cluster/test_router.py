@@ -3,6 +3,7 @@
 import asyncio
 import io
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -85,7 +86,15 @@ def test_calls_spread_over_engines_and_are_answered():
     play(scenario)
 
 
-def test_a_killed_engines_streams_go_on_where_they_stopped():
+def lines_about(caplog, engine: str) -> list[tuple[str, str]]:
+    """Levels and texts of what was logged about an engine."""
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    return [(level, text) for level, text in told if text.startswith(f"engine {engine}")]
+
+
+def test_a_killed_engines_streams_go_on_where_they_stopped(caplog):
+    caplog.set_level("INFO", "shoal.cluster")
+
     async def scenario(router: Router, backend: FakeBackend) -> None:
         prompts = [[97 + i, 98, 99] for i in range(8)]
         streams = [await router.submit("a", prompt, greedy()) for prompt in prompts]
@@ -99,6 +108,11 @@ def test_a_killed_engines_streams_go_on_where_they_stopped():
         assert "SIGKILL" in (engine.last_error or "")
 
     play(scenario)
+    died, went_on = lines_about(caplog, "0")
+    assert died == ("WARNING", "engine 0 died: killed by signal 9 (SIGKILL); 4 requests to be resumed")
+    assert went_on[0] == "INFO"
+    assert re.fullmatch(r"engine 0: 4 requests went on within \d+ ms \(4 on engine 1\)", went_on[1])
+    assert len(caplog.records) == 2, "no line for every request"
 
 
 def test_a_single_engine_is_started_again_and_its_streams_wait_for_it():
@@ -112,6 +126,20 @@ def test_a_single_engine_is_started_again_and_its_streams_wait_for_it():
         assert await tokens_of(stream) == expected(PROMPT)
 
     play(scenario, engines=1)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_an_engine_that_ends_the_start_is_told_by_the_error_alone(engines, caplog):
+    async def start() -> None:
+        backend = FakeBackend()
+        backend.fail_loading = engines
+        router = make_router(backend, engines=engines)
+        named = "engine [01]: " if engines > 1 else ""
+        with pytest.raises(EngineDied, match=rf"ended while loading \({named}exit code 1\)"):
+            await router.run()
+
+    run_virtually(start())
+    assert not caplog.records
 
 
 def test_a_hung_engine_is_killed_and_its_streams_resumed():
@@ -148,7 +176,29 @@ def test_only_the_poison_fails():
     play(scenario, poison=66, engines=1)
 
 
-def test_requests_wait_for_an_engine_only_so_long():
+def test_suspects_of_one_token_each_are_answered_one_after_the_other():
+    """Of each the first token is the last, while the other waits in quarantine."""
+
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        streams = [await router.submit("a", [97 + number, 5], greedy(max_tokens=1)) for number in range(2)]
+        for _ in range(2):
+            process = backend.processes["0"]
+            process.hung = True  # it takes requests, and makes no step
+            while len(process.core._scheduler.request_ids) < 2:
+                for message in process.arrived:
+                    backend._handle(process, message)
+                process.arrived.clear()
+                await asyncio.sleep(0.001)
+            backend.die(process, "killed")
+            while backend.processes["0"] is process or not backend.processes["0"].loaded:
+                await asyncio.sleep(0.001)
+        for stream in streams:
+            assert len(await asyncio.wait_for(tokens_of(stream), 100)) == 1
+
+    play(scenario, engines=1)
+
+
+def test_requests_wait_for_an_engine_only_so_long(caplog):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         begun = await router.submit("a", PROMPT, greedy())
         first = await anext(begun)
@@ -167,6 +217,7 @@ def test_requests_wait_for_an_engine_only_so_long():
         assert await tokens_of(await router.submit("a", PROMPT, greedy())) == expected(PROMPT)
 
     play(scenario, engines=1)
+    assert ("WARNING", "engine 0: 1 request ended with an error") in lines_about(caplog, "0")
 
 
 def test_a_cancelled_call_is_forgotten_wherever_it_is():

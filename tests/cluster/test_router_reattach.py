@@ -41,6 +41,7 @@ def test_the_next_server_has_the_same_engines_and_none_of_the_old_requests():
         assert sum(core.unfinished for core in cores) == 6
         await die(first)
         second = await started(backend)
+        assert (first.found_engines, second.found_engines) == ({}, {"0": 1000, "1": 1000})
         assert backend.starts == 2
         assert [engine.state for engine in second.engines] == [EngineState.READY] * 2
         streams = [await second.submit("a", PROMPT, greedy()) for _ in range(4)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 
 import pytest
 from engine_builders import ByteTokenizer, make_options
@@ -49,6 +50,23 @@ def test_a_service_comes_and_goes_and_wakes_up():
             assert await tokens_of(stream) == expected(PROMPT, 100)
 
     play(scenario, blocks=640)
+
+
+def test_a_request_that_comes_before_a_service_is_unloaded_keeps_it_and_that_is_told():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        running = await router.submit("a", PROMPT, greedy())
+        unloading = asyncio.create_task(router.administration.unload_service("a"))
+        await reaches(router, "a", ServiceState.DRAINING)
+        late = await router.submit("a", PROMPT, greedy())
+        with pytest.raises(ConfigError, match="'a' stays loaded: a request came meanwhile and woke it up"):
+            await unloading
+        for stream in (running, late):
+            assert await tokens_of(stream) == expected(PROMPT)
+        assert router.services["a"].state is ServiceState.READY
+        await router.administration.unload_service("a")
+        assert router.services["a"].state is ServiceState.UNLOADED
+
+    play(scenario, models=("fake", "fake"))
 
 
 def test_the_room_of_others_follows_who_comes_and_goes():
@@ -245,7 +263,8 @@ def test_services_come_and_go_at_random_while_engines_die():
                 unloading = asyncio.create_task(router.administration.unload_service(name))
                 await asyncio.sleep(rng.uniform(0, 0.5))
                 await router.administration.load_service(name)
-                await unloading
+                with suppress(ConfigError):  # it was loaded again before it was unloaded
+                    await unloading
             for process in backend.processes.values():
                 if process.alive:
                     process.core.fake_pool.check_integrity()

@@ -157,6 +157,21 @@ def test_a_removed_service_is_unknown_at_once_but_its_requests_go_on(tmp_path):
     with_operator(test, tmp_path)
 
 
+def test_a_service_that_is_being_removed_has_its_model_named(tmp_path):
+    async def test(operator):
+        cluster = operator.cluster
+        cluster.administration.hold.clear()
+        response = await operator.client.delete("/admin/services/base")
+        limits = cluster.limits.pop("base")  # a real cluster forgets them at once
+        assert (await operator.service("base"))["model"] == "fake-base"
+        cluster.limits["base"] = limits
+        cluster.administration.hold.set()
+        await operator.done(response)
+        assert await operator.service("base") is None
+
+    with_operator(test, tmp_path)
+
+
 def test_unload_and_load(tmp_path):
     async def test(operator):
         for change, state in (("unload", "unloaded"), ("load", "ready")):

@@ -17,6 +17,8 @@ from serve_builders import BASE, FakeEngine, completion, generation, serving, un
 from shoal.core import ConfigError
 from shoal.serve import ServerOptions, server
 from shoal.serve.address import connection_limit
+from shoal.serve.connection import Connection
+from shoal.serve.errors import TooManyConnections
 
 ENDLESS = completion(max_tokens=150, ignore_eos=True)
 SOON_S = 0.2
@@ -186,7 +188,7 @@ def test_unread_deltas_of_several_prompts_are_joined():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("sent", [b"", HEAD, BODY[:-1]], ids=["idle", "headers", "body"])
+@pytest.mark.parametrize("sent", [b"", HEAD, BODY[:-1]], ids=["nothing", "headers", "body"])
 def test_waiting_connections_are_closed_for_new_ones(run, sent):
     async def main():
         async with (
@@ -201,8 +203,77 @@ def test_waiting_connections_are_closed_for_new_ones(run, sent):
                     httpx.AsyncClient(base_url=url) as client,
                 ):
                     assert (await client.get("/health")).status_code == 200
-            response = await response_of(oldest)
-            assert response is None if not sent else response[1]["error"]["code"] == "too_many_connections"
+            assert b"\r\nretry-after: 1\r\n" in await oldest.readuntil(b"\r\n\r\n")
+            assert json.loads(await oldest.read())["error"]["code"] == "too_many_connections"
+
+    run(main())
+
+
+@pytest.mark.parametrize("spare_files", [True, False])
+def test_a_request_that_was_not_read_is_refused_and_not_reset(run, monkeypatch, spare_files):
+    made = []
+    monkeypatch.setattr(Connection, "_has_spare_files", lambda _: spare_files)
+
+    class Kept(Connection):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            made.append(self)
+
+    monkeypatch.setattr(server, "Connection", Kept)
+
+    async def main():
+        async with serving(FakeEngine()) as (url, _, _), connected(url) as (reader, writer):
+            await until(lambda: made)
+            writer.write(BODY)
+            made[0].reject(TooManyConnections("there is no room"))
+            status, body = await response_of(reader)
+            assert (status, body["error"]["code"]) == (503, "too_many_connections")
+
+    run(main())
+
+
+def test_a_client_that_asks_after_it_was_refused_gets_the_response(run):
+    async def main():
+        async with (
+            serving(FakeEngine(), max_connections=1) as (url, _, _),
+            connected(url) as (reader, writer),
+            httpx.AsyncClient(base_url=url) as client,
+        ):
+            assert (await client.get("/health")).status_code == 200
+            for part in (BODY[:-5], BODY[-5:]):
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            status, body = await response_of(reader)
+            assert (status, body["error"]["code"]) == (503, "too_many_connections")
+
+    run(main())
+
+
+def test_a_refused_client_that_does_not_close_is_cut_off(run, monkeypatch):
+    monkeypatch.setattr("shoal.serve.connection._LINGER_S", SOON_S)
+
+    async def main():
+        async with serving(FakeEngine(), max_connections=1) as (url, _, _):
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            with socket.create_connection((host, int(port))) as refused:
+                await until(lambda: is_served(refused))
+                async with httpx.AsyncClient(base_url=url) as client:
+                    assert (await client.get("/health")).status_code == 200
+                    await until(lambda: not is_served(refused))
+
+    run(main())
+
+
+def test_a_connection_that_was_answered_is_closed_silently_for_a_new_one(run):
+    async def main():
+        async with (
+            serving(FakeEngine(), max_connections=1) as (url, _, _),
+            connected(url, HEAD + b"\r\n") as (reader, _),
+        ):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            async with httpx.AsyncClient(base_url=url) as client:
+                assert (await client.get("/health")).status_code == 200
+            assert (await reader.read()).endswith(b"}}}")
 
     run(main())
 
@@ -221,10 +292,28 @@ def test_connections_beyond_those_that_are_answered_get_a_503(run):
             async with connected(url, HEAD + b"\r\n") as (reader, _):
                 status, body = await response_of(reader)
             assert (status, body["error"]["code"]) == (503, "too_many_connections")
+            async with httpx.AsyncClient(base_url=url) as late:
+                refused = await late.post("/v1/completions", json=completion())
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             engine.hold.set()
             assert [(await response).status_code for response in asking] == [200, 200]
             async with httpx.AsyncClient(base_url=url) as other:
-                assert (await other.get("/health")).status_code == 200
+                assert "\nshoal_connections_refused_total 2.0\n" in (await other.get("/metrics")).text
+
+    run(main())
+
+
+def test_every_client_of_a_burst_gets_a_response_and_those_refused_are_counted(run):
+    async def main():
+        async with serving(FakeEngine(max_queue=100), max_connections=10) as (url, _, _):
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(base_url=url, limits=limits) as client:
+                asking = [client.post("/v1/completions", json=completion()) for _ in range(40)]
+                statuses = [response.status_code for response in await asyncio.gather(*asking)]
+            assert set(statuses) == {200, 503}
+            async with httpx.AsyncClient(base_url=url) as client:
+                page = (await client.get("/metrics")).text
+            assert f"\nshoal_connections_refused_total {statuses.count(503)}.0\n" in page
 
     run(main())
 

@@ -130,7 +130,9 @@ def test_a_server_that_was_killed_finds_its_engines_again():
         process.kill()
         while process.returncode is None:  # ``wait`` waits for its output, which the node has inherited
             await asyncio.sleep(0.01)
-        again, url = await launch("fake", port=port)
+        again, url = await launch("fake", port=port, stderr=asyncio.subprocess.PIPE)
+        told = (await asyncio.wait_for(again.stderr.readline(), 30)).decode()
+        assert f"engine 0: found running (process {engine.pid}); requests of the server before" in told
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             [known] = (await client.get("/health")).json()["engines"]
             assert known["pid"] == engine.pid

@@ -77,7 +77,8 @@ def add(
 def drain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
     """Give an engine no more requests, move those that it has to others, and wait until it has none left.
 
-    Requests of services that no other engine serves end there.
+    The only engine of a service cannot be drained. Requests that no other engine has enough memory for end
+    there.
 
     **Example:** `shoal engines drain b && shoal engines remove b`
     """

@@ -102,6 +102,8 @@ def load(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key:
 def unload(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
     """Unload a service when its requests have ended; the next request loads it again.
 
+    A request that comes before those have ended keeps it loaded, and the command fails.
+
     **Example:** `shoal services unload complete`
     """
     from shoal.cli.admin_client import in_path

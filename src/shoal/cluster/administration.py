@@ -99,11 +99,13 @@ class Administration:
     async def unload_service(self, name: str) -> None:
         """Unload a service once its requests have ended, until a request comes.
 
-        Raises ConfigError if there is none of that name.
+        Raises ConfigError if there is none of that name, or a request comes before those have ended, which
+        keeps it loaded.
         """
         self._require_service(name)
         self._tell(ServiceWanted(name, False))
-        await self._settled(name, ServiceState.DRAINING)
+        if await self._settled(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
+            raise ConfigError(f"service {name!r} stays loaded: a request came meanwhile and woke it up again")
 
     async def add_engine(self, plan: EnginePlan) -> None:
         """Start another engine; raises ConfigError if its name is taken, EngineDied if it does not start."""

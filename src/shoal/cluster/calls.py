@@ -79,8 +79,8 @@ class Calls:
         for choice, reader in call.unfinished.items():
             self._readers[call.wire_id(choice)] = call, reader
         call.progressed = attempt == 1
-        made, level = call.output_tokens, logging.DEBUG if attempt == 1 or moves else logging.INFO
-        _log.log(level, "%s: attempt %d on engine %s, from token %d", call.log_name, attempt, engine, made)
+        begin = "with its KV" if moves else f"from token {call.output_tokens}"
+        _log.debug("%s: attempt %d on engine %s, %s", call.log_name, attempt, engine, begin)
 
     def withdraw(self, call: Call) -> None:
         """Take a call away from its engine, if it has one."""
@@ -110,6 +110,7 @@ class Calls:
 
     def end(self, call: Call, error: Exception) -> None:
         """End a call with an error, after what came before."""
+        self.recoveries.failed(call.id)
         self.cancel(call)
         call.accept(error)
         call.stream.end(error)
@@ -121,6 +122,7 @@ class Calls:
         self._waiting -= call.waiting
         self.withdraw(call)
         call.unfinished.clear()
+        self.recoveries.cancelled(call.id)
         self._remove(call)
 
     def retry_after_s(self, excess: int) -> float:
@@ -137,12 +139,12 @@ class Calls:
             # It ended, or it is with another engine now.
             return
         call, reader = found
+        assert call.engine is not None
         if event.finish is FinishReason.REFUSED:
             self.end(call, GoalsOutOfReach(event.error or "", self.retry_after_s(self._waiting)))
             return
         made = len(reader.output)
         if event.tokens and event.position != made:
-            assert call.engine is not None
             why = f"{call.log_name} got token {event.position} after {made} tokens"
             self._outbox.distrust(call.engine, why)
             return
@@ -150,15 +152,18 @@ class Calls:
         if not made and reader.output:
             self._waiting -= 1
             self._first_tokens_ns.append(now_ns)
-        if not call.progressed and event.tokens:
+        progressed = not call.progressed and bool(event.tokens)
+        if progressed:
             call.progressed = True
             if call.lost_engine:
                 call.lost_engine = False
-                self.recoveries.progressed(call.id, call.service, now_ns)
-            self._tell(Progressed(call.id))
+                self.recoveries.progressed(call.id, call.service, call.engine, now_ns)
         call.stream.push(delta)
         if delta.finish is not None:
             self._finish(call, reader, delta.finish, told=event.finish is not None)
+        # What the manager decides may be about this very call, so all else is done before it is told.
+        if progressed and call.id in self._calls:
+            self._tell(Progressed(call.id))
 
     def _finish(self, call: Call, reader: ChoiceReader, reason: FinishReason, *, told: bool) -> None:
         """A choice has ended. told: its engine knows that."""
@@ -170,6 +175,10 @@ class Calls:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
         if not call.unfinished:
+            if reason is FinishReason.ERROR:
+                self.recoveries.failed(call.id)
+            elif call.engine is not None:
+                self.recoveries.went_on(call.id, call.engine, self._clock())
             self._remove(call)
             call.stream.end()
 
@@ -182,7 +191,6 @@ class Calls:
         """A call is over."""
         del self._calls[call.id]
         finished = call.finished_tokens
-        self.recoveries.ended(call.id, self._clock())
         self._tell(Ended(call.id, sum(finished) // len(finished) if finished else None))
         if not self._calls:
             self.emptied.set()

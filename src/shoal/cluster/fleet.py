@@ -62,6 +62,8 @@ class Fleet:
         self._clock = clock
         self.catalog = Catalog(self._engines, folders, builder, options.heartbeat_s)
         """The services, and what clients can check requests against."""
+        self.found: dict[str, int] = {}
+        """Processes of the engines that an earlier server left running, by name."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._progress: Callable[[str], None] | None = None
         self._closing = False
@@ -96,6 +98,7 @@ class Fleet:
             engine.started(found[name].incarnation)
             engine.beat(found[name].pid)
             self._tell(EngineFound(name, found[name].incarnation, services))
+            self.found[name] = found[name].pid
             if (loaded := found[name].loaded) is not None:
                 self._on_event(loaded)
         await self._started
@@ -151,8 +154,9 @@ class Fleet:
         self._describe()
         if service.name not in answer.services:
             error = answer.error or "it cannot be loaded"
-            _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
-            if not self._started.done():
+            if self._serves:
+                _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
+            elif not self._started.done():
                 self._started.set_exception(
                     ConfigError(f"service {service.name!r} cannot be loaded: {error}")
                 )
@@ -256,16 +260,23 @@ class Fleet:
         self._tell(EngineReady(name, event.incarnation, speeds, formats, *pool))
         self._describe()
 
+    @property
+    def _serves(self) -> bool:
+        """Whether all engines have been ready; before that, the end of any ends the start with its reason."""
+        started = self._started
+        return started.done() and not started.cancelled() and started.exception() is None
+
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
-        if not self._started.done():
-            self._started.set_exception(_error(event))
         killed, why = self._killed.get(event.engine, (None, ""))
         reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
+        if not self._started.done():
+            named = reason if len(self._engines) == 1 else f"engine {event.engine}: {reason}"
+            self._started.set_exception(_error(event.failure, named))
         if event.incarnation == engine.incarnation:
             loaded = engine.connected
             engine.disconnect(reason)
             engine.runs = False
-            if event.engine not in self._leaving:
+            if self._serves and event.engine not in self._leaving:
                 if loaded:
                     self._on_end(event.engine, reason)
                 else:
@@ -287,7 +298,8 @@ def _kv_tokens(services: Mapping[str, ServiceInfo]) -> dict[str, int]:
     return {service: info.kv_tokens for service, info in services.items()}
 
 
-def _error(event: Exited) -> Exception:
-    if event.failure is not None:
-        return failure_to_error(Failed(event.failure, event.reason), "loading")
-    return EngineDied(f"the engine process ended while loading ({event.reason})")
+def _error(failure: str | None, reason: str) -> Exception:
+    """What a start ends with. failure: the class of the error that the engine told of, if it did."""
+    if failure is not None:
+        return failure_to_error(Failed(failure, reason), "loading")
+    return EngineDied(f"the engine process ended while loading ({reason})")

@@ -1,4 +1,4 @@
-"""How long requests took to go on after their engine died, for the log."""
+"""What became of requests after their engine died, for the log."""
 
 import logging
 from collections import Counter
@@ -10,16 +10,41 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Recovery:
-    """One death, and the requests that have not gone on since."""
+    """One death, and what became of the requests that the engine had."""
 
     engine: str
     began_ns: int
-    requests: int
-    pending: set[str] = field(default_factory=set)
+    pending: set[str]
+    """Those that have neither gone on nor ended since."""
+    went_on: Counter[str] = field(default_factory=Counter)
+    """How many went on, by the engine that has them now."""
+    went_on_ns: int = 0
+    """When the last of these did."""
+    failed: int = 0
+    """How many ended with an error."""
+    cancelled: int = 0
+
+    def log(self) -> None:
+        """Tell it, once nothing is pending."""
+        told = []
+        if self.went_on:
+            total, took_ms = self.went_on.total(), (self.went_on_ns - self.began_ns) / 1e6
+            where = ", ".join(f"{count} on engine {engine}" for engine, count in self.went_on.items())
+            told.append(f"{_requests(total)} went on within {took_ms:.0f} ms ({where})")
+        if self.failed:
+            told.append(f"{_requests(self.failed)} ended with an error")
+        if self.cancelled:
+            told.append(f"{_requests(self.cancelled)} cancelled meanwhile")
+        if told:
+            level = logging.WARNING if self.failed else logging.INFO
+            _log.log(level, "engine %s: %s", self.engine, "; ".join(told))
 
 
 class Recoveries:
-    """Counts requests that are resumed, and logs when all of an engine's requests go on again."""
+    """Counts requests that are resumed, and logs what became of an engine's requests once that is known.
+
+    A request that loses several engines one after the other counts for the last of these deaths.
+    """
 
     def __init__(self) -> None:
         self._resumed: Counter[str] = Counter()
@@ -36,30 +61,50 @@ class Recoveries:
         resumed = f"; {_requests(len(pending))} to be resumed" if pending else ""
         _log.warning("engine %s died: %s%s", engine, reason, resumed)
         for recovery in self._pending:
-            # They count for the death that they wait after now.
             recovery.pending -= pending
+        self._log_complete()
         if pending:
-            self._pending.append(_Recovery(engine, now_ns, len(pending), pending))
-        self._pending = [recovery for recovery in self._pending if recovery.pending]
+            self._pending.append(_Recovery(engine, now_ns, pending))
 
-    def progressed(self, request: str, service: str, now_ns: int) -> None:
-        """A request got its first token after it was resumed."""
+    def progressed(self, request: str, service: str, engine: str, now_ns: int) -> None:
+        """A request got its first token after it was resumed, from ``engine``."""
         self._resumed[service] += 1
-        self.ended(request, now_ns)
+        self.went_on(request, engine, now_ns)
 
-    def ended(self, request: str, now_ns: int) -> None:
-        """A request needs nothing more."""
+    def went_on(self, request: str, engine: str, now_ns: int) -> None:
+        """A request is computed again, or complete."""
+        recovery = self._take(request)
+        if recovery is not None:
+            recovery.went_on[engine] += 1
+            recovery.went_on_ns = now_ns
+            self._log_complete()
+
+    def failed(self, request: str) -> None:
+        """A request ended with an error."""
+        recovery = self._take(request)
+        if recovery is not None:
+            recovery.failed += 1
+            self._log_complete()
+
+    def cancelled(self, request: str) -> None:
+        """Nobody wants a request any more."""
+        recovery = self._take(request)
+        if recovery is not None:
+            recovery.cancelled += 1
+            self._log_complete()
+
+    def _take(self, request: str) -> _Recovery | None:
+        """The death after which a request has not gone on, which it is not pending for any more."""
         for recovery in self._pending:
-            if request not in recovery.pending:
-                continue
-            recovery.pending.discard(request)
+            if request in recovery.pending:
+                recovery.pending.discard(request)
+                return recovery
+        return None
+
+    def _log_complete(self) -> None:
+        for recovery in self._pending:
             if not recovery.pending:
-                _log.info(
-                    "engine %s: %s went on within %.0f ms",
-                    recovery.engine,
-                    _requests(recovery.requests),
-                    (now_ns - recovery.began_ns) / 1e6,
-                )
+                recovery.log()
         self._pending = [recovery for recovery in self._pending if recovery.pending]
 
 

@@ -28,13 +28,7 @@ from shoal.cluster.mover import Mover
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
-from shoal.core import (
-    SLO,
-    EngineDied,
-    QueueFull,
-    Request,
-    SamplingParams,
-)
+from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
@@ -167,6 +161,11 @@ class Router:
     def engines(self) -> Sequence[EngineStatus]:
         """The engines, as they are now."""
         return [self._fleet.engines[view.name].status(view) for view in self._manager.engines]
+
+    @property
+    def found_engines(self) -> Mapping[str, int]:
+        """Processes of the engines that ran when this began, by name; they have cancelled what they had."""
+        return self._fleet.found
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:

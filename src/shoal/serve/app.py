@@ -67,6 +67,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.metrics = api.metrics
     install_error_handlers(app)
     # The last one added is the first that a request meets.
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)

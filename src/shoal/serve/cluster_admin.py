@@ -40,6 +40,7 @@ class ClusterAdmin:
         self._template = template
         self._pull = pull
         self._arriving: dict[str, Service] = {}  # those that are being added
+        self._leaving: dict[str, Service] = {}  # those that are being removed
 
     def engines(self) -> list[EngineCard]:
         """All engines."""
@@ -90,11 +91,16 @@ class ClusterAdmin:
         self.operations.check_free("remove_service", name)
         if list(self._api.services) == [name]:
             raise Conflict(f"service {name!r} is the last one; add another before, or unload it")
+        if name in self._api.services:
+            self._leaving[name] = self._api.services[name]
         self._api.remove_service(name)
 
         async def work(operation: Operation) -> None:
             _say(operation, f"waiting for the requests of {name}")
-            await self._changes.remove_service(name)
+            try:
+                await self._changes.remove_service(name)
+            finally:
+                self._leaving.pop(name, None)
 
         return self.operations.start("remove_service", name, work)
 
@@ -235,7 +241,7 @@ class ClusterAdmin:
 
     def _card(self, name: str) -> ServiceCard:
         status, limits = self._backend.services[name], self._backend.info.services.get(name)
-        service = self._api.services.get(name) or self._arriving.get(name)
+        service = self._api.services.get(name) or self._arriving.get(name) or self._leaving.get(name)
         named = "" if service is None else service.model
         return ServiceCard(
             name=name,

@@ -1,8 +1,11 @@
 """One HTTP connection: uvicorn's, with time-outs and limits for its client."""
 
 import math
+import os
+import resource
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +13,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from shoal.core import InvalidRequest
-from shoal.serve.errors import RequestTimeout, ShuttingDown, error_response
+from shoal.serve.errors import RequestTimeout, ShuttingDown, TooManyConnections, error_response
 from shoal.serve.options import ServerOptions
 
 # Each second of a longer transfer must bring at least this many bytes.
@@ -22,6 +25,13 @@ _MAX_PIPELINED = 8
 # Chunks cost time: a body may have this many small chunks, and more only if the mean chunk is larger.
 _MAX_SMALL_CHUNKS = 8192
 _SMALL_CHUNK_BYTES = 64
+# Most that is read of a request that is refused.
+_MAX_SKIPPED_BYTES = 2**16
+# When a client is to try again for which there was no connection.
+_RETRY_AFTER_S = 1
+# How long its connection is kept for what it still sends, unless there are no more open files than these.
+_LINGER_S = 1.0
+_RESERVED_FILES = 32
 
 
 class Connection(HttpToolsProtocol):
@@ -31,13 +41,22 @@ class Connection(HttpToolsProtocol):
     response was not read, in time. The engine's request is cancelled then, as when a client disconnects.
     Every transferred byte extends the time, but never beyond the full time-out.
     waiting: shared by all connections; holds those whose next request has not arrived completely, the longest
-    wait first.
+    wait first. count_refused: called for each whose client was told that there are too many.
     """
 
-    def __init__(self, options: ServerOptions, waiting: dict["Connection", None], **uvicorn: Any) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        waiting: dict["Connection", None],
+        count_refused: Callable[[], None],
+        **uvicorn: Any,
+    ) -> None:
         super().__init__(**uvicorn)
+        self.refusal: TooManyConnections | None = None
+        """What its client is told at once, if there is no room for it."""
         self._options = options
         self._waiting = waiting
+        self._count_refused = count_refused
         self._request_started = False  # whether bytes of the next request have arrived
         self._in_body = False
         self._head_bytes = 0  # read since the last byte of a body
@@ -47,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self._write_deadline_s = math.inf
         self._unsent_bytes = 0
         self._running: RequestResponseCycle | None = None  # the request whose response was started last
+        self._refused = False  # whether nothing more is read, and all that is to be written was
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
@@ -57,6 +77,8 @@ class Connection(HttpToolsProtocol):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._waiting[self] = None
         self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
+        if self.refusal is not None:
+            self.reject(self.refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request under way."""
@@ -99,17 +121,56 @@ class Connection(HttpToolsProtocol):
         return running is not None and not running.response_complete and not running.more_body
 
     def reject(self, error: Exception) -> None:
-        """Answer an incomplete request with ``error`` if no response has started, and close."""
+        """Answer an incomplete request with ``error`` if no response has started, and close.
+
+        A new client is told that there are too many before it has asked for anything: its request may be on
+        its way. Nothing waits: what the client does not take at once is lost.
+        """
         if self.transport.is_closing():
             return
         running = self._running
         response_started = running is not None and running.response_started and not running.response_complete
-        if self._request_started and not response_started and not self._is_responding():
+        too_many = isinstance(error, TooManyConnections)
+        asks = self._request_started or (too_many and running is None)
+        answers = asks and not response_started and not self._is_responding()
+        if answers:
             self.transport.write(closing_response(error))
+            if too_many:
+                self._count_refused()
         self._notify_disconnect()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-        self.transport.close()
+        elif answers and too_many and self._has_spare_files():
+            self._linger()
+        else:
+            self._skip_arrived()
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Leave it to the client to close, and drop what it still sends; the connection counts no more.
+
+        What arrives at a socket that is closed resets the connection, and the client loses the response.
+        """
+        self._refused = True
+        self._waiting.pop(self, None)
+        self.connections.discard(self)
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _has_spare_files(self) -> bool:
+        """Whether more files are left than those kept back: a new one gets the lowest number that is free."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        try:
+            number = os.dup(self.transport.get_extra_info("socket").fileno())
+        except OSError:
+            return False
+        os.close(number)
+        return most == resource.RLIM_INFINITY or number < most - _RESERVED_FILES
+
+    def _skip_arrived(self) -> None:
+        """Drop what has come: closing a socket before that resets the connection, too."""
+        with suppress(OSError):
+            os.read(self.transport.get_extra_info("socket").fileno(), _MAX_SKIPPED_BYTES)
 
     def shutdown(self) -> None:
         """End the connection, after the response if one is under way; uvicorn calls this."""
@@ -120,6 +181,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and extend the time for a body."""
+        if self._refused:
+            return
         if not self._request_started:
             self._request_started = True
             self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
@@ -213,6 +276,8 @@ class Connection(HttpToolsProtocol):
 def closing_response(error: Exception) -> bytes:
     """A complete HTTP response with ``error`` that closes the connection."""
     response = error_response(error)
+    if isinstance(error, TooManyConnections):
+        response.headers["Retry-After"] = str(_RETRY_AFTER_S)
     headers = [*((name, value) for name, value in response.raw_headers if name != b"connection")]
     lines = [name + b": " + value + b"\r\n" for name, value in [*headers, (b"connection", b"close")]]
     return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", response.body])

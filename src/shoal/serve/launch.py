@@ -115,7 +115,7 @@ class _Server:
                     self._services,
                     self._options,
                     stop,
-                    None if on_ready is None else lambda url: on_ready(url, router),
+                    lambda url: _begin(url, router, on_ready),
                     workers,
                     self._plans[0].options,
                 )
@@ -132,6 +132,18 @@ class _Server:
             self._cluster,
             progress=on_load,
         )
+
+
+def _begin(url: str, router: Router, on_ready: OnReady | None) -> None:
+    """Tell that requests are taken at ``url``, and what could not be logged while engines started."""
+    for engine, process in router.found_engines.items():
+        _log.info(
+            "engine %s: found running (process %d); requests of the server before are cancelled",
+            engine,
+            process,
+        )
+    if on_ready is not None:
+        on_ready(url, router)
 
 
 async def _warm(workers: WorkerProcesses) -> None:

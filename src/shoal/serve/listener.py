@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
-from shoal.serve.connection import Connection, closing_response
+from shoal.serve.connection import Connection
 from shoal.serve.errors import TooManyConnections
 from shoal.serve.logs import OncePerMinute
 
@@ -46,7 +46,6 @@ class Listener:
         self._limit_reached = TooManyConnections(
             f"the server has {limit} connections (server.max_connections) and can take no more now"
         )
-        self._rejection = closing_response(self._limit_reached)
         self._connecting: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept(), name="accept")
         self._checking = asyncio.create_task(
@@ -80,7 +79,8 @@ class Listener:
                 yield client
 
     def _serve(self, client: socket.socket) -> None:
-        """Start to serve ``client``, or reject it."""
+        """Start to serve ``client``, or to tell it that there is no room for it."""
+        create = self._create
         if len(self._connections) + len(self._connecting) >= self._limit:
             _log.warning(
                 "%d connections are open, the most (server.max_connections): "
@@ -88,15 +88,19 @@ class Listener:
                 self._limit,
             )
             if not self._close_waiting():
-                self._reject(client)
-                return
-        task = asyncio.create_task(self._connect(client))
+                create = self._create_refused
+        task = asyncio.create_task(self._connect(create, client))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, client: socket.socket) -> None:
+    def _create_refused(self) -> Connection:
+        connection = self._create()
+        connection.refusal = self._limit_reached
+        return connection
+
+    async def _connect(self, create: Callable[[], Connection], client: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._create, client)
+            await asyncio.get_running_loop().connect_accepted_socket(create, client)
         except OSError:
             client.close()
 
@@ -107,14 +111,6 @@ class Listener:
                 connection.reject(self._limit_reached)
                 return True
         return False
-
-    def _reject(self, client: socket.socket) -> None:
-        with suppress(OSError):
-            # Closing with unread data would reset the connection, and the response would be lost.
-            client.recv(2**16)
-        with suppress(OSError):
-            client.send(self._rejection)
-        client.close()
 
     async def _check_connections(self, interval_s: float) -> None:
         while True:

@@ -80,6 +80,9 @@ class ServerMetrics:
             "method",
             "status",
         )
+        self._refused_connections = self._counter(
+            "shoal_connections_refused", "Connections closed with a 503 because there were too many."
+        )
         self._e2e = self._histogram("e2e_seconds", "Time from arrival to the last token.", _E2E_BUCKETS)
         self._normalised = self._histogram(
             "normalised_latency",
@@ -147,6 +150,10 @@ class ServerMetrics:
     def count_http(self, route: str, method: str, status: int) -> None:
         """Count an HTTP request that was answered."""
         self._http.labels(route, method, str(status)).inc()
+
+    def count_refused_connection(self) -> None:
+        """Count a connection whose client was told that there are too many."""
+        self._refused_connections.inc()
 
     def count_finished(self, reason: FinishReason, record: RequestRecord, slo: SLO, queue_s: float) -> None:
         """Count a request that finished, with its latencies.

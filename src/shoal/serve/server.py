@@ -67,7 +67,8 @@ async def serve_until_stopped(
     serving = asyncio.create_task(server.serve(sockets=[]))
     while not (server.started or serving.done()):
         await asyncio.sleep(_STARTUP_POLL_S)
-    listener = _create_listener(listen_socket, server, limit, options)
+    count_refused = app.state.metrics.count_refused_connection
+    listener = _create_listener(listen_socket, server, limit, options, count_refused)
     try:
         if on_ready is not None:
             on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -108,13 +109,18 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
 
 
 def _create_listener(
-    listen_socket: socket.socket, server: uvicorn.Server, limit: int, options: ServerOptions
+    listen_socket: socket.socket,
+    server: uvicorn.Server,
+    limit: int,
+    options: ServerOptions,
+    count_refused: Callable[[], None],
 ) -> Listener:
     waiting: dict[Connection, None] = {}
     state = server.server_state
+    uvicorn_own = {"config": server.config, "server_state": state, "app_state": {}}
     return Listener(
         listen_socket,
-        partial(Connection, options, waiting, config=server.config, server_state=state, app_state={}),
+        partial(Connection, options, waiting, count_refused, **uvicorn_own),
         cast(set[Connection], state.connections),
         waiting,
         limit,
