@@ -58,7 +58,7 @@ def test_a_request_that_comes_before_a_service_is_unloaded_keeps_it_and_that_is_
         unloading = asyncio.create_task(router.administration.unload_service("a"))
         await reaches(router, "a", ServiceState.DRAINING)
         late = await router.submit("a", PROMPT, greedy())
-        with pytest.raises(ConfigError, match="'a' stays loaded: a request came meanwhile and woke it up"):
+        with pytest.raises(ConfigError, match="'a' stays loaded: somebody asked for it meanwhile"):
             await unloading
         for stream in (running, late):
             assert await tokens_of(stream) == expected(PROMPT)

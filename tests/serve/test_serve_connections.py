@@ -264,6 +264,24 @@ def test_a_refused_client_that_does_not_close_is_cut_off(run, monkeypatch):
     run(main())
 
 
+def test_refused_clients_that_reset_their_connections_do_no_harm(run, monkeypatch):
+    def write_eof(self):
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", write_eof)
+
+    async def main():
+        async with serving(FakeEngine(), max_connections=1) as (url, _, _):
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            for _ in range(3):
+                with socket.create_connection((host, int(port))) as refused:
+                    await until(lambda refused=refused: is_served(refused))
+                    async with httpx.AsyncClient(base_url=url) as client:
+                        assert (await client.get("/health")).status_code == 200
+
+    run(main())
+
+
 def test_a_connection_that_was_answered_is_closed_silently_for_a_new_one(run):
     async def main():
         async with (

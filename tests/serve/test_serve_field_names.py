@@ -7,6 +7,7 @@ import pytest
 from serve_builders import FakeEngine, chat, completion, post
 
 from shoal.core import InvalidRequest
+from shoal.serve.field_names import errors_named
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
@@ -30,6 +31,15 @@ def responses(**fields):
 
 def ollama(**options):
     return {"model": "base", "prompt": "hi", "options": options}
+
+
+def test_what_a_client_has_called_so_itself_stays():
+    with pytest.raises(InvalidRequest) as found, errors_named({"max_tokens": "options.num_predict"}):
+        raise InvalidRequest(
+            "max_tokens is 9, and property \"max_tokens\" or 'max_tokens' is unknown", "max_tokens"
+        )
+    said = "options.num_predict is 9, and property \"max_tokens\" or 'max_tokens' is unknown"
+    assert (str(found.value), found.value.param) == (said, "options.num_predict")
 
 
 def names(message):

@@ -34,8 +34,10 @@ class SimulationProgress:
         self._handler: Any = signal.SIG_DFL
 
     def __enter__(self) -> Self:
-        """Start to draw, and to listen."""
-        self._handler = signal.signal(signal.SIGINT, self._ask)
+        """Start to draw, and to listen, unless Ctrl-C is ignored as in a background job."""
+        self._handler = signal.getsignal(signal.SIGINT)
+        if self._handler is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._ask)
         self._bar.start()
         if self._bar.disable:
             print(f"simulating {self._total:,} requests", file=sys.stderr, flush=True)

@@ -105,7 +105,7 @@ class Administration:
         self._require_service(name)
         self._tell(ServiceWanted(name, False))
         if await self._settled(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
-            raise ConfigError(f"service {name!r} stays loaded: a request came meanwhile and woke it up again")
+            raise ConfigError(f"service {name!r} stays loaded: somebody asked for it meanwhile")
 
     async def add_engine(self, plan: EnginePlan) -> None:
         """Start another engine; raises ConfigError if its name is taken, EngineDied if it does not start."""

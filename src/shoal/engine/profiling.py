@@ -126,13 +126,14 @@ class RowsRecorder:
 def profiling_options(options: EngineOptions) -> EngineOptions:
     """The options of an engine to be measured: as configured, but what waits runs at once, in order.
 
-    Nobody is evicted and no host memory is taken: a round that does not fit as a whole is left out.
+    Nobody is preempted and no host memory is taken: a round that does not fit as a whole is left out.
     """
     scheduler = SchedulerOptions(
         order=Fcfs(),
         admission=Conservative(),
         preemption_mode="recompute",
         preempt_for_waiting="never",
+        max_token_gap_s=1e9,
         max_running=options.scheduler.max_running,
         max_batched_tokens=options.scheduler.max_batched_tokens,
         depth=1,

@@ -99,6 +99,7 @@ def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions
         preemption_mode="recompute",
         preempt_for_waiting="never",
         starvation_s=_NEVER_S,
+        max_token_gap_s=_NEVER_S,
         max_running=_NO_LIMIT,
         max_batched_tokens=_NO_LIMIT,
     )

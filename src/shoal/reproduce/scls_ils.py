@@ -78,6 +78,7 @@ def run_ils(
             victim="newest",
             preemption_mode="recompute",
             preempt_for_waiting="never",
+            max_token_gap_s=1e9,
             max_running=256 if most is None else most,
             max_batched_tokens=STEP_TOKENS,
         ),

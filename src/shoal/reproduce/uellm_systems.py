@@ -147,7 +147,7 @@ class Deployment:
         spec = EngineSpec(
             services={SERVICE: service},
             layout=token_layout(self.kv_bytes // TOKEN_BYTES // BLOCK_TOKENS, BLOCK_TOKENS, SERVICE),
-            scheduler=SchedulerOptions(preemption_mode="recompute"),
+            scheduler=SchedulerOptions(preemption_mode="recompute", max_token_gap_s=1e9),
         )
         record = Simulation([spec], OpenLoop(requests)).run()
         return _served(record.requests, record.end_ns / 1e9)

@@ -1,5 +1,6 @@
 """Choosing the next plan: the order proposes turns, the admission says who fits, the victim makes room."""
 
+import sys
 from collections.abc import Iterable
 
 from shoal.core import Idle, StepPlan
@@ -106,7 +107,8 @@ class PlanChooser:
         state, note = self._services[turn.service], self._steps.note
         batch, waiting = state.running, turn.waiting
         while True:
-            most = self._gaps.most_prompt_tokens(state, self._services.values())
+            # Who starves has one step in a long time.
+            most = sys.maxsize if urgent else self._gaps.most_prompt_tokens(state, self._services.values())
             scheduled = self._batcher.form(batch, turn, state.limit, most)
             if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
                 if not note(self._preemptor.help_to_slice(urgent)):

@@ -160,13 +160,15 @@ class Preemptor:
     def _is_worth(self, request: RequestState, victims: Sequence[RequestState]) -> bool:
         """Whether a request that waits gains more than all of the victims lose."""
         states = [self._services[victim.service] for victim in victims]
-        step_s = max([max(state.recent_steps_ns, default=0) for state in states]) / 1e9
-        steps = 1  # that save the KV on the host and bring it back
-        if not self._store.swaps:
-            most = max([int(state.running.num_computed.max()) for state in states])
-            steps = -(-most // self._max_batched_tokens)
+        # One step that saves the KV on the host and brings it back,
+        lost_ns = max([max(state.recent_steps_ns, default=0) for state in states])
+        if not self._store.swaps:  # or as many as compute it again, by the tokens if these were measured
+            most = [int(state.running.num_computed.max()) for state in states]
+            steps = -(-max(most) // self._max_batched_tokens)
+            again = [state.prompt_token_ns * tokens for state, tokens in zip(states, most, strict=True)]
+            lost_ns = max(steps * lost_ns, *again)
         waiting = self._services[request.service]
-        return is_worth_preempting(waiting, states, self._services.values(), steps * step_s)
+        return is_worth_preempting(waiting, states, self._services.values(), lost_ns / 1e9)
 
     def _compact(self, service: str, blocks: int) -> bool:
         """Move blocks so that ``blocks`` more of a service can be allocated; whether that worked."""

@@ -30,8 +30,9 @@ from shoal.schedule.view import ServiceTraits
 from shoal.schedule.waiting_queue import WaitingQueue
 
 _RECENT_STEPS = 16
-MEASURED_TOKENS = 64
+_MEASURED_TOKENS = 32
 """Tokens of prompts from which on a step says how long they take."""
+_MEASURED_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,7 @@ class ServiceState:
         """When a step was last made for one of its starved requests."""
         self.recent_steps_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         """Durations of its latest steps."""
-        self.prompt_token_ns = 0
-        """How long its latest step with many tokens of prompts took for each of them; 0: there was none."""
+        self._prompt_token_ns: deque[int] = deque(maxlen=_MEASURED_STEPS)
         self._quota = limits.quota
         self._block_size = block_size
 
@@ -123,9 +123,15 @@ class ServiceState:
     def stepped(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
         """A plan of its rows was made; its iterations took so long."""
         self.recent_steps_ns += durations_ns
-        prompt_tokens = sum(plan.new_tokens) - len(plan.new_tokens)
-        if prompt_tokens >= MEASURED_TOKENS:
-            self.prompt_token_ns = durations_ns[0] // prompt_tokens
+        tokens, decodes = sum(plan.new_tokens), plan.new_tokens.count(1)
+        if tokens - decodes >= _MEASURED_TOKENS:
+            self._prompt_token_ns.append(durations_ns[0] // tokens)
+
+    @property
+    def prompt_token_ns(self) -> int:
+        """How long a token of a step with prompts takes, the median of its latest; 0: not known."""
+        measured = sorted(self._prompt_token_ns)
+        return measured[(len(measured) - 1) // 2] if measured else 0
 
     def lengths(self) -> LengthDistribution:
         """What its past, and the progress of its running requests, say about output lengths."""

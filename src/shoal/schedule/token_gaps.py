@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 from shoal.schedule.orders import Turn
-from shoal.schedule.service_state import MEASURED_TOKENS, ServiceState
+from shoal.schedule.service_state import ServiceState
 
 _LONGEST_NS = 1 << 61
+_LEAST_PROMPT_TOKENS = 64
 
 
 class TokenGapGuard:
@@ -40,12 +41,12 @@ class TokenGapGuard:
     def most_prompt_tokens(self, state: ServiceState, services: Iterable[ServiceState]) -> int:
         """Most tokens of prompts in a step of a service, which others and its own streams wait for.
 
-        By how long they took in its latest step; its first is not bounded.
+        By how long they took in its latest steps; its first is not bounded.
         """
         token_ns, half_ns = state.prompt_token_ns, self._most_ns // 2
         if token_ns * state.limit.tokens <= half_ns or not any(map(_streams, services)):
             return sys.maxsize
-        return max(MEASURED_TOKENS, half_ns // token_ns)
+        return max(_LEAST_PROMPT_TOKENS, half_ns // token_ns)
 
     def _urgent(self, first: str, services: Iterable[ServiceState], now_ns: int) -> str | None:
         """Who must step before service ``first`` does.

@@ -31,7 +31,7 @@ _MAX_SKIPPED_BYTES = 2**16
 _RETRY_AFTER_S = 1
 # How long its connection is kept for what it still sends, unless there are no more open files than these.
 _LINGER_S = 1.0
-_RESERVED_FILES = 32
+_RESERVED_FILES = 16
 
 
 class Connection(HttpToolsProtocol):
@@ -154,8 +154,11 @@ class Connection(HttpToolsProtocol):
         self._refused = True
         self._waiting.pop(self, None)
         self.connections.discard(self)
-        self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has reset the connection meanwhile
+            self.transport.abort()
 
     def _has_spare_files(self) -> bool:
         """Whether more files are left than those kept back: a new one gets the lowest number that is free."""

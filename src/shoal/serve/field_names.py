@@ -32,6 +32,6 @@ def _renamed(message: str, names: FieldNames) -> str:
     """``message`` with the client's names."""
     for name, shown in names.items():
         # Others are ordinary words, unless errors begin with them.
-        place = r"(?<![\w.])" if "_" in name else "^"
+        place = r"(?<![\w.'\"`])" if "_" in name else "^"
         message = re.sub(rf"{place}{name}(?!\w)", shown, message)
     return message

@@ -64,7 +64,11 @@ class Listener:
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             for client in clients:
-                self._serve(client)
+                try:
+                    self._serve(client)
+                except Exception:
+                    _log.exception("a connection could not be served")
+                    client.close()
             # Let the open connections run.
             await asyncio.sleep(0)
             if self._connecting:

@@ -81,6 +81,7 @@ class Options(SamplingOptions):
 
 FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingOptions.model_fields} | {
     "max_tokens": "options.num_predict",
+    "max_completion_tokens": "options.num_predict",
     "response_format": "format",
     "chat_template_kwargs": "think",
 }
