@@ -1,6 +1,8 @@
-"""Things that tests need and that not every machine has: public data, and the bundled models."""
+"""Things that tests need and that not every machine has: public data, the bundled models, a free port."""
 
 import os
+import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from shoal.core import ModelUnavailable
 from shoal.models import resolve_model
 
 SHARED = Path(__file__).parents[2] / "shared"
+_PORTS = range(20_000, 30_000)
+"""Below those that systems give to whoever asks for any port, so that nobody gets one meanwhile by chance."""
 
 
 def shared_folder(name: str) -> Path:
@@ -30,3 +34,14 @@ def bundled_model(name: str, resolve: Callable[[str], Path] = resolve_model) -> 
     if os.environ.get("CI", "").lower() in ("", "0", "false"):
         pytest.skip(message)
     pytest.fail(message)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 at which nobody listens."""
+    for port in random.SystemRandom().sample(_PORTS, 20):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise RuntimeError(f"no port of {_PORTS} is free")

@@ -1,7 +1,6 @@
 """Plans: the cheapest fleet that is enough, what is known of others, and servers made of it."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from at_hand import free_port
 from shoal.cluster.place.placement import Placement
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_file import load_scenario
@@ -165,9 +165,7 @@ def test_a_plan_for_cpus_serves(tmp_path: Path) -> None:
     options = load_config(ServerOptions, file=out)
     assert [service.name for service in options.services] == ["chat", "more"]
     assert all((device.device, device.threads) == ("cpu", 1) for device in options.devices)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serving = command("serve", "--config", str(out), "--port", str(port))
     server = subprocess.Popen(serving, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from at_hand import free_port
 from shoal.cluster.options import EnginePlan
 from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine import EngineOptions
@@ -121,8 +122,7 @@ def test_an_engine_that_is_killed_is_logged_and_started_again():
 
 def test_a_server_that_was_killed_finds_its_engines_again():
     async def main():
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         process, _ = await launch("fake", port=port)
         children = psutil.Process(process.pid).children()
         [node] = [child for child in children if "shoal.cluster.node" in child.cmdline()]
