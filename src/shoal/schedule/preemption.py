@@ -160,9 +160,9 @@ class Preemptor:
     def _is_worth(self, request: RequestState, victims: Sequence[RequestState]) -> bool:
         """Whether a request that waits gains more than all of the victims lose."""
         states = [self._services[victim.service] for victim in victims]
-        # One step that saves the KV on the host and brings it back,
+        # With host memory one step that saves the KV and brings it back.
         lost_ns = max([max(state.recent_steps_ns, default=0) for state in states])
-        if not self._store.swaps:  # or as many as compute it again, by the tokens if these were measured
+        if not self._store.swaps:  # As many as compute it again; by tokens, too, as chunks may be small.
             most = [int(state.running.num_computed.max()) for state in states]
             steps = -(-max(most) // self._max_batched_tokens)
             again = [state.prompt_token_ns * tokens for state, tokens in zip(states, most, strict=True)]
