@@ -1,4 +1,4 @@
-"""Things that tests need and that not every machine has: public data, the bundled models, a free port."""
+"""Things that tests need and not every machine has: public data, bundled models, a device, a free port."""
 
 import os
 import random
@@ -10,6 +10,11 @@ import pytest
 
 from shoal.core import ModelUnavailable
 from shoal.models import resolve_model
+
+DEVICE = os.environ.get("SHOAL_TEST_DEVICE", "cpu")
+"""Where tests of whole models compute; ``cuda:0`` runs them on a GPU."""
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="int8 is computed on CPUs only")
+"""For tests of what there is on CPUs only."""
 
 SHARED = Path(__file__).parents[2] / "shared"
 _PORTS = range(20_000, 30_000)

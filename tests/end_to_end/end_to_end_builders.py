@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from at_hand import DEVICE
 from shoal.config import PRESETS
 from shoal.core import (
     FinishReason,
@@ -126,6 +127,7 @@ def run_engine(
             swap_bytes=swap_bytes,
         ),
         scheduler=dataclasses.replace(chosen.scheduler, **scheduler),  # type: ignore[arg-type]
+        device=DEVICE,
         attention=attention,
         threads=threads,
     )
@@ -157,7 +159,7 @@ def run_engine(
     return outcome
 
 
-_LOADER = ModelLoader(torch.device("cpu"))
+_LOADER = ModelLoader(torch.device(DEVICE))
 _RECENT: deque[LoadedModel] = deque(maxlen=4)
 """Kept for runs to come: those of bundled models take seconds to load."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from end_to_end_builders import _check_books, make_request, reference_pass
 
+from at_hand import DEVICE
 from shoal.core import FinishReason, Service
 from shoal.engine import Engine, EngineOptions, ServiceInfo, build_engine
 from shoal.kvcache import KVCacheOptions
@@ -69,6 +70,7 @@ class Walk:
             kv_cache=KVCacheOptions(**{"memory_bytes": 256 << 10, "block_size": 4} | (kv or {})),
             scheduler=SchedulerOptions(**scheduler),
             threads=1,
+            device=DEVICE,
         )
         self.engine: Engine = build_engine(options, {name: self._folder(name) for name in begin})[0]
         self._shape = self._merged()

@@ -11,6 +11,8 @@ import torch
 from end_to_end_builders import OVERCOMMIT, Outcome, make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_native, tiny_config
 
+from at_hand import on_cpu
+
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
 OUTPUT = 20
 SMALL = {"preset": "vllm", "memory_bytes": 30 << 10, "block_size": 4, **OVERCOMMIT}
@@ -89,6 +91,7 @@ def test_greedy_output_is_the_same_in_all_circumstances(
         assert outcome.cached_tokens > 0
 
 
+@on_cpu
 @pytest.mark.parametrize("attention", ["batched", "reference"])
 @pytest.mark.parametrize("layout", ["merged", "split"])
 def test_torch_serves_it_without_native_kernels(

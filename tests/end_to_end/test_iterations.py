@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from execute_builders import make_model, make_prompt, tiny_config
 
+from at_hand import DEVICE
 from shoal.core import FinishReason, SamplingParams, Service, StepPlan, StepResult
 from shoal.engine import EngineOptions, build_engine
 from shoal.engine.batch import Batch, Completion
@@ -71,6 +72,7 @@ def answer(
         kv_cache=KVCacheOptions(memory_bytes=memory_bytes, block_size=4),
         scheduler=SchedulerOptions(max_iterations=max_iterations),
         threads=1,
+        device=DEVICE,
     )
     engine, _ = build_engine(options, {SERVICE: folder}, wrap=wrap)
     made[0].stops = stops

@@ -20,7 +20,7 @@ from end_to_end_builders import (
 from execute_builders import KINDS, make_model, make_prompt, tiny_config
 from served import run_served
 
-from at_hand import bundled_model
+from at_hand import DEVICE, bundled_model
 from shoal.cluster.router import Router
 from shoal.core import Request, SamplingParams, Service, TokenLogprobs
 from shoal.engine import Engine, EngineOptions
@@ -141,7 +141,7 @@ def test_services_that_decode_together(folders: dict[str, Path]) -> None:
 def tiny_engine(folders: dict[str, Path], **scheduler: Any) -> Engine:
     """An engine of the Llama alone, on models that several engines can share."""
     services = (Service(name="llama", model="llama", dtype="float32"),)
-    models = load_models(services, folders, device="cpu", threads=1, attention="auto", progress=None)
+    models = load_models(services, folders, device=DEVICE, threads=1, attention="auto", progress=None)
     kv_cache = KVCacheOptions(memory_bytes=1 << 20, block_size=4)
     options = EngineOptions(services=services, kv_cache=kv_cache, scheduler=SchedulerOptions(**scheduler))
     return assemble_engine(options, models, threads=1)[0]

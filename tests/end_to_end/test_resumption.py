@@ -10,6 +10,7 @@ import pytest
 from end_to_end_builders import greedy_reference, make_request
 from execute_builders import make_model, make_prompt, tiny_config
 
+from at_hand import DEVICE
 from shoal.config import PRESETS
 from shoal.core import FinishReason, Request, SamplingParams, Service, TokenLogprobs, derive_seed
 from shoal.engine import Engine, EngineOptions
@@ -43,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def new_engine(folders: dict[str, Path]) -> NewEngine:
     """Makes engines of the same two models, with pools and schedulers of their own."""
     services = tuple(Service(name=name, model=name, dtype="float32") for name in folders)
-    models = load_models(services, folders, device="cpu", threads=1, attention="auto", progress=None)
+    models = load_models(services, folders, device=DEVICE, threads=1, attention="auto", progress=None)
 
     def build(
         scheduler: SchedulerOptions, memory_bytes: int = 4 << 20, prefix_caching: bool = True, **cache: Any

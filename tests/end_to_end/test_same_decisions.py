@@ -18,6 +18,7 @@ import pytest
 from end_to_end_builders import make_request
 from execute_builders import make_model, make_prompt, tiny_config
 
+from at_hand import DEVICE
 from shoal.config import PRESETS
 from shoal.core import SLO, Carried, Request, Service, StepPlan, StepResult
 from shoal.engine import Engine, EngineOptions, build_engine
@@ -209,7 +210,9 @@ def test_they_agree_on_who_is_too_late(
         Service(name=name, model=str(folder), dtype="float32", slo=goals) for name, folder in folders.items()
     ]
     cache = KVCacheOptions(memory_bytes=160 << 10, block_size=4)
-    options = EngineOptions(services=tuple(services), kv_cache=cache, scheduler=scheduler, threads=1)
+    options = EngineOptions(
+        services=tuple(services), kv_cache=cache, scheduler=scheduler, threads=1, device=DEVICE
+    )
     # Of six that come at once three can run: the others wait for a step, and are too late then.
     burst = [make_request(f"burst{number}", SERVICES[0], make_prompt(10, number), 4) for number in range(6)]
     requests = workload(seed=3) + [replace(request, arrival_ns=7200 * 10**9) for request in burst]
@@ -289,6 +292,7 @@ def compare(
         kv_cache=KVCacheOptions(memory_bytes=memory_bytes, block_size=4, layout=chosen.layout),
         scheduler=replace(chosen.scheduler, **knobs),
         threads=1,
+        device=DEVICE,
     )
     recorder = real(folders, options, requests)
     log = simulated(recorder.engine, recorder.times_ns, requests)

@@ -240,7 +240,7 @@ def test_what_cannot_be_is_refused_and_the_engine_goes_on(
     assert "there is no model 'none'" in refused("none", tmp_path / "nothing")
     assert "beyond the model's context" in refused("far", folders["opt"], max_model_len=10**6)
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "free_memory_bytes", lambda: 1000)
+        patch.setattr(loading, "free_bytes", lambda device: 1000)
         assert "weights take 0.00 GiB in float32, but 0.00 GiB of memory are free" in (
             refused("llama-0", folders["llama"], dtype="float32")
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from at_hand import DEVICE
 from shoal.execute.batch import StepBatch
 from shoal.execute.kv_store import KVStore
 from shoal.execute.paged import GatheringStep, PagedStep
@@ -58,7 +59,7 @@ class Sequences:
         memory_bytes = (blocks + 1) * (kv.block_bytes(size) + 256 * shape.kv_heads * self.layers)
         layout = plan_layout({"a": kv}, memory_bytes=memory_bytes, block_size=size, kind=self.layout)
         pool = BlockPool(layout)
-        store = KVStore(layout, torch.device("cpu"), pool.unit_ids if self.layout == "split" else None)
+        store = KVStore(layout, torch.device(DEVICE), pool.unit_ids if self.layout == "split" else None)
         store.buffer.fill_(0xFF)
         self.cache = store.services["a"]
         taken = pool.allocate("a", blocks)
@@ -74,7 +75,7 @@ class Sequences:
 
     def _random(self, generator: torch.Generator, heads: int, dim: int) -> list[torch.Tensor]:
         dtype = TORCH_DTYPES[self.shape.dtype]
-        return [torch.randn((n, heads, dim), generator=generator).to(dtype) for n in self.lengths]
+        return [torch.randn((n, heads, dim), generator=generator).to(DEVICE, dtype) for n in self.lengths]
 
     def step(self, rows: Sequence[tuple[int, int, int]]) -> StepBatch:
         """A step that computes tokens [first, end) of sequences: rows of (sequence, first, end)."""
@@ -86,8 +87,8 @@ class Sequences:
         starts = np.cumsum([0, *(end - first for _, first, end in rows)])
         positions = torch.cat([torch.arange(first, end) for _, first, end in rows])
         return StepBatch(
-            input_ids=torch.zeros_like(positions)[None],
-            positions=positions[None],
+            input_ids=torch.zeros_like(positions, device=DEVICE)[None],
+            positions=positions[None].to(DEVICE),
             starts=starts,
             firsts=np.array([first for _, first, _ in rows]),
             tables=tables,

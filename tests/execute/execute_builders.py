@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from at_hand import DEVICE
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
@@ -128,7 +129,7 @@ class HandScheduler:
         depth: int = 1,
     ) -> None:
         services = [Service(name=name, model=str(folder), dtype=dtype) for name, folder in folders.items()]
-        self.models: ModelSet = load_models(services, folders, attention=attention)
+        self.models: ModelSet = load_models(services, folders, device=DEVICE, attention=attention)
         self.layout = plan_layout(
             self.models.kv_shapes, memory_bytes=memory_bytes, block_size=block_size, kind=layout
         )

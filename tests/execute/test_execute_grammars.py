@@ -339,7 +339,7 @@ def test_rows_without_grammar_keep_their_bits(folder: Path, letters: Letters) ->
 
         def forward(*arguments: Any) -> torch.Tensor:
             logits = model.forward(*arguments)
-            seen.append(logits[:2].numpy().tobytes())
+            seen.append(logits[:2].cpu().numpy().tobytes())
             return logits
 
         scheduler.models.models[SERVICE] = replace(model, forward=forward)

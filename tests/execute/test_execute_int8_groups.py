@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from at_hand import on_cpu
 from gguf_files import write_tiny_llama
 from shoal.core import ModelUnavailable, Service
 from shoal.execute import int8_linear, int8_model, precision
@@ -97,6 +98,7 @@ def test_a_file_of_another_model_is_named(folder: Path) -> None:
         in_int8(folder)
 
 
+@on_cpu
 def test_logits_are_those_of_exact_integers(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [make_prompt(n, seed=n) for n in (1, 5, 23)]
     ours = logits_of(HandScheduler({"m": converted}, dtype="int8"), "m", prompts, 4)

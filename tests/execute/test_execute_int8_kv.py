@@ -9,6 +9,7 @@ from attention_builders import Sequences, Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from at_hand import on_cpu
 from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.execute.int8_kv import as_bytes, dequantise, quantise
@@ -140,6 +141,7 @@ def test_native_attention_reads_what_was_rounded(
     check(NativeStep, shape, rows, layout, block_size, native)
 
 
+@on_cpu
 @pytest.mark.parametrize("step", [ReferenceStep, BatchedStep])
 @settings(max_examples=examples(20), deadline=None)
 @given(shapes, steps, layouts, st.sampled_from([1, 3, 16]))

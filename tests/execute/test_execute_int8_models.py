@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from at_hand import on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
 from shoal.execute import int8_linear, int8_model
 from shoal.execute.int8_linear import Int8Linear
@@ -62,6 +63,7 @@ def folders_in(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
+@on_cpu
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(

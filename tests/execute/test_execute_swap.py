@@ -8,6 +8,7 @@ import pytest
 import torch
 from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
 
+from at_hand import DEVICE
 from shoal.core import BlockCopy, Joined, Service, StepPlan
 from shoal.execute.kv_store import KVStore
 from shoal.execute.loading import ModelSet, load_models
@@ -30,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def models(folders: dict[str, Path]) -> ModelSet:
     services = [Service(name=name, model=str(folders[name]), dtype=DTYPES[name]) for name in folders]
-    return load_models(services, folders)
+    return load_models(services, folders, device=DEVICE)
 
 
 @pytest.fixture(scope="module")
