@@ -13,7 +13,7 @@ from shoal.models import resolve_model
 
 DEVICE = os.environ.get("SHOAL_TEST_DEVICE", "cpu")
 """Where tests of whole models compute; ``cuda:0`` runs them on a GPU."""
-on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="int8 is computed on CPUs only")
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="this is there on CPUs only")
 """For tests of what there is on CPUs only."""
 
 SHARED = Path(__file__).parents[2] / "shared"

@@ -1,7 +1,9 @@
 """Tiny random models, and plans made by hand for the executor."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from at_hand import DEVICE
+from at_hand import DEVICE, on_cpu
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
@@ -78,7 +80,16 @@ def tiny_config(kind: str) -> PretrainedConfig:
 
 
 needs_native = pytest.mark.skipif(load_native() is None, reason="the native library was not built, or is off")
-BACKENDS = ("reference", "batched", pytest.param("native", marks=needs_native))
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None or (DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1"),
+    reason="Triton's kernels need a CUDA device (SHOAL_TEST_DEVICE), or TRITON_INTERPRET=1",
+)
+BACKENDS = (
+    "reference",
+    "batched",
+    pytest.param("native", marks=[needs_native, on_cpu]),
+    pytest.param("triton", marks=needs_triton),
+)
 """Attention backends, to parametrise a test with."""
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")

@@ -1,7 +1,9 @@
 """Native attention: every instruction set computes what the reference does, whatever else is in the step."""
 
 import random
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,12 +217,29 @@ def test_what_the_kernels_cannot_do_is_left_to_torch() -> None:
     assert choose_backend("auto", CPU, kv_shape("bfloat16", 256)) is best
     assert choose_backend("auto", CPU, kv_shape("float16", 16)) is BatchedStep
     assert choose_backend("native", CPU, kv_shape("float32", 257)) is BatchedStep
-    assert choose_backend("auto", torch.device("cuda"), kv_shape("float32", 16)) is BatchedStep
     assert choose_backend("reference", CPU, kv_shape("float32", 16)) is ReferenceStep
 
 
+def test_gpus_get_kernels_of_their_own_where_triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, shape = torch.device("cuda"), kv_shape("float32", 16)
+    monkeypatch.setattr("shoal.execute.backends.find_spec", lambda name: None)
+    assert choose_backend("auto", gpu, shape) is BatchedStep
+    with pytest.raises(ConfigError, match="needs the package triton"):
+        check_backend("triton", gpu)
+    with pytest.raises(ConfigError, match="for GPUs"):
+        check_backend("triton", CPU)
+    monkeypatch.setattr("shoal.execute.backends.find_spec", lambda name: name)
+    check_backend("triton", gpu)
+    best = type("TritonStep", (BatchedStep,), {})
+    module = SimpleNamespace(TritonStep=best, can_attend=lambda shape: shape.layers[1].value_dim <= 256)
+    monkeypatch.setitem(sys.modules, "shoal.execute.triton_attention", module)
+    monkeypatch.setattr("shoal.execute.triton_attention", module, raising=False)
+    assert choose_backend("auto", gpu, shape) is best
+    assert choose_backend("triton", gpu, kv_shape("float32", 257)) is BatchedStep
+
+
 def test_a_backend_that_does_not_exist_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="auto, reference, batched, native"):
+    with pytest.raises(ConfigError, match="auto, reference, batched, native, triton"):
         check_backend("flash", CPU)
     with pytest.raises(ConfigError, match="for CPUs"):
         check_backend("native", torch.device("cuda:0"))

@@ -1,5 +1,7 @@
 """The attention backends, and which of them a model gets."""
 
+from importlib.util import find_spec
+
 import torch
 
 from shoal.core import ConfigError
@@ -8,13 +10,7 @@ from shoal.execute.paged import BatchedStep, PagedStep, ReferenceStep
 from shoal.kvcache import KVShape
 from shoal.native import load_native
 
-BACKENDS: dict[str, type[PagedStep]] = {
-    "reference": ReferenceStep,
-    "batched": BatchedStep,
-    "native": NativeStep,
-}
-"""Attention backends by the name that a user chooses."""
-ATTENTION_BACKENDS = ("auto", *BACKENDS)
+ATTENTION_BACKENDS = ("auto", "reference", "batched", "native", "triton")
 """What a user may choose."""
 
 
@@ -26,6 +22,12 @@ def check_backend(name: str, device: torch.device) -> None:
         )
     if name == "native" and device.type != "cpu":
         raise ConfigError(f"attention backend 'native' is for CPUs, and the device is {device}; 'auto' fits")
+    if name == "triton" and device.type != "cuda":
+        raise ConfigError(f"attention backend 'triton' is for GPUs, and the device is {device}; 'auto' fits")
+    if name == "triton" and find_spec("triton") is None:
+        raise ConfigError(
+            "attention backend 'triton' needs the package triton, which is not installed; 'auto' does without"
+        )
     if name == "native" and load_native() is None:
         raise ConfigError(
             "attention backend 'native' needs the native library, which was not built here or is switched "
@@ -34,9 +36,15 @@ def check_backend(name: str, device: torch.device) -> None:
 
 
 def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[PagedStep]:
-    """The backend for a model; where the native kernels cannot do its shape, torch's operations."""
+    """The backend for a model; where our kernels cannot do its shape, torch's operations."""
     if name == "auto":
-        name = "native" if device.type == "cpu" and load_native() is not None else "batched"
-    if name == "native" and not can_attend(shape):
-        name = "batched"
-    return BACKENDS[name]
+        there = load_native() is not None if device.type == "cpu" else find_spec("triton") is not None
+        name = ("native" if device.type == "cpu" else "triton") if there else "batched"
+    if name == "triton":
+        # Importing it needs triton, which CPU builds of torch come without.
+        from shoal.execute import triton_attention
+
+        return triton_attention.TritonStep if triton_attention.can_attend(shape) else BatchedStep
+    if name == "native":
+        return NativeStep if can_attend(shape) else BatchedStep
+    return ReferenceStep if name == "reference" else BatchedStep

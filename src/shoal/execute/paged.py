@@ -23,6 +23,9 @@ DECODE_GROUP_SPREAD = 0.6
 class PagedStep(PackedQKV, ABC):
     """The attention of one step of one service; lives for one forward pass."""
 
+    records_decodes = False
+    """Whether steps of decodes may be recorded as CUDA graphs instead, which attend as this does."""
+
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         self.batch = batch
         self.cache = cache
@@ -172,13 +175,24 @@ class BatchedStep(GatheringStep):
         scaling: float | None,
         softcap: float | None,
     ) -> list[torch.Tensor]:
-        parts = [self._decode(layer, rows, query[rows], window, scaling, softcap) for rows in self._groups]
+        parts = self._decodes(layer, query[: self.batch.num_decodes], window, scaling, softcap)
         for row in range(self.batch.num_decodes, len(self.batch.firsts)):
             new = slice(self.batch.starts[row], self.batch.starts[row + 1])
             parts.append(
                 self._prefill(layer, row, query[new], key[new], value[new], window, scaling, softcap)
             )
         return parts
+
+    def _decodes(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        window: int | None,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> list[torch.Tensor]:
+        """The output of the rows that decode, in pieces."""
+        return [self._decode(layer, rows, query[rows], window, scaling, softcap) for rows in self._groups]
 
     def _decode(
         self,

@@ -7,6 +7,7 @@ ids [blocks, units of a block] for the split one.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,26 @@ class UnitIds(Protocol):
 
     def __call__(self, service: str, blocks: Sequence[int], *, before: bool = False) -> np.ndarray:
         """Unit ids [blocks, units of a block]; ``before``: as they were before the step just scheduled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Where one layer's keys and values lie, for kernels that read them there."""
+
+    keys: torch.Tensor
+    """[entries, tokens of a block, ..., dim], with the strides of the pool."""
+    values: torch.Tensor
+    """The same of values."""
+    kv_heads: int
+    """How many heads they have."""
+    key_head: int
+    """Elements from one head's keys to the next one's in an entry; 0: heads have entries of their own."""
+    value_head: int
+    """The same of values."""
+    first_entry: int
+    """Which entry of a block is the layer's first."""
+    head_entry: int
+    """Entries from one head to the next."""
 
 
 class ServiceCache(ABC):
@@ -96,6 +117,10 @@ class ServiceCache(ABC):
     def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         """Their scales as bytes, which need no alignment: [blocks, block_size, kv_heads, scales, 2], or
         without kv_heads."""
+
+    @abstractmethod
+    def layer(self, layer: int) -> LayerKV:
+        """Where the keys and values of a layer lie."""
 
     @abstractmethod
     def index(self, blocks: np.ndarray) -> torch.Tensor:
@@ -182,6 +207,11 @@ class MergedCache(ServiceCache):
         """See ServiceCache."""
         return tables[:, :, None]
 
+    def layer(self, layer: int) -> LayerKV:
+        """See ServiceCache."""
+        keys, values = self._keys[layer], self._values[layer]
+        return LayerKV(keys, values, keys.shape[2], keys.stride(2), values.stride(2), 0, 0)
+
     def _numbers(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         heads = extent.kv_heads
         return self._view(offset_bytes, (self.block_size, heads, dim), (heads * dim, dim, 1))
@@ -224,7 +254,13 @@ class SplitCache(ServiceCache):
 
     def entries(self, tables: np.ndarray) -> np.ndarray:
         """See ServiceCache."""
-        return self.index(tables.ravel()).numpy().reshape(*tables.shape, -1)
+        units = self._unit_ids(self._service, tables.ravel().tolist())
+        return np.asarray(units, dtype=np.int64).reshape(*tables.shape, -1)
+
+    def layer(self, layer: int) -> LayerKV:
+        """See ServiceCache."""
+        extent = self.layers[layer]
+        return LayerKV(self._keys[layer], self._values[layer], extent.kv_heads, 0, 0, extent.first_unit, 1)
 
     def _numbers(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         return self._view(offset_bytes, (self.block_size, dim), (dim, 1))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +25,9 @@ from shoal.execute.sampler import report, sample
 from shoal.execute.service_cache import UnitIds
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
+
+if TYPE_CHECKING:
+    from shoal.execute.decode_graphs import DecodeGraphs
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class TorchExecutor:
         self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
         """The grammars that requests may follow."""
         self._masks = GrammarMasks(self.grammars)
+        self._graphs: dict[str, DecodeGraphs] = {}
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
@@ -67,6 +72,7 @@ class TorchExecutor:
 
     def remove_service(self, service: str) -> None:
         """A service goes of which no sequence is left, between two plans."""
+        self._graphs.pop(service, None)
         self._model_set.remove(service)
         self.grammars.remove_service(service)
 
@@ -202,10 +208,25 @@ class TorchExecutor:
 
     def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
-        step = self._backends[plan.service](batch, self.store.services[plan.service])
         last = batch.last[list(plan.sampled) or [0]]
         rows = torch.from_numpy(last).to(batch.input_ids.device)
+        if self._backends[plan.service].records_decodes and batch.num_decodes == len(batch.firsts):
+            logits = self._graphs_of(plan.service).run(batch)
+            if logits is not None:
+                return logits[rows]
+        step = self._backends[plan.service](batch, self.store.services[plan.service])
         return self._models[plan.service].forward(batch.input_ids, batch.positions, rows, step)
+
+    def _graphs_of(self, service: str) -> "DecodeGraphs":
+        """The recorded decodes of a service, as the pool is laid out now."""
+        # Importing it needs triton, which CPU builds of torch come without.
+        from shoal.execute.decode_graphs import DecodeGraphs
+
+        graphs, cache = self._graphs.get(service), self.store.services[service]
+        if graphs is None or graphs.cache is not cache:
+            model, context_tokens = self._models[service], self._model_set.context_tokens[service]
+            graphs = self._graphs[service] = DecodeGraphs(model.forward, cache, context_tokens)
+        return graphs
 
     def _forward_for_prompts(
         self, plan: StepPlan, batch: StepBatch, asked: AskedOfPrompts

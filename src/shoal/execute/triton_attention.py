@@ -1,0 +1,47 @@
+"""Attention in the KV pool on a GPU: decodes read keys and values where they lie, prompts gather them."""
+
+import numpy as np
+import torch
+
+from shoal.execute.batch import StepBatch
+from shoal.execute.paged import BatchedStep
+from shoal.execute.service_cache import ServiceCache
+from shoal.execute.triton_kernels import attend_decodes
+from shoal.kvcache import KVShape
+
+LARGEST_HEAD = 256
+"""Elements of the largest key or value that the kernels take."""
+
+
+def can_attend(shape: KVShape) -> bool:
+    """Whether the kernels take keys and values of this shape."""
+    sizes = [size for layer in shape.layers for size in (layer.key_dim, layer.value_dim)]
+    return not shape.int8 and max(sizes) <= LARGEST_HEAD
+
+
+class TritonStep(BatchedStep):
+    """Decodes of any lengths take one call a layer, without gathers and masks."""
+
+    records_decodes = True
+
+    def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
+        super().__init__(batch, cache)
+        decodes = batch.num_decodes
+        if not decodes:
+            return
+        entries = cache.entries(batch.tables[:decodes]).astype(np.int32)
+        self._tables = torch.from_numpy(entries).to(cache.device)
+        self._lengths = torch.from_numpy(batch.ends[:decodes].astype(np.int32)).to(cache.device)
+
+    def _decodes(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        window: int | None,
+        scaling: float | None,
+        softcap: float | None,
+    ) -> list[torch.Tensor]:
+        if not len(query):
+            return []
+        kv = self.cache.layer(layer)
+        return [attend_decodes(query, kv, self._tables, self._lengths, scaling, window, softcap)]

@@ -1,0 +1,204 @@
+"""Attention of decoding rows on a GPU, where keys and values lie in the pool: kernels in Triton's language.
+
+The context of a row is cut into parts, which blocks of threads attend side by side (as in flash decoding);
+a second kernel puts them together. Importing this module needs `triton`, which torch brings along where it
+has CUDA.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from shoal.execute.service_cache import LayerKV
+
+KEYS = 64
+"""Keys that a block of threads attends at once."""
+PROGRAMS = 512
+"""With fewer (row, KV head) pairs than these, contexts are cut into parts: so that a large GPU has
+enough to do."""
+MOST_PARTS = 32
+
+
+def parts_of(rows: int, kv_heads: int) -> int:
+    """Into how many parts each context is cut; the same for all contexts, as they grow."""
+    return max(1, min(MOST_PARTS, PROGRAMS // (rows * kv_heads)))
+
+
+def attend_decodes(
+    query: torch.Tensor,
+    kv: LayerKV,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """One query for each row, over the first ``lengths`` tokens of its sequence: [rows, heads, value_dim].
+
+    query: [rows, heads, key_dim]. tables: entries of the pool, as ``ServiceCache.entries`` has them, int32
+    [rows, blocks, entries of a block]. lengths: int32 [rows]. Nothing of a table is read behind a
+    row's length.
+    """
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    rows, heads, key_dim = query.shape
+    value_dim, group = kv.values.shape[-1], heads // kv.kv_heads
+    parts = parts_of(rows, kv.kv_heads)
+    out = torch.empty((rows, heads, value_dim), dtype=query.dtype, device=query.device)
+    sums = torch.empty((rows, heads, parts, value_dim), dtype=torch.float32, device=query.device)
+    stats = torch.empty((rows, heads, parts, 2), dtype=torch.float32, device=query.device)
+    _attend_part[(rows, kv.kv_heads, parts)](
+        query,
+        kv.keys,
+        kv.values,
+        tables,
+        lengths,
+        sums,
+        stats,
+        scaling if scaling is not None else key_dim**-0.5,
+        softcap or 0.0,
+        window or 0,
+        query.stride(0),
+        query.stride(1),
+        *kv.keys.stride()[:2],
+        kv.key_head,
+        *kv.values.stride()[:2],
+        kv.value_head,
+        *tables.stride()[:2],
+        kv.first_entry,
+        kv.head_entry,
+        heads,
+        kv.keys.shape[1],
+        key_dim,
+        value_dim,
+        group,
+        parts,
+        ROWS=max(16, triton.next_power_of_2(group)),
+        KEYS=KEYS,
+        KEY_WIDTH=max(16, triton.next_power_of_2(key_dim)),
+        VALUE_WIDTH=max(16, triton.next_power_of_2(value_dim)),
+        SOFTCAPPED=bool(softcap),
+    )
+    _put_together[(rows, heads)](
+        sums, stats, out, parts, value_dim, PARTS=triton.next_power_of_2(parts),
+        VALUE_WIDTH=max(16, triton.next_power_of_2(value_dim)),
+    )  # fmt: skip
+    return out
+
+
+# What differs from step to step is not a reason to compile anew.
+@triton.jit(do_not_specialize=["table_row", "window", "parts"])  # type: ignore[untyped-decorator]
+def _attend_part(  # type: ignore[no-untyped-def]
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    sums,
+    stats,
+    scaling,
+    softcap,
+    window,
+    query_row,
+    query_head,
+    key_entry,
+    key_token,
+    key_head,
+    value_entry,
+    value_token,
+    value_head,
+    table_row,
+    table_block,
+    first_entry,
+    head_entry,
+    heads,
+    block_size,
+    key_dim,
+    value_dim,
+    group,
+    parts,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    SOFTCAPPED: tl.constexpr,
+):
+    """The queries of one row that share a KV head, over one part of its context."""
+    row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + row)
+    first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    begin = first // KEYS * KEYS
+    share = tl.cdiv(tl.cdiv(length - begin, parts), KEYS) * KEYS
+    begin += part * share
+    end = tl.minimum(begin + share, length)
+    of_group = tl.arange(0, ROWS)
+    at_key, at_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    head = kv_head * group + of_group
+    in_group = of_group < group
+    q = tl.load(
+        query + row.to(tl.int64) * query_row + head[:, None] * query_head + at_key[None, :],
+        mask=in_group[:, None] & (at_key < key_dim)[None, :],
+        other=0.0,
+    )
+    table = tables + row.to(tl.int64) * table_row + first_entry + kv_head * head_entry
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+    for start in range(begin, end, KEYS):
+        at = start + tl.arange(0, KEYS)
+        there = at < end
+        entry = tl.load(table + (at // block_size) * table_block, mask=there, other=0).to(tl.int64)
+        token = at % block_size
+        k = tl.load(
+            keys + (entry * key_entry + token * key_token)[:, None] + kv_head * key_head + at_key[None, :],
+            mask=there[:, None] & (at_key < key_dim)[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        if SOFTCAPPED:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
+        scores = tl.where((there & (at >= first))[None, :], scores, float("-inf"))
+        larger = tl.maximum(best, tl.max(scores, 1))
+        # A part may begin with keys before the window, all of which are masked.
+        base = tl.where(larger == float("-inf"), 0.0, larger)
+        factor = tl.exp(best - base)
+        exps = tl.exp(scores - base[:, None])
+        v = tl.load(
+            values
+            + (entry * value_entry + token * value_token)[:, None]
+            + kv_head * value_head
+            + at_value[None, :],
+            mask=there[:, None] & (at_value < value_dim)[None, :],
+            other=0.0,
+        )
+        total = total * factor[:, None] + tl.dot(exps.to(v.dtype), v, input_precision="ieee")
+        weight = weight * factor + tl.sum(exps, 1)
+        best = larger
+    place = (row.to(tl.int64) * heads + head) * parts + part
+    tl.store(
+        sums + place[:, None] * value_dim + at_value[None, :],
+        total,
+        mask=in_group[:, None] & (at_value < value_dim)[None, :],
+    )
+    tl.store(stats + place * 2, best, mask=in_group)
+    tl.store(stats + place * 2 + 1, weight, mask=in_group)
+
+
+@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
+def _put_together(  # type: ignore[no-untyped-def]
+    sums, stats, out, parts, value_dim, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr
+):
+    """The parts of one head of one row; one without keys has weight 0."""
+    place = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
+    part, at_value = tl.arange(0, PARTS), tl.arange(0, VALUE_WIDTH)
+    there = part < parts
+    best = tl.load(stats + (place * parts + part) * 2, mask=there, other=float("-inf"))
+    weight = tl.load(stats + (place * parts + part) * 2 + 1, mask=there, other=0.0)
+    factor = tl.exp(best - tl.max(best, 0))
+    total = tl.load(
+        sums + ((place * parts + part) * value_dim)[:, None] + at_value[None, :],
+        mask=there[:, None] & (at_value < value_dim)[None, :],
+        other=0.0,
+    )
+    summed = tl.sum(total * factor[:, None], 0) / tl.sum(weight * factor, 0)
+    tl.store(out + place * value_dim + at_value, summed.to(out.dtype.element_ty), mask=at_value < value_dim)
