@@ -15,6 +15,7 @@ from at_hand import free_port
 from shoal.cluster.options import EnginePlan
 from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine import EngineOptions
+from shoal.kvcache import KVCacheOptions
 from shoal.serve import ServerOptions, run_server
 from shoal.serve.workers import WorkerProcesses
 
@@ -74,6 +75,15 @@ async def end(process, number):
     rest = await asyncio.wait_for(process.stdout.read(), 30)
     assert await process.wait() == 0
     return rest.decode().split("\n")[:-1]
+
+
+def test_engines_on_cpus_may_not_ask_for_more_memory_together_than_there_is() -> None:
+    free = psutil.virtual_memory().available
+    cache = KVCacheOptions(memory_bytes=free * 2 // 3)
+    options = EngineOptions(services=(Service(name="a", model="a"),), kv_cache=cache)
+    plans = [EnginePlan(name=name, options=options) for name in "xy"]
+    with pytest.raises(ConfigError, match=r"2 engines on the CPU ask for .* GiB of KV together, but"):
+        run_server(plans, ServerOptions(port=free_port()))
 
 
 def test_server_answers_until_it_is_told_to_stop(tmp_path):

@@ -120,10 +120,17 @@ def assemble_engine(
         weight_bytes=models.weight_bytes,
         max_running=scheduler.max_running,
         takes_priorities=options.scheduler.order.reads_priorities,
-        kernels=native_status() if models.device.type == "cpu" else "torch only: native kernels are for CPUs",
+        kernels=native_status() if models.device.type == "cpu" else _kernels_of(models),
         host=socket.gethostname(),
     )
     return engine, info
+
+
+def _kernels_of(models: "ModelSet") -> str:
+    """What computes on a GPU, as ``native_status`` says it of CPUs."""
+    if any(backend.records_decodes for backend in models.backends.values()):
+        return "Triton kernels and CUDA graphs for decodes"
+    return "torch only"
 
 
 def _limits(service: Service, models: "ModelSet") -> ServiceLimits:

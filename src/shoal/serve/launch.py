@@ -11,8 +11,9 @@ from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.config.api_keys import check_key_services
-from shoal.core import Service
+from shoal.core import ConfigError, Service
 from shoal.engine.child import check_open_files
+from shoal.execute.memory import free_memory_bytes
 from shoal.models import Progress, check_model
 from shoal.serve.address import check_address
 from shoal.serve.model_source import PulledService, pull_service
@@ -44,6 +45,8 @@ def run_server(
     check_address(options)
     services = {service.name: service for plan in plans for service in plan.options.services}
     check_key_services(options.named_api_keys(), list(services))
+    if cluster is None or cluster.backend == "local":
+        _check_kv_memory(plans)
     for service in services.values():
         check_model(service.model)
     pulled = [pull_service(service, on_download) for service in services.values()]
@@ -51,6 +54,23 @@ def run_server(
     server = _Server(plans, pulled, options, _named(cluster or ClusterOptions(), options))
     # Not uvloop: Ctrl-C in a terminal would reach the child processes that it starts.
     asyncio.run(server.run(on_load, on_ready))
+
+
+def _check_kv_memory(plans: Sequence[EnginePlan]) -> None:
+    """Refuse engines on this machine's CPUs that ask for more KV together than there is memory.
+
+    Each of them checks its own; raises ConfigError.
+    """
+    asked = [
+        plan.options.kv_cache.memory_bytes
+        for plan in plans
+        if plan.options.device == "cpu" and plan.options.kv_cache.memory_bytes is not None
+    ]
+    if len(asked) > 1 and sum(asked) > (free := free_memory_bytes()):
+        raise ConfigError(
+            f"kv_cache.memory: {len(asked)} engines on the CPU ask for {sum(asked) / 2**30:.1f} GiB of KV"
+            f" together, but {free / 2**30:.1f} GiB of memory are free"
+        )
 
 
 def with_services(plan: EnginePlan, services: Sequence[Service]) -> EnginePlan:
