@@ -1,8 +1,11 @@
 """Greedy float32 output of the executor equals `transformers`, for every supported kind of model."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from execute_builders import (
     BACKENDS,
     KINDS,
@@ -12,8 +15,9 @@ from execute_builders import (
     reference_tokens,
     tiny_config,
 )
+from transformers import AutoModelForCausalLM
 
-LENGTHS = (1, 5, 16, 23, 40)
+LENGTHS = (1, 5, 16, 23, 40, 70)
 OUTPUT = 14
 
 
@@ -40,6 +44,29 @@ def test_every_kind_in_a_poisoned_pool(
     for chunk in (1000, 7):
         scheduler.poison()
         assert scheduler.generate(kind, prompts, OUTPUT, chunk=chunk) == expected[kind]
+
+
+@pytest.mark.parametrize("attention", BACKENDS)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize("length", [64, 65, 200])
+def test_logits_behind_longer_prompts(
+    length: int, kind: str, attention: str, folders: dict[str, Path]
+) -> None:
+    """A token says less of what was computed than its logits."""
+    scheduler = HandScheduler({kind: folders[kind]}, attention=attention)
+    prompt, model = make_prompt(length, seed=1), scheduler.models.models[kind]
+    seen = []
+
+    def forward(*arguments: Any) -> torch.Tensor:
+        seen.append(model.forward(*arguments).clone())
+        return seen[-1]
+
+    scheduler.models.models[kind] = replace(model, forward=forward)
+    scheduler.generate(kind, [prompt], 1)
+    reference = AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(seen[-1][-1].cpu(), expected, rtol=0, atol=1e-4)
 
 
 def test_two_models_with_different_shapes_share_one_pool(
