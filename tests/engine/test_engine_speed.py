@@ -1,5 +1,7 @@
 """The measurement of an engine's speed: what it finds, and that nothing of it stays."""
 
+import time
+
 import pytest
 from engine_builders import FakeExecutor, expected_tokens, make_engine, make_request, run_all
 
@@ -43,7 +45,7 @@ class _Failing(FakeExecutor):
 def test_a_service_whose_steps_fail_has_no_speed():
     engine, _ = make_engine()
     executor = _Failing(engine.fake_executor.layout)
-    assert measure_speed(executor, engine.fake_pool, "a", 100, 300) is None
+    assert measure_speed(executor, engine.fake_pool, "a", 100, 300, compiles=False) is None
     assert executor.sequences == {}
     assert engine.fake_pool.live_blocks("a") == 0
 
@@ -52,3 +54,18 @@ def test_a_slow_service_is_measured_with_little():
     engine, info = make_engine("fake?step_ms=60")
     engine.measure_speed(info.services["a"], "a")
     assert engine.fake_executor.steps <= 4  # two of them have no rows
+
+
+def test_steps_that_compile_kernels_are_not_measured():
+    engine, info = make_engine("fake?step_ms=2")
+    executor, slow = engine.fake_executor, [0.3, 0.3]
+    submit = executor.submit
+
+    def compiling(plan, *arguments):
+        if plan.seq_ids and slow:
+            time.sleep(slow.pop())
+        submit(plan, *arguments)
+
+    executor.submit = compiling
+    measured = engine.measure_speed(info.services["a"], "a", compiles=True)
+    assert measured.decode_s < 0.1

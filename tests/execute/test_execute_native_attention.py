@@ -220,7 +220,9 @@ def test_what_the_kernels_cannot_do_is_left_to_torch() -> None:
     assert choose_backend("reference", CPU, kv_shape("float32", 16)) is ReferenceStep
 
 
-def test_gpus_get_kernels_of_their_own_where_triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_get_kernels_of_their_own_where_triton_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     gpu, shape = torch.device("cuda"), kv_shape("float32", 16)
     monkeypatch.setattr("shoal.execute.backends.find_spec", lambda name: None)
     assert choose_backend("auto", gpu, shape) is BatchedStep
@@ -231,11 +233,18 @@ def test_gpus_get_kernels_of_their_own_where_triton_is_there(monkeypatch: pytest
     monkeypatch.setattr("shoal.execute.backends.find_spec", lambda name: name)
     check_backend("triton", gpu)
     best = type("TritonStep", (BatchedStep,), {})
-    module = SimpleNamespace(TritonStep=best, can_attend=lambda shape: shape.layers[1].value_dim <= 256)
+    module = SimpleNamespace(
+        TritonStep=best,
+        can_attend=lambda shape: shape.layers[1].value_dim <= 256,
+        why_not=lambda shape, device: "no C compiler" if shape.dtype == "float16" else None,
+    )
     monkeypatch.setitem(sys.modules, "shoal.execute.triton_attention", module)
     monkeypatch.setattr("shoal.execute.triton_attention", module, raising=False)
     assert choose_backend("auto", gpu, shape) is best
     assert choose_backend("triton", gpu, kv_shape("float32", 257)) is BatchedStep
+    assert not caplog.messages
+    assert choose_backend("auto", gpu, kv_shape("float16", 16)) is BatchedStep
+    assert "no C compiler" in caplog.text
 
 
 def test_a_backend_that_does_not_exist_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -371,3 +371,17 @@ def test_swapping_needs_a_place_to_swap_to() -> None:
     pool = BlockPool(split)
     with pytest.raises(ValueError, match="unit_ids"):
         KVStore(split, torch.device("cpu"), pool.unit_ids, split.resized(20_000))
+
+
+def test_services_for_which_nothing_changes_keep_their_views() -> None:
+    """What was written down of the addresses in one, as of recorded steps, holds."""
+    layout = plan_layout(SHAPES, memory_bytes=20_000, block_size=2)
+    store = KVStore(layout, torch.device("cpu"))
+    before = dict(store.services)
+    store.lay_out(replace(layout, services={"x": layout.services["x"]}), None)
+    assert store.services == {"x": before["x"]}
+    store.lay_out(layout, None)
+    assert store.services["x"] is before["x"]
+    assert store.services.keys() == before.keys()
+    store.lay_out(layout.resized(10_000), None)
+    assert store.services["x"] is not before["x"]

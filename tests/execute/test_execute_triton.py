@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from at_hand import DEVICE
 from hypothesis_profiles import examples
 from shoal.execute.paged import ReferenceStep
+from shoal.kvcache import KVShape, LayerShape
 
 if TYPE_CHECKING:
     from shoal.execute.triton_attention import TritonStep
@@ -82,15 +83,28 @@ def test_decodes_of_any_lengths_attend_what_the_reference_does(
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a CUDA device (SHOAL_TEST_DEVICE)")
 @pytest.mark.parametrize("layout", ["merged", "split"])
 def test_decodes_are_recorded_for_some_numbers_of_rows(tmp_path: Path, layout: str) -> None:
-    """Seven rows share the recorded step of eight; when the pool is laid out anew, they are recorded anew."""
+    """Seven rows share the recorded step of eight. In the split layout nothing is recorded."""
     folder = make_model(tmp_path / "m", tiny_config("llama"))
     prompts = [make_prompt(3 + 4 * number, seed=number) for number in range(7)]
     scheduler = HandScheduler({"m": folder}, layout=layout)
     expected = [reference_tokens(folder, prompt, 6) for prompt in prompts]
     assert scheduler.generate("m", prompts, 6) == expected
-    graphs = scheduler.executor._graphs["m"]
-    assert list(graphs._recorded) == [8]
     scheduler.executor.store.lay_out(scheduler.layout, None)
     assert scheduler.generate("m", prompts[:1], 6) == expected[:1]
-    assert scheduler.executor._graphs["m"] is not graphs
-    assert list(scheduler.executor._graphs["m"]._recorded) == [1]
+    graphs = {name: graphs.sizes for name, graphs in scheduler.executor._graphs.items()}
+    assert graphs == ({"m": [1, 8]} if layout == "merged" else {})
+
+
+def test_the_kernels_are_tried_before_they_are_chosen(
+    triton_step: type["TritonStep"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.execute import triton_attention
+
+    shape = KVShape("float32", (LayerShape(2, 16, 24),))
+    assert triton_attention.why_not(shape, torch.device(DEVICE)) is None
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(triton_attention, "attend_decodes", fail)
+    assert triton_attention.why_not(shape, torch.device(DEVICE)) == "RuntimeError: no C compiler"

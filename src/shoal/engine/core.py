@@ -93,10 +93,14 @@ class Engine:
         self._times = StepTotals()
         self._broken: str | None = None
 
-    def measure_speed(self, service: ServiceInfo, name: str) -> ServiceInfo:
-        """A service's facts with the speed of this engine, which must have no requests; takes a few steps."""
+    def measure_speed(self, service: ServiceInfo, name: str, *, compiles: bool = False) -> ServiceInfo:
+        """A service's facts with the speed of this engine, which must have no requests; takes a few steps.
+
+        compiles: as in ``measure_speed``.
+        """
         self._require_sound()
-        speed = measure_speed(self._executor, self._pool, name, service.max_total_tokens, service.vocab_size)
+        most_tokens, vocab_size = service.max_total_tokens, service.vocab_size
+        speed = measure_speed(self._executor, self._pool, name, most_tokens, vocab_size, compiles=compiles)
         return service if speed is None else replace(service, **speed._asdict())
 
     def with_present_room(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:

@@ -279,7 +279,10 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         gc.freeze()  # modules never die: collections need not walk them
         gc.enable()
         engine, info = build(config.options, config.folders, progress=report)
-        speeds = {name: engine.measure_speed(service, name) for name, service in info.services.items()}
+        speeds = {
+            name: engine.measure_speed(service, name, compiles=info.device != "cpu")
+            for name, service in info.services.items()
+        }
         info = replace(info, services=speeds)
         gc.collect()
         gc.freeze()  # nor do models

@@ -32,11 +32,12 @@ class Speed(NamedTuple):
 
 
 def measure_speed(
-    executor: Executor, pool: BlockPool, service: str, most_tokens: int, vocab_size: int
+    executor: Executor, pool: BlockPool, service: str, most_tokens: int, vocab_size: int, *, compiles: bool
 ) -> Speed | None:
-    """Run one or two requests past the scheduler, which must have no plans in flight.
+    """Run a few requests past the scheduler, which must have no plans in flight.
 
-    most_tokens: of one request of the service. Returns None where steps fail, or there is no room.
+    most_tokens: of one request of the service. compiles: the first steps compile kernels, which takes longer
+    than they do. Returns None where steps fail, or there is no room.
     """
     long = most_tokens >= _LONG_PROMPT + _LONG_OUTPUT
     tokens = _LONG_PROMPT + _LONG_OUTPUT if long else min(_SHORT_PROMPT + 1, most_tokens)
@@ -45,7 +46,10 @@ def measure_speed(
     try:
         run = _Run(executor, service, blocks, vocab_size)
         run.step(zero=pool.take_dirty())
-        speed = run.request(min(_SHORT_PROMPT, tokens - 1), 1)
+        short = min(_SHORT_PROMPT, tokens - 1)
+        if compiles:
+            run.request(short, 1)
+        speed = run.request(short, 1)
         if long and _LONG_PROMPT * speed.prefill_s + _LONG_OUTPUT * speed.decode_s <= _LONGEST_S:
             speed = run.request(_LONG_PROMPT, _LONG_OUTPUT - 1)
         return speed

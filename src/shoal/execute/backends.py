@@ -1,5 +1,6 @@
 """The attention backends, and which of them a model gets."""
 
+import logging
 from importlib.util import find_spec
 
 import torch
@@ -9,6 +10,8 @@ from shoal.execute.native_attention import NativeStep, can_attend
 from shoal.execute.paged import BatchedStep, PagedStep, ReferenceStep
 from shoal.kvcache import KVShape
 from shoal.native import load_native
+
+_log = logging.getLogger(__name__)
 
 ATTENTION_BACKENDS = ("auto", "reference", "batched", "native", "triton")
 """What a user may choose."""
@@ -44,7 +47,12 @@ def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[Page
         # Importing it needs triton, which CPU builds of torch come without.
         from shoal.execute import triton_attention
 
-        return triton_attention.TritonStep if triton_attention.can_attend(shape) else BatchedStep
+        if not triton_attention.can_attend(shape):
+            return BatchedStep
+        if (reason := triton_attention.why_not(shape, device)) is None:
+            return triton_attention.TritonStep
+        _log.warning("Triton's kernels do not run here, torch's operations are used instead: %s", reason)
+        return BatchedStep
     if name == "native":
         return NativeStep if can_attend(shape) else BatchedStep
     return ReferenceStep if name == "reference" else BatchedStep

@@ -7,6 +7,7 @@ repeat the first one, which writes the same keys and values to the same place ag
 
 import logging
 from bisect import bisect_left
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from shoal.execute.batch import StepBatch
 from shoal.execute.interface import Forward
 from shoal.execute.packed_qkv import PackedQKV
-from shoal.execute.service_cache import ServiceCache
+from shoal.execute.service_cache import MergedCache
 from shoal.execute.triton_kernels import attend_decodes
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -27,17 +28,22 @@ _log = logging.getLogger(__name__)
 class DecodeGraphs:
     """The recorded decode steps of one service; they hold until its view of the pool is another.
 
-    context_tokens: of the longest sequence there may be.
+    context_tokens: of the longest sequence that the model can have.
     """
 
-    def __init__(self, forward: Forward, cache: ServiceCache, context_tokens: int) -> None:
+    def __init__(self, forward: Forward, cache: MergedCache, context_tokens: int) -> None:
         self.cache = cache
         """The view of the pool that they read and write."""
         self._forward = forward
-        self._width = -(-context_tokens // cache.block_size)
-        self._recorded: dict[int, _Recorded] = {}
+        self._buffers = _Buffers(cache, -(-context_tokens // cache.block_size))
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._possible = True
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of rows that were recorded."""
+        return sorted(self._graphs)
 
     def run(self, batch: StepBatch) -> torch.Tensor | None:
         """Logits [rows, vocab] of a step of decodes, in its order, until the next is run.
@@ -48,72 +54,98 @@ class DecodeGraphs:
         if not self._possible or rows > SIZES[-1]:
             return None
         size = SIZES[bisect_left(SIZES, rows)]
-        recorded = self._recorded.get(size)
-        if recorded is None:
-            recorded = _Recorded(size, self._width, self.cache)
-            recorded.put(batch)
-            try:
-                recorded.record(self._forward, self._memory)
-            except Exception as error:
-                # Such as models that look at numbers on the device to decide what to do.
-                torch.cuda.synchronize()
-                self._possible = False
-                _log.warning("decodes run without CUDA graphs, which this model does not allow: %s", error)
-                return None
-            self._recorded[size] = recorded
-        else:
-            recorded.put(batch)
-        return recorded.replay()[:rows]
+        self._buffers.put(batch, size)
+        if size not in self._graphs and not self._record(size):
+            return None
+        self._graphs[size].replay()
+        assert self._buffers.logits is not None
+        return self._buffers.logits[:rows]
+
+    def _record(self, size: int) -> bool:
+        """Record the step that is in the buffers, if this model can be; raises where memory is short."""
+        stream = torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        step = _RecordedStep(self._buffers, size)
+        try:
+            step.warm_up(self._forward, stream)
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                step.compute(self._forward)
+        except Exception as error:
+            # A capture that fails leaves its stream current, and the allocator (before torch 2.12) in it.
+            torch.cuda.set_stream(stream)
+            with suppress(Exception):
+                torch._C._cuda_endAllocateToPool(self.cache.device.index, self._memory)
+            torch.cuda.synchronize()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            # Such as of models that look at numbers on the device to decide what to do.
+            self._possible = False
+            self._graphs.clear()
+            _log.warning("decodes run without CUDA graphs, which this model does not allow: %s", error)
+            return False
+        self._graphs[size] = graph
+        return True
 
 
-class _Recorded(PackedQKV):
-    """A step of ``size`` decodes over buffers that stay where they are."""
+class _Buffers:
+    """What recorded steps read and write, for the largest number of rows; smaller ones use its first rows."""
 
-    def __init__(self, size: int, width: int, cache: ServiceCache) -> None:
-        entries = cache.entries(np.zeros((size, width), dtype=np.int64))
-        device = cache.device
+    def __init__(self, cache: MergedCache, width: int) -> None:
         self.cache = cache
-        self._size = size
-        self._ids = torch.zeros((1, size), dtype=torch.int64, device=device)
-        self._positions = torch.zeros((1, size), dtype=torch.int64, device=device)
-        self._lengths = torch.ones(size, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(entries.shape, dtype=torch.int32, device=device)
-        self._index = torch.zeros_like(cache.index(np.zeros(size, dtype=np.int64)))
-        self._offsets = torch.zeros(size, dtype=torch.int64, device=device)
-        self._rows = torch.arange(size, device=device)
-        self._graph = torch.cuda.CUDAGraph()
-        self._logits: torch.Tensor | None = None
+        most = SIZES[-1]
 
-    def put(self, batch: StepBatch) -> None:
-        """Take over the rows of a step."""
-        cache, rows = self.cache, len(batch.firsts)
-        chosen = np.zeros(self._size, dtype=np.int64)
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=cache.device)
+
+        self.ids, self.positions = zeros(1, most), zeros(1, most)
+        self.blocks, self.offsets = zeros(most), zeros(most)
+        """Where the new keys and values go."""
+        self.lengths, self.tables = zeros(most, dtype=torch.int32), zeros(most, width, 1, dtype=torch.int32)
+        self.rows = torch.arange(most, device=cache.device)
+        self.logits: torch.Tensor | None = None
+        """[most, vocab], as soon as they are known to be of some dtype."""
+
+    def put(self, batch: StepBatch, size: int) -> None:
+        """Take over the rows of a step, and repeat the first up to ``size``."""
+        rows, block_size = len(batch.firsts), self.cache.block_size
+        chosen = np.zeros(size, dtype=np.int64)
         chosen[:rows] = np.arange(rows)
         at, tables = batch.firsts[chosen], batch.tables[chosen]
-        entries = cache.entries(tables).astype(np.int32)
-        self._ids[:, :rows] = batch.input_ids
-        self._ids[:, rows:] = batch.input_ids[:, :1]
-        self._positions.copy_(torch.from_numpy(at))
-        self._lengths.copy_(torch.from_numpy(at.astype(np.int32) + 1))
-        self._tables[:, : entries.shape[1]].copy_(torch.from_numpy(entries))
-        self._index.copy_(cache.index(tables[np.arange(self._size), at // cache.block_size]))
-        self._offsets.copy_(torch.from_numpy(at % cache.block_size))
+        self.ids[:, :rows] = batch.input_ids
+        self.ids[:, rows:size] = batch.input_ids[:, :1]
+        self.positions[0, :size] = torch.from_numpy(at)
+        self.blocks[:size] = torch.from_numpy(tables[np.arange(size), at // block_size])
+        self.offsets[:size] = torch.from_numpy(at % block_size)
+        self.lengths[:size] = torch.from_numpy(at.astype(np.int32) + 1)
+        self.tables[:size, : tables.shape[1], 0] = torch.from_numpy(tables.astype(np.int32))
 
-    def record(self, forward: Forward, memory: Any) -> None:
-        """Run the step once as any other, so that kernels are compiled, then write down what it does."""
+
+class _RecordedStep(PackedQKV):
+    """A step of ``size`` decodes over buffers that stay where they are."""
+
+    def __init__(self, buffers: _Buffers, size: int) -> None:
+        self._buffers = buffers
+        self._size = size
+
+    def warm_up(self, forward: Forward, stream: torch.cuda.Stream) -> None:
+        """Run as any other step, so that kernels are compiled, and make room for logits."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
+        side.wait_stream(stream)
         with torch.cuda.stream(side):
-            forward(self._ids, self._positions, self._rows, self)
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._logits = forward(self._ids, self._positions, self._rows, self)
+            logits = self._logits(forward)
+        stream.wait_stream(side)
+        if self._buffers.logits is None:
+            shape = (SIZES[-1], logits.shape[1])
+            self._buffers.logits = torch.empty(shape, dtype=logits.dtype, device=logits.device)
 
-    def replay(self) -> torch.Tensor:
-        """Logits [size, vocab]."""
-        assert self._logits is not None
-        self._graph.replay()
-        return self._logits
+    def compute(self, forward: Forward) -> None:
+        """Fill the logits of the buffers."""
+        assert self._buffers.logits is not None
+        self._buffers.logits[: self._size].copy_(self._logits(forward))
+
+    def _logits(self, forward: Forward) -> torch.Tensor:
+        size, buffers = self._size, self._buffers
+        return forward(buffers.ids[:, :size], buffers.positions[:, :size], buffers.rows[:size], self)
 
     def attend(
         self,
@@ -129,6 +161,8 @@ class _Recorded(PackedQKV):
     ) -> torch.Tensor:
         """See AttentionStep."""
         del extra
-        self.cache.write(layer, self._index, self._offsets, key, value)
-        kv = self.cache.layer(layer)
-        return attend_decodes(query, kv, self._tables, self._lengths, scaling, window, softcap)
+        size, buffers = self._size, self._buffers
+        buffers.cache.write(layer, buffers.blocks[:size], buffers.offsets[:size], key, value)
+        kv = buffers.cache.layer(layer)
+        tables, lengths = buffers.tables[:size], buffers.lengths[:size]
+        return attend_decodes(query, kv, tables, lengths, scaling, window, softcap)

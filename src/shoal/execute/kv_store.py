@@ -1,7 +1,7 @@
 """The KV pool's buffers, and the copies of whole blocks between them and inside them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -63,20 +63,29 @@ class KVStore:
             self.host_buffer = torch.empty(
                 host_layout.total_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
             )
+        self._layout: PoolLayout | None = None
         self.lay_out(layout, host_layout)
 
     def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
-        """See the same bytes in another way. Copies that were located before keep their addresses."""
-        self._merged_bytes = layout.merged_bytes
-        self.services = _views(self.buffer, layout, self._unit_ids)
+        """See the same bytes in another way. Copies that were located before keep their addresses.
+
+        The view of a service for which nothing changes stays the same object.
+        """
+        before, self._layout = self._layout, layout
+        views = _views(self.buffer, layout, self._unit_ids)
+        if before is not None and replace(before, services=layout.services) == layout:
+            same = [name for name in views if before.services.get(name) == layout.services[name]]
+            views |= {name: self.services[name] for name in same}
+        self.services = views
         if host_layout is not None:
             assert self.host_buffer is not None
             self.host_services = _views(self.host_buffer, host_layout, self._host_unit_ids)
 
     def zero(self, merged_block: int) -> None:
         """Clear a merged block that changes dtype."""
-        start = merged_block * self._merged_bytes
-        self.buffer[start : start + self._merged_bytes] = 0
+        assert self._layout is not None
+        start = merged_block * self._layout.merged_bytes
+        self.buffer[start : start + self._layout.merged_bytes] = 0
 
     def locate(self, copies: Iterable[BlockCopy]) -> list[Transfer]:
         """Look up the addresses of a plan's copies; must be called before the next plan is scheduled.

@@ -31,6 +31,8 @@ from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
 CUDA_MEMORY_SHARE = 0.9
+RECORDED_DECODES_BYTES = 256 << 20
+"""Of a service: logits and activations of 256 rows, and what the driver keeps of graphs."""
 GATHER_COPIES = 4
 """A decode gathers one layer's keys and values of its rows: padded by at most 1 / 0.6, and held twice."""
 
@@ -125,14 +127,15 @@ class ModelSet:
         """Memory for the KV pool if the user gives no size; share: of an engine beside others on the device.
 
         On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA what is left of 90% of the
-        device after the weights, the measured peak of a step of ``max_batched_tokens``, and the copies of
-        one layer's KV that a decode gathers.
+        device after the weights, the measured peak of a step of ``max_batched_tokens``, recorded decodes,
+        and the copies of one layer's KV that a decode gathers.
         """
         if self.device.type != "cuda":
             return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
         free, total = torch.cuda.mem_get_info(self.device)
-        left = free - peak - int(total * (1 - CUDA_MEMORY_SHARE))
+        recorded = RECORDED_DECODES_BYTES * sum(each.records_decodes for each in self.backends.values())
+        left = free - peak - recorded - int(total * (1 - CUDA_MEMORY_SHARE))
         if left <= 0:
             raise ConfigError(
                 f"{self.device}: {free / 2**30:.1f} GiB free after the weights leave nothing for KV beside a "

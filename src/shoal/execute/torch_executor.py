@@ -19,10 +19,11 @@ from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.kv_store import KVStore, Transfer
 from shoal.execute.loading import LoadedModel, ModelSet
 from shoal.execute.native_sampling import NativeSampler
+from shoal.execute.on_device import on_device
 from shoal.execute.prompt_scores import AskedOfPrompts, ToldOfPrompts
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampler import report, sample
-from shoal.execute.service_cache import UnitIds
+from shoal.execute.service_cache import MergedCache, UnitIds
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 
@@ -119,6 +120,16 @@ class TorchExecutor:
         copies: Sequence[Transfer],
         interrupted: Interrupted,
     ) -> StepResult:
+        with on_device(self.store.buffer.device):
+            return self._run_here(plan, saving, copies, interrupted)
+
+    def _run_here(
+        self,
+        plan: StepPlan,
+        saving: Sequence[Transfer],
+        copies: Sequence[Transfer],
+        interrupted: Interrupted,
+    ) -> StepResult:
         started = time.perf_counter_ns()
         for transfer in saving:
             transfer.carry_out()
@@ -180,6 +191,7 @@ class TorchExecutor:
         # Here the error is gone, and with it the tensors of the frames in its traceback.
         self._failed = True
         if self.store.buffer.device.type == "cuda":
+            self._graphs.clear()  # whose memory nothing else can have
             torch.cuda.empty_cache()
         raise StepFailed(message)
 
@@ -210,22 +222,25 @@ class TorchExecutor:
         """Logits [len(plan.sampled), vocab]; only the rows that sample go through the output head."""
         last = batch.last[list(plan.sampled) or [0]]
         rows = torch.from_numpy(last).to(batch.input_ids.device)
-        if self._backends[plan.service].records_decodes and batch.num_decodes == len(batch.firsts):
-            logits = self._graphs_of(plan.service).run(batch)
+        cache, backend = self.store.services[plan.service], self._backends[plan.service]
+        all_decode = batch.num_decodes == len(batch.firsts)
+        if all_decode and backend.records_decodes and isinstance(cache, MergedCache):
+            logits = self._graphs_of(plan.service, cache).run(batch)
             if logits is not None:
                 return logits[rows]
-        step = self._backends[plan.service](batch, self.store.services[plan.service])
+        step = backend(batch, cache)
         return self._models[plan.service].forward(batch.input_ids, batch.positions, rows, step)
 
-    def _graphs_of(self, service: str) -> "DecodeGraphs":
+    def _graphs_of(self, service: str, cache: MergedCache) -> "DecodeGraphs":
         """The recorded decodes of a service, as the pool is laid out now."""
         # Importing it needs triton, which CPU builds of torch come without.
         from shoal.execute.decode_graphs import DecodeGraphs
 
-        graphs, cache = self._graphs.get(service), self.store.services[service]
+        graphs = self._graphs.get(service)
         if graphs is None or graphs.cache is not cache:
-            model, context_tokens = self._models[service], self._model_set.context_tokens[service]
-            graphs = self._graphs[service] = DecodeGraphs(model.forward, cache, context_tokens)
+            # Rows of other services on the model may be longer than this service allows.
+            model = self._models[service]
+            graphs = self._graphs[service] = DecodeGraphs(model.forward, cache, model.context_tokens)
         return graphs
 
     def _forward_for_prompts(

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from shoal.execute.batch import StepBatch
+from shoal.execute.on_device import on_device
 from shoal.execute.paged import BatchedStep
-from shoal.execute.service_cache import ServiceCache
+from shoal.execute.service_cache import TORCH_DTYPES, LayerKV, ServiceCache
 from shoal.execute.triton_kernels import attend_decodes
 from shoal.kvcache import KVShape
 
@@ -16,7 +17,23 @@ LARGEST_HEAD = 256
 def can_attend(shape: KVShape) -> bool:
     """Whether the kernels take keys and values of this shape."""
     sizes = [size for layer in shape.layers for size in (layer.key_dim, layer.value_dim)]
-    return not shape.int8 and max(sizes) <= LARGEST_HEAD
+    return max(sizes) <= LARGEST_HEAD
+
+
+def why_not(shape: KVShape, device: torch.device) -> str | None:
+    """Runs the kernels once; says why they cannot run here, such as without a C compiler, or on this GPU."""
+    layer, dtype = shape.layers[0], TORCH_DTYPES[shape.dtype]
+    keys = torch.zeros((1, 1, layer.kv_heads, layer.key_dim), dtype=dtype, device=device)
+    values = torch.zeros((1, 1, layer.kv_heads, layer.value_dim), dtype=dtype, device=device)
+    kv = LayerKV(keys, values, layer.kv_heads, keys.stride(2), values.stride(2), 0, 0)
+    table = torch.zeros((1, 1, 1), dtype=torch.int32, device=device)
+    length = torch.ones(1, dtype=torch.int32, device=device)
+    try:
+        with on_device(device):
+            attend_decodes(keys[0], kv, table, length, None, None, None)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 class TritonStep(BatchedStep):

@@ -11,8 +11,10 @@ import triton.language as tl
 
 from shoal.execute.service_cache import LayerKV
 
-KEYS = 64
+MOST_KEYS = 64
 """Keys that a block of threads attends at once."""
+TILE_BYTES = 16 << 10
+"""Fewer where so many keys take more: shared memory holds several tiles, and small GPUs have 64 KiB of it."""
 PROGRAMS = 512
 """With fewer (row, KV head) pairs than these, contexts are cut into parts: so that a large GPU has
 enough to do."""
@@ -44,6 +46,9 @@ def attend_decodes(
     rows, heads, key_dim = query.shape
     value_dim, group = kv.values.shape[-1], heads // kv.kv_heads
     parts = parts_of(rows, kv.kv_heads)
+    key_width = max(16, triton.next_power_of_2(key_dim))
+    value_width = max(16, triton.next_power_of_2(value_dim))
+    fitting = TILE_BYTES // (max(key_width, value_width) * query.element_size())
     out = torch.empty((rows, heads, value_dim), dtype=query.dtype, device=query.device)
     sums = torch.empty((rows, heads, parts, value_dim), dtype=torch.float32, device=query.device)
     stats = torch.empty((rows, heads, parts, 2), dtype=torch.float32, device=query.device)
@@ -74,15 +79,14 @@ def attend_decodes(
         group,
         parts,
         ROWS=max(16, triton.next_power_of_2(group)),
-        KEYS=KEYS,
-        KEY_WIDTH=max(16, triton.next_power_of_2(key_dim)),
-        VALUE_WIDTH=max(16, triton.next_power_of_2(value_dim)),
+        KEYS=max(16, min(MOST_KEYS, fitting)),
+        KEY_WIDTH=key_width,
+        VALUE_WIDTH=value_width,
         SOFTCAPPED=bool(softcap),
     )
     _put_together[(rows, heads)](
-        sums, stats, out, parts, value_dim, PARTS=triton.next_power_of_2(parts),
-        VALUE_WIDTH=max(16, triton.next_power_of_2(value_dim)),
-    )  # fmt: skip
+        sums, stats, out, parts, value_dim, PARTS=triton.next_power_of_2(parts), VALUE_WIDTH=value_width
+    )
     return out
 
 
