@@ -365,9 +365,13 @@ class _Resources:
         self.rss = self.process.memory_info().rss
 
     def check_left(self) -> None:
-        """There are as many as before by now, and about as much memory is in use."""
+        """There are no more than before by now, and about as much memory is in use.
+
+        Fewer threads are no harm: one that takes the pool's pages ahead may have been at work before.
+        """
         now = _Resources()
-        assert (now.threads, now.descriptors) == (self.threads, self.descriptors)
+        assert now.threads <= self.threads
+        assert now.descriptors <= self.descriptors
         print(f"RSS {self.rss >> 20} MiB, now {now.rss >> 20}")
         assert abs(now.rss / self.rss - 1) < 0.05
 
