@@ -1,7 +1,6 @@
 """Options of a cluster: how its engines are run, watched and chosen."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -114,8 +113,3 @@ class EnginePlan:
     """Its name in the cluster."""
     options: EngineOptions
     """What it is built from."""
-
-
-def service_names(engines: Sequence[EnginePlan]) -> list[str]:
-    """The services of all engines, each once, in the order of the first engine that has it."""
-    return list(dict.fromkeys(service.name for plan in engines for service in plan.options.services))

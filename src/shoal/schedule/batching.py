@@ -9,7 +9,7 @@ import numpy as np
 from shoal.kvcache import BlockPool
 from shoal.schedule.orders import Turn
 from shoal.schedule.request_state import RequestState
-from shoal.schedule.running_batch import ALL, BoolArray, FloatArray, IntArray, Rows, RunningBatch
+from shoal.schedule.running_batch import BoolArray, FloatArray, IntArray, RunningBatch
 from shoal.schedule.step_limit import StepLimit
 
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
@@ -47,10 +47,6 @@ class ScheduledBatch(NamedTuple):
     def prefills(self, batch: RunningBatch) -> bool:
         """Whether part of a prompt is computed; its last token alone looks like a decode."""
         return bool(self.chunks) or bool(np.count_nonzero(batch.prefilling[self.decodes]))
-
-    def decoding_rows(self, batch: RunningBatch) -> Rows:
-        """``decodes``, as a slice where they are all."""
-        return ALL if len(self.decodes) == len(batch) else self.decodes
 
 
 class Batcher:

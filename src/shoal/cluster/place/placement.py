@@ -108,10 +108,6 @@ class Placement:
         """Devices of groups that have services."""
         return sum(group.tp for group in self.groups if group.shares)
 
-    def groups_of(self, service: str) -> Sequence[Group]:
-        """The groups that have a service."""
-        return [group for group in self.groups if service in group.services]
-
     def __str__(self) -> str:
         """One line a group: its devices and who shares them."""
         return "\n".join(
