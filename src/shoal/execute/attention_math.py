@@ -59,13 +59,14 @@ def prefill_attention(
     [queries, heads, value_dim].
     """
     queries, heads, dim = query.shape
-    keys, kv_heads = key.shape[:2]
-    group = heads // kv_heads
-    q = query.transpose(0, 1).reshape(kv_heads, group, queries, dim)
-    k = key.transpose(0, 1).unsqueeze(1).expand(kv_heads, group, keys, -1)
-    v = value.transpose(0, 1).unsqueeze(1).expand(kv_heads, group, keys, -1)
-    out = _attend(q, k, v, mask, mask is None, scaling, softcap)
-    return out.reshape(heads, queries, -1).transpose(0, 1)
+    kv_heads = key.shape[1]
+    q = query.view(queries, kv_heads, heads // kv_heads, dim).permute(2, 1, 0, 3).unsqueeze(1)
+    k, v = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+    # The heads that share a KV head are attended one after the other: where keys are repeated for them by a
+    # stride of 0, and are one more than a multiple of 32, a CUDA kernel of torch (2.12, memory-efficient
+    # attention) gives wrong results.
+    parts = [_attend(some, k, v, mask, mask is None, scaling, softcap) for some in q]
+    return torch.stack([part[0] for part in parts], dim=1).flatten(0, 1).transpose(0, 1)
 
 
 def _attend(
