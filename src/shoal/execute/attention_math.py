@@ -63,8 +63,8 @@ def prefill_attention(
     q = query.view(queries, kv_heads, heads // kv_heads, dim).permute(2, 1, 0, 3).unsqueeze(1)
     k, v = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
     # The heads that share a KV head are attended one after the other: where keys are repeated for them by a
-    # stride of 0, and are one more than a multiple of 32, a CUDA kernel of torch (2.12, memory-efficient
-    # attention) gives wrong results.
+    # stride of 0, and are one more than a multiple of 32, a CUDA kernel of torch (memory-efficient attention)
+    # is reported to give wrong results (pytorch/pytorch#191937).
     parts = [_attend(some, k, v, mask, mask is None, scaling, softcap) for some in q]
     return torch.stack([part[0] for part in parts], dim=1).flatten(0, 1).transpose(0, 1)
 
