@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 
+import psutil
+
 from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, Service
 from shoal.engine.child import check_open_files
-from shoal.execute.memory import free_memory_bytes
 from shoal.models import Progress, check_model
 from shoal.serve.address import check_address
 from shoal.serve.model_source import PulledService, pull_service
@@ -57,19 +58,20 @@ def run_server(
 
 
 def _check_kv_memory(plans: Sequence[EnginePlan]) -> None:
-    """Refuse engines on this machine's CPUs that ask for more KV together than there is memory.
+    """Refuse engines on this machine's CPUs that ask for more KV together than it has memory.
 
-    Each of them checks its own; raises ConfigError.
+    Whether enough is free each of them checks for itself: those that are found again have theirs already.
+    Raises ConfigError.
     """
     asked = [
         plan.options.kv_cache.memory_bytes
         for plan in plans
         if plan.options.device == "cpu" and plan.options.kv_cache.memory_bytes is not None
     ]
-    if len(asked) > 1 and sum(asked) > (free := free_memory_bytes()):
+    if len(asked) > 1 and sum(asked) > (total := psutil.virtual_memory().total):
         raise ConfigError(
             f"kv_cache.memory: {len(asked)} engines on the CPU ask for {sum(asked) / 2**30:.1f} GiB of KV"
-            f" together, but {free / 2**30:.1f} GiB of memory are free"
+            f" together, but the machine has {total / 2**30:.1f} GiB of memory"
         )
 
 
