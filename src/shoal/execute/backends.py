@@ -41,8 +41,7 @@ def check_backend(name: str, device: torch.device) -> None:
 def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[PagedStep]:
     """The backend for a model; where our kernels cannot do its shape, torch's operations."""
     if name == "auto":
-        there = load_native() is not None if device.type == "cpu" else find_spec("triton") is not None
-        name = ("native" if device.type == "cpu" else "triton") if there else "batched"
+        name = _fastest_on(device)
     if name == "triton":
         # Importing it needs triton, which CPU builds of torch come without.
         from shoal.execute import triton_attention
@@ -56,3 +55,10 @@ def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[Page
     if name == "native":
         return NativeStep if can_attend(shape) else BatchedStep
     return ReferenceStep if name == "reference" else BatchedStep
+
+
+def _fastest_on(device: torch.device) -> str:
+    """The backend with kernels of ours for a device, where they are installed."""
+    if device.type == "cpu":
+        return "batched" if load_native() is None else "native"
+    return "batched" if find_spec("triton") is None else "triton"

@@ -22,7 +22,8 @@ def can_attend(shape: KVShape) -> bool:
 
 def why_not(shape: KVShape, device: torch.device) -> str | None:
     """Runs the kernels once; says why they cannot run here, such as without a C compiler, or on this GPU."""
-    layer, dtype = shape.layers[0], TORCH_DTYPES[shape.dtype]
+    dtype = TORCH_DTYPES[shape.dtype]
+    layer = max(shape.layers, key=lambda layer: max(layer.key_dim, layer.value_dim))
     keys = torch.zeros((1, 1, layer.kv_heads, layer.key_dim), dtype=dtype, device=device)
     values = torch.zeros((1, 1, layer.kv_heads, layer.value_dim), dtype=dtype, device=device)
     kv = LayerKV(keys, values, layer.kv_heads, keys.stride(2), values.stride(2), 0, 0)
