@@ -220,3 +220,33 @@ def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
     assert told["fleets"][0]["devices"] == {"a100-80": 4}
     assert line.startswith("4 a100-80, ")
     assert f"{told['fleets'][0]['slo_attainment']:.1%} of the goals met" in line
+
+
+def test_ctrl_c_shows_and_writes_the_rounds_of_a_search(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shoal.cli", "tune", "--model", "llama-3.1-8b", "--device", "a100-80"]
+    workload = ["--workload", "sharegpt", "--rate", "8", "--requests", "4000", "--json", "tuned.json"]
+    process = subprocess.Popen(
+        [*command, *workload, "--trials", "9", "--out", "scheduler.yaml"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).startswith("3 schedulers on"):
+            assert line, "it ended before its second round"
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in output + errors
+    assert "Stopped before the best was compared" in output
+    told = json.loads((tmp_path / "tuned.json").read_text())
+    assert told["stopped"] is True
+    assert told["best"] is None
+    assert [len(each["schedulers"]) for each in told["rounds"]] == [9]
+    assert told["rounds"][0]["losses"] == sorted(told["rounds"][0]["losses"])
+    assert not (tmp_path / "scheduler.yaml").exists()

@@ -40,7 +40,7 @@ def test_where_every_share_ranks_rightly_the_best_wins(losses, least_share, alwa
         return [losses[each] / share for each in candidates]
 
     candidates = list(range(len(losses)))
-    outcomes = successive_halving(candidates, rounds, evaluate, always=[0] if always else [])
+    outcomes = list(successive_halving(candidates, rounds, evaluate, always=[0] if always else []))
     ranking = sorted(candidates, key=losses.__getitem__)
     for each, outcome in zip(rounds, outcomes, strict=True):
         # Those who earned their place are the best; one more may be there anyway.
@@ -60,7 +60,7 @@ def test_what_looks_bad_on_little_is_lost():
     def evaluate(candidates, share):
         return [(last if share == 1 else first)[each] for each in candidates]
 
-    outcomes = successive_halving([0, 1, 2], rounds_of(3, 0.1), evaluate)
+    outcomes = list(successive_halving([0, 1, 2], rounds_of(3, 0.1), evaluate))
     assert outcomes[-1].candidates == [0]
 
 

@@ -1,7 +1,6 @@
 """Runs the demo: starts a server, sends a burst of prompts, prints a report."""
 
 import asyncio
-import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typ
 from shoal.cli.demo_report import DemoReport, report_notes, report_table, summarise
 from shoal.cli.demo_server import ServerProcess, free_port
 from shoal.cli.demo_view import BurstView
-from shoal.cli.output import STANDARD_OUTPUT, output_file
+from shoal.cli.output import STANDARD_OUTPUT, json_text, output_file
 from shoal.cli.progress import ProgressDisplay
 from shoal.models import resolve_model
 
@@ -74,7 +73,7 @@ def print_report(report: DemoReport, console: Console, json_path: Path | None) -
         console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
     if json_path is not None:
         with output_file(json_path) as path:
-            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+            path.write_text(json_text(report.to_json()), encoding="utf-8")
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Result files of commands; ``-`` is standard output."""
 
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -66,6 +67,11 @@ def output_file(path: Path) -> Iterator[Path]:
             sys.stdout.flush()
         except (OSError, AttributeError) as error:  # it may be full, or closed
             raise ConfigError(f"cannot write to standard output: {error}") from error
+
+
+def json_text(plain: dict[str, Any]) -> str:
+    """Plain values as the text of a file."""
+    return json.dumps(plain, indent=2) + "\n"
 
 
 def write_texts(results: Sequence[tuple[Path | None, str]]) -> list[Path]:

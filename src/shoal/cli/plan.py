@@ -1,13 +1,12 @@
 """``shoal plan``: the cheapest devices that keep the latency goals of a workload, by simulation."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, print_written, write_texts
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.core import ShoalError
@@ -159,11 +158,11 @@ def plan(
             )
         except Stopped as stop:
             progress.stop()
-            written = write_texts([(json_path, _json_text(plan_json(demand, stop.found)))])
+            written = write_texts([(json_path, json_text(plan_json(demand, stop.found)))])
             print_stopped(console, demand, stop.found)
             print_written(console, written)
             raise
-    results = [(json_path, _json_text(plan_json(demand, found)))]
+    results = [(json_path, json_text(plan_json(demand, found)))]
     missing = None
     if out is not None and found.chosen is not None:
         settings_text = to_yaml(server_settings(demand, scenario, found.chosen.offer))
@@ -184,7 +183,3 @@ def plan(
     print_written(console, written)
     if found.chosen is None:
         raise ShoalError(nothing_found(demand, found))
-
-
-def _json_text(plain: dict[str, Any]) -> str:
-    return json.dumps(plain, indent=2) + "\n"

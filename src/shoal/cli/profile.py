@@ -1,6 +1,5 @@
 """``shoal profile``: measure step times and fit the latency models."""
 
-import json
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, output_file
 from shoal.config import ENGINE_FLAGS, load_config
 from shoal.config.nodes import Table
 from shoal.core import ConfigError
@@ -121,7 +120,7 @@ def profile(
         save_plot(plot, profile_panels(report), f"Step times on {report.place}")
     if json_path is not None:
         with output_file(json_path) as path:
-            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+            path.write_text(json_text(report.to_json()), encoding="utf-8")
 
 
 def _profile_links(report: "LinkReport", json_path: Path | None) -> None:
@@ -134,7 +133,7 @@ def _profile_links(report: "LinkReport", json_path: Path | None) -> None:
     console.print(report.snippet(), soft_wrap=True)
     if json_path is not None:
         with output_file(json_path) as path:
-            path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+            path.write_text(json_text(report.to_json()), encoding="utf-8")
 
 
 def _measure(

@@ -1,13 +1,12 @@
 """``shoal tune``: search the scheduler that suits a workload, by simulation."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
-from shoal.cli.output import STANDARD_OUTPUT, check_outputs, print_written, write_texts
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 
@@ -60,7 +59,7 @@ def tune(
     of a part later still, which nothing was chosen by.
 
     Best is who meets most goals of the services (`slo`), and among those that meet as many, who has the
-    lower latency. Without goals latency alone counts.
+    lower latency. Without goals latency alone counts. Ctrl-C ends it early, with the rounds so far.
 
     **Examples:**
 
@@ -74,11 +73,11 @@ def tune(
 
     from shoal.cli.progress import ProgressDisplay
     from shoal.cli.simulate_view import described
-    from shoal.cli.tune_report import print_tuned, tuned_json
+    from shoal.cli.tune_report import print_stopped, print_tuned, stopped_json, tuned_json
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scenario_run import prepare
     from shoal.config.scheduler_yaml import scheduler_settings, to_yaml
-    from shoal.plan.tune import Search, tune
+    from shoal.plan.tune import Search, Stopped, tune
 
     check_outputs(out, json_path)
     scenario = load_scenario(file=config, flags=settings)
@@ -91,10 +90,16 @@ def tune(
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     console.print(described(prepared.facts))
     with ProgressDisplay() as progress:
-        tuned = tune(prepared, search, progress.update)
+        try:
+            tuned = tune(prepared, search, progress.update)
+        except Stopped as stop:
+            progress.stop()
+            written = write_texts([(json_path, json_text(stopped_json(stop, scenario.preset)))])
+            print_stopped(console, stop, scenario.scheduler)
+            print_written(console, written)
+            raise
     text = to_yaml({"scheduler": scheduler_settings(tuned.best, scenario.preset)})
-    tuned_text = json.dumps(tuned_json(tuned, scenario.preset), indent=2) + "\n"
-    written = write_texts([(out, text), (json_path, tuned_text)])
+    written = write_texts([(out, text), (json_path, json_text(tuned_json(tuned, scenario.preset)))])
     print_tuned(console, tuned, scenario.scheduler)
     if out is None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

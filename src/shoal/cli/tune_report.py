@@ -12,8 +12,10 @@ from rich.text import Text
 from shoal.config.scheduler_yaml import in_words, scheduler_settings
 from shoal.measure.tables import NOTHING, figure, seconds, share
 from shoal.plan.confidence import Interval
+from shoal.plan.halving import Ranked
 from shoal.plan.outcomes import Outcomes, mean, tail
-from shoal.plan.tune import HeldOut, Tuned
+from shoal.plan.trial import Part
+from shoal.plan.tune import HeldOut, Stopped, Tuned
 from shoal.schedule import SchedulerOptions
 
 DEFAULT = "as written"
@@ -21,7 +23,7 @@ DEFAULT = "as written"
 
 def print_tuned(console: Console, tuned: Tuned, default: SchedulerOptions) -> None:
     """Print the rounds of a search, the figures on the held-out part, and what follows."""
-    console.print(rounds_table(tuned, default))
+    console.print(rounds_table(tuned.rounds, tuned.searched, default))
     console.print(held_out_table(tuned, default))
     console.print(Text(verdict(tuned, default)))
     console.print()
@@ -41,11 +43,22 @@ def verdict(tuned: Tuned, default: SchedulerOptions) -> str:
     return f"Best: {in_words(first, default)}, on the {len(tuned.decided):,} requests behind the search too."
 
 
-def rounds_table(tuned: Tuned, default: SchedulerOptions) -> Table:
+def print_stopped(console: Console, stop: Stopped, default: SchedulerOptions) -> None:
+    """Print the rounds that were over when a search was interrupted."""
+    if stop.rounds:
+        console.print(rounds_table(stop.rounds, stop.searched, default))
+    console.print(
+        Text("Stopped before the best was compared with the scheduler as it is written.", style="yellow")
+    )
+
+
+def rounds_table(
+    rounds: Sequence[Ranked[SchedulerOptions]], searched: Part, default: SchedulerOptions
+) -> Table:
     """One row for each round."""
     table = _table("Search", "round", "schedulers", "requests", words=("best",))
-    for number, each in enumerate(tuned.rounds, start=1):
-        requests = len(tuned.searched.first(each.share))
+    for number, each in enumerate(rounds, start=1):
+        requests = len(searched.first(each.share))
         best = Text(in_words(each.candidates[0], default) or DEFAULT)
         table.add_row(str(number), str(len(each.candidates)), f"{requests:,}", best)
     return table
@@ -71,20 +84,37 @@ def held_out_table(tuned: Tuned, default: SchedulerOptions) -> Table:
 def tuned_json(tuned: Tuned, preset: str) -> dict[str, Any]:
     """The result as plain values; shares are 0 to 1, times in seconds, NaN is null."""
     return {
+        "stopped": False,
         "searched_requests": len(tuned.searched),
         "decided_requests": len(tuned.decided),
         "held_out_requests": len(tuned.held_out),
         "best": scheduler_settings(tuned.best, preset),
-        "rounds": [
-            {
-                "requests": len(tuned.searched.first(each.share)),
-                "schedulers": [scheduler_settings(candidate, preset) for candidate in each.candidates],
-                "losses": list(each.losses),
-            }
-            for each in tuned.rounds
-        ],
+        "rounds": _rounds_json(tuned.rounds, tuned.searched, preset),
         "held_out": [_row_json(each, preset) for each in tuned.table],
     }
+
+
+def stopped_json(stop: Stopped, preset: str) -> dict[str, Any]:
+    """The same of a search that was interrupted, which has no best."""
+    return {
+        "stopped": True,
+        "searched_requests": len(stop.searched),
+        "best": None,
+        "rounds": _rounds_json(stop.rounds, stop.searched, preset),
+    }
+
+
+def _rounds_json(
+    rounds: Sequence[Ranked[SchedulerOptions]], searched: Part, preset: str
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "requests": len(searched.first(each.share)),
+            "schedulers": [scheduler_settings(candidate, preset) for candidate in each.candidates],
+            "losses": list(each.losses),
+        }
+        for each in rounds
+    ]
 
 
 def _row_json(row: HeldOut, preset: str) -> dict[str, Any]:

@@ -301,8 +301,8 @@ class _Planner:
             return [1 - worst(each)[1] + each.loss * 1e-3 for each in found]
 
         rounds = rounds_of(len(candidates), LEAST_REQUESTS / len(self._planned))
-        ranked = successive_halving(candidates, rounds, evaluate, always=[self._default])
-        best = ranked[-1].candidates[0]
+        *_, final = successive_halving(candidates, rounds, evaluate, always=[self._default])
+        best = final.candidates[0]
         changed = replace(offer, policies=best, outcomes=last[best], tuned=True)
         if changed.attainment > offer.attainment:
             self._offers[offer.fleet] = changed

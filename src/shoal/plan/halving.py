@@ -1,6 +1,6 @@
 """Successive halving: many candidates on a little, the best of them on more, the very best on everything."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -53,8 +53,8 @@ def successive_halving(
     rounds: Sequence[Round],
     evaluate: Callable[[Sequence[Candidate], float], Sequence[float]],
     always: Sequence[Candidate] = (),
-) -> list[Ranked[Candidate]]:
-    """Play the rounds; returns their outcomes.
+) -> Iterator[Ranked[Candidate]]:
+    """Play the rounds; the outcome of each when it is over.
 
     evaluate: the loss of each candidate on a share of everything, smaller is better; of equal ones the
     earlier counts as better. always: candidates that take part in every round, beside those that won their
@@ -62,12 +62,10 @@ def successive_halving(
     Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
     2016, algorithm 1.
     """
-    outcomes: list[Ranked[Candidate]] = []
     ranking = list(dict.fromkeys([*always, *candidates]))
     for each in rounds:
         chosen = list(dict.fromkeys([*ranking[: each.candidates], *always]))
         losses = evaluate(chosen, each.share)
         order = sorted(range(len(chosen)), key=losses.__getitem__)
         ranking = [chosen[at] for at in order]
-        outcomes.append(Ranked(each.share, ranking, [losses[at] for at in order]))
-    return outcomes
+        yield Ranked(each.share, ranking, [losses[at] for at in order])

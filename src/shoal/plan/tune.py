@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -85,11 +86,20 @@ class Tuned:
     """The default first, then the best ones, as the last round ranked them."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A search was interrupted; these are the rounds that were over, and what was searched on."""
+
+    def __init__(self, rounds: Sequence[Ranked[SchedulerOptions]], searched: Part) -> None:
+        super().__init__()
+        self.rounds = rounds
+        self.searched = searched
+
+
 def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None) -> Tuned:
     """Search a scheduler for the scenario by successive halving over growing parts of its workload.
 
     The default is the scenario's own scheduler, and takes part in every round. Raises ConfigError for a
-    workload that is too small to be split.
+    workload that is too small to be split, and Stopped where Ctrl-C ends it.
     """
     if len(prepared.requests) < 2 * LEAST_REQUESTS:
         raise ConfigError(
@@ -102,23 +112,26 @@ def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None
     decided = Part(searched.stop, looked_at.stop)
     default = prepared.scenario.scheduler
     candidates = scheduler_candidates(default, search.trials, search.seed)
+    ranked: list[Ranked[SchedulerOptions]] = []
     with Workers(prepared, search.processes) as workers:
 
         def evaluate(schedulers: Sequence[SchedulerOptions], share: float) -> Sequence[float]:
             part = searched.first(share)
             what = f"{len(schedulers)} schedulers on {len(part):,} requests"
-            found = _simulate(workers, schedulers, part, lambda done, total: tell(what, done, total))
+            found = _simulate(workers, schedulers, part, partial(tell, what))
             return [each.loss for each in found]
 
-        rounds = rounds_of(len(candidates), LEAST_REQUESTS / len(searched))
-        ranked = successive_halving(candidates, rounds, evaluate, always=[default])
-        best = ranked[-1].candidates[0]
-        # Who was best of many was lucky, too: only requests that it was not chosen by tell how good it is.
-        compared = _simulate(
-            workers, [default, best], decided, lambda done, total: tell("decision", done, total)
-        )
-        shown = [default, *(each for each in ranked[-1].candidates if each != default)][: _SHOWN + 1]
-        later = _simulate(workers, shown, held_out, lambda done, total: tell("held-out part", done, total))
+        try:
+            rounds = rounds_of(len(candidates), LEAST_REQUESTS / len(searched))
+            for outcome in successive_halving(candidates, rounds, evaluate, always=[default]):
+                ranked.append(outcome)
+            best = ranked[-1].candidates[0]
+            # Who was best of many was lucky, too: only requests that it was not chosen by tell how good.
+            compared = _simulate(workers, [default, best], decided, partial(tell, "decision"))
+            shown = [default, *(each for each in ranked[-1].candidates if each != default)][: _SHOWN + 1]
+            later = _simulate(workers, shown, held_out, partial(tell, "held-out part"))
+        except KeyboardInterrupt as interrupt:
+            raise Stopped(ranked, searched) from interrupt
     losses = [each.losses for each in compared]
     gain = mean_interval(losses[0] - losses[1], np.random.default_rng(search.seed))
     return Tuned(
