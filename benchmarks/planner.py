@@ -19,10 +19,10 @@ from rich.console import Console
 
 from shoal.cli.plan_report import fleets_table, held_out_table, plan_json
 from shoal.config.scenario_file import load_scenario
-from shoal.plan.capacity import Plan, Wanted, fleet_name, plan
+from shoal.plan.capacity import Plan, fleet_name, plan
 from shoal.plan.catalog import Catalogue, DeviceKind
 from shoal.plan.demand import Demand, build_demand
-from shoal.plan.goals import read_goals
+from shoal.plan.goals import Wanted, read_goals
 
 TOLERANCE = 0.02
 """How much less than what was wanted still holds."""

@@ -16,12 +16,11 @@ from shoal.cli.plan_report import remarks
 from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
 from shoal.core import ConfigError
-from shoal.plan.capacity import Wanted
 from shoal.plan.capacity import plan as search
 from shoal.plan.catalog import load_catalogue
 from shoal.plan.confidence import Interval
 from shoal.plan.demand import build_demand
-from shoal.plan.goals import read_goals
+from shoal.plan.goals import Wanted, read_goals
 from shoal.serve.options import ServerOptions
 
 runner = CliRunner()

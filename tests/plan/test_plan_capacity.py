@@ -17,11 +17,12 @@ from shoal.config.scenario import Scenario
 from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
 from shoal.core import ConfigError
-from shoal.plan.capacity import Offer, Wanted, _Planner, plan
+from shoal.plan.capacity import Offer, _Planner, plan
 from shoal.plan.catalog import load_catalogue
 from shoal.plan.demand import Demand, Policies, build_demand
 from shoal.plan.deployment import server_settings
 from shoal.plan.fleet import Fleet, cost, within
+from shoal.plan.goals import Wanted
 from shoal.plan.outcomes import Outcomes
 from shoal.serve.options import ServerOptions
 from shoal.simulate.parallel import Workers
@@ -143,11 +144,9 @@ def test_kinds_say_how_many_devices_an_engine_may_span_and_how_fast_they_are(tmp
     assert {device.host for device in demand.cluster((8,)).devices} == {"own-host-0", "own-host-1"}
     assert kind.engine is None, "nothing says"
     placement = Placement.sharing([(demand.cluster((4,)).devices, ["chat"])])
-    nothing = Outcomes([], *[np.array([])] * 3)
     policies = Policies(demand.engines.scheduler, "max-min")
-    offer = Offer(fleet=(4,), cost=4, placement=placement, policies=policies, outcomes=nothing)
     with pytest.raises(ConfigError, match="engines that span several devices"):
-        server_settings(demand, scenario, offer)
+        server_settings(demand, scenario, placement, policies)
 
 
 def command(*words: str) -> list[str]:

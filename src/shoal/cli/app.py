@@ -15,6 +15,7 @@ from shoal.cli.demo import demo
 from shoal.cli.engines import engines
 from shoal.cli.generate import generate
 from shoal.cli.models import models
+from shoal.cli.place import place
 from shoal.cli.plan import plan
 from shoal.cli.profile import profile
 from shoal.cli.reproduce import reproduce
@@ -39,7 +40,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, generate, chat, demo, static, profile, topology, simulate, tune, plan, reproduce):
+for command in (
+    serve,
+    generate,
+    chat,
+    demo,
+    static,
+    profile,
+    topology,
+    simulate,
+    tune,
+    plan,
+    place,
+    reproduce,
+):
     app.command(cls=Command)(command)
 for group, name in ((models, "models"), (engines, "engines"), (services, "services")):
     app.add_typer(group, name=name)

@@ -7,16 +7,19 @@ import typer
 
 from shoal.cli.flags import ConfigFile, share_flag, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
+from shoal.cli.planning_flags import (
+    PLAN_FLAGS,
+    RESULTS,
+    SEARCH,
+    WANTED,
+    Attainment,
+    JsonFile,
+    SearchShare,
+    ServerFile,
+    Slo,
+)
 from shoal.config.nodes import Table
-from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.core import ShoalError
-
-_WANTED = "What is wanted"
-_SEARCH = "Search"
-_RESULTS = "Results"
-_NOT_TAKEN = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
-_NOT_TAKEN |= {"kv-cache-dtype", "prefix-caching", "swap"}
-PLAN_FLAGS = tuple(flag for flag in SCENARIO_FLAGS if flag.name not in _NOT_TAKEN)
 
 
 @with_flags(PLAN_FLAGS)
@@ -27,72 +30,33 @@ def plan(
             "--devices",
             metavar="CATALOGUE",
             help="YAML file with the kinds of devices that can be had, and their prices.",
-            rich_help_panel=_WANTED,
+            rich_help_panel=WANTED,
         ),
     ],
     config: ConfigFile = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            "--slo",
-            metavar="KEY=VALUE[,..]",
-            help="Latency goals of services without their own: ttft=2s,tpot=100ms, e2e=20s or e2e_scale=5.",
-            rich_help_panel=_WANTED,
-        ),
-    ] = None,
-    attainment: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the requests of every service that are to meet their goals.",
-            rich_help_panel=_WANTED,
-        ),
-    ] = "95%",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write the plan as shoal.yaml, for shoal serve; - is standard output.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
+    slo: Slo = None,
+    attainment: Attainment = "95%",
+    out: ServerFile = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             "--plot",
             metavar="FILE",
             help="Draw cost against attainment (png, svg, pdf).",
-            rich_help_panel=_RESULTS,
+            rich_help_panel=RESULTS,
         ),
     ] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="PATH",
-            help="Write all that was looked at as JSON; - is standard output.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
+    json_path: JsonFile = None,
     trials: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=1,
             help="Schedulers to try where a cheaper fleet nearly suffices; 1: only that of the scenario.",
-            rich_help_panel=_SEARCH,
+            rich_help_panel=SEARCH,
         ),
     ] = 27,
-    search_share: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the requests, the earliest, that is planned for; the rest is held out.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = "60%",
+    search_share: SearchShare = "60%",
     *,
     settings: Table,
 ) -> None:
@@ -128,11 +92,11 @@ def plan(
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scheduler_yaml import to_yaml
     from shoal.measure import require_plots, save_plot
-    from shoal.plan.capacity import Stopped, Wanted, plan
+    from shoal.plan.capacity import Stopped, plan
     from shoal.plan.catalog import load_catalogue
     from shoal.plan.demand import build_demand
-    from shoal.plan.deployment import check_servable, known_by_shape, server_settings
-    from shoal.plan.goals import read_goals
+    from shoal.plan.deployment import check_servable, missing_weights, server_settings, with_remarks
+    from shoal.plan.goals import Wanted, read_goals
 
     check_outputs(out, json_path, picture=plot)
     if plot is not None:
@@ -165,14 +129,11 @@ def plan(
     results = [(json_path, json_text(plan_json(demand, found)))]
     missing = None
     if out is not None and found.chosen is not None:
-        settings_text = to_yaml(server_settings(demand, scenario, found.chosen.offer))
-        if shapes := known_by_shape(demand):
-            missing = (
-                f"a server does not find {', '.join(shapes)}, which is known by its shape only: write the "
-                "folder or hub id of weights as the service's model"
-            )
+        offer = found.chosen.offer
+        missing = missing_weights(demand)
         said = [*remarks(demand, found), *([missing] if missing else [])]
-        results.append((out, "".join(f"# {remark}\n" for remark in said) + settings_text))
+        server = server_settings(demand, scenario, offer.placement, offer.policies)
+        results.append((out, with_remarks(said, to_yaml(server))))
     written = write_texts(results)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from shoal.cli.simulate_view import described
 from shoal.cli.tune_report import interval_json, latency_cells, number_json
+from shoal.cluster.place.placement import Placement
 from shoal.config.scenario import Scenario
 from shoal.config.scheduler_yaml import in_words, scheduler_settings
 from shoal.config.sections import section_of
@@ -17,15 +18,26 @@ from shoal.config.services import goal_kinds
 from shoal.core import SLO
 from shoal.measure import Panel, Series
 from shoal.measure.tables import figure, seconds, share
-from shoal.plan.capacity import DISPATCHES, Later, Offer, Plan, Wanted, fleet_name, worst
+from shoal.plan.capacity import DISPATCHES, Later, Offer, Plan, fleet_name
 from shoal.plan.demand import Demand, Policies, unheeded
-from shoal.plan.outcomes import mean, tail
+from shoal.plan.goals import Wanted
+from shoal.plan.outcomes import mean, tail, worst
 
 UNCHANGED = "as written"
 
 
 def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: Wanted) -> None:
-    """Print what is planned for."""
+    """Print what is planned for, and what may be bought."""
+    facts = wanted_facts(demand, scenario, wanted)
+    facts["devices"] = ", ".join(
+        f"{kind.name} at {kind.price:g} {demand.catalogue.currency}, at most {kind.most}"
+        for kind in demand.catalogue.devices
+    )
+    console.print(described(facts))
+
+
+def wanted_facts(demand: Demand, scenario: Scenario, wanted: Wanted) -> dict[str, str]:
+    """What is planned for, by name."""
     facts = {"requests": f"{len(demand.requests):,}, of which {wanted.share:.0%} are planned for"}
     goals = section_of(SLO, goal_kinds())
     for service in demand.services:
@@ -34,10 +46,6 @@ def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: W
             f"{'' if service.model is None else service.model.name}: {figure(rate)} requests per second, "
             f"alone {seconds(service.execution_s)}, goals {goals.show(service.slo)}"
         )
-    facts["devices"] = ", ".join(
-        f"{kind.name} at {kind.price:g} {demand.catalogue.currency}, at most {kind.most}"
-        for kind in demand.catalogue.devices
-    )
     facts["scheduler"] = f"preset {scenario.preset}"
     facts["wanted"] = f"every service meets its goals for {share(wanted.attainment)} of its requests"
     if ignored := unheeded(scenario):
@@ -45,7 +53,7 @@ def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: W
             f"{', '.join(ignored)}: the plan says how many engines there are, on which devices, and what is "
             "between them"
         )
-    console.print(described(facts))
+    return facts
 
 
 def _rate(demand: Demand, service: str) -> float:
@@ -59,7 +67,7 @@ def print_plan(console: Console, demand: Demand, found: Plan) -> None:
     console.print(fleets_table(demand, found))
     if found.chosen is None:
         return
-    console.print(placement_table(found.chosen.offer))
+    console.print(placement_table(found.chosen.offer.placement))
     console.print(held_out_table(demand, found))
     offer = found.chosen.offer
     console.print(
@@ -123,7 +131,7 @@ def nothing_found(demand: Demand, found: Plan) -> str:
 
 def fleets_table(demand: Demand, found: Plan) -> Table:
     """One row for each fleet that was looked at, by cost."""
-    table = _table("Fleets that were tried, on the part planned for")
+    table = plain_table("Fleets that were tried, on the part planned for")
     for name in ("devices", "policies"):
         table.add_column(name, overflow="fold")
     for name in (demand.catalogue.currency, "SLO met", "x alone", "TTFT"):
@@ -142,12 +150,12 @@ def fleets_table(demand: Demand, found: Plan) -> Table:
     return table
 
 
-def placement_table(offer: Offer) -> Table:
+def placement_table(placement: Placement) -> Table:
     """One row for each group of devices with the same services: who is where."""
-    table = _table("Placement")
+    table = plain_table("Placement")
     table.add_column("engine", overflow="fold")
     table.add_column("services", overflow="fold")
-    for group in offer.placement.groups:
+    for group in placement.groups:
         if group.shares:
             devices = ", ".join(device.name for device in group.devices)
             shared = ", ".join(
@@ -157,10 +165,19 @@ def placement_table(offer: Offer) -> Table:
     return table
 
 
+def placement_json(placement: Placement) -> list[dict[str, Any]]:
+    """The groups with services: their devices, and the share of each service's requests."""
+    return [
+        {"devices": [device.name for device in group.devices], "services": dict(group.shares)}
+        for group in placement.groups
+        if group.shares
+    ]
+
+
 def held_out_table(demand: Demand, found: Plan) -> Table:
     """The chosen fleet on later requests, and with one device less."""
     assert found.chosen is not None
-    table = _table(f"Held-out part: {len(found.held_out):,} later requests")
+    table = plain_table(f"Held-out part: {len(found.held_out):,} later requests")
     table.add_column("devices", overflow="fold")
     for name in (demand.catalogue.currency, "SLO met", "95% confidence", "x alone", "TTFT"):
         table.add_column(name, justify="right")
@@ -229,11 +246,7 @@ def _offer_json(demand: Demand, offer: Offer) -> dict[str, Any]:
         "ttft_p99_s": number_json(tail(offer.outcomes.ttft_s)),
         "dispatch": offer.policies.dispatch,
         "scheduler": scheduler_settings(offer.policies.scheduler, "shoal"),
-        "placement": [
-            {"devices": [device.name for device in group.devices], "services": dict(group.shares)}
-            for group in offer.placement.groups
-            if group.shares
-        ],
+        "placement": placement_json(offer.placement),
     }
 
 
@@ -242,7 +255,7 @@ def _later_json(demand: Demand, later: Later) -> dict[str, Any]:
         "devices": _devices(demand, later.offer),
         "worst_service": worst(later.outcomes)[0],
         "slo_attainment": interval_json(later.attainment),
-        "placement": _offer_json(demand, later.offer)["placement"],
+        "placement": placement_json(later.offer.placement),
     }
 
 
@@ -260,5 +273,6 @@ def _policies(demand: Demand, policies: Policies) -> str:
     return ", ".join(part for part in parts if part) or UNCHANGED
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
+    """An empty one."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title)

@@ -6,55 +6,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.cluster.place.estimate import Objective, ServiceEstimate
-from shoal.cluster.place.groupwise import GroupwiseEvaluator
-from shoal.cluster.place.placement import GroupShape, Placement
-from shoal.cluster.place.problem import Problem
-from shoal.cluster.place.search import search_screened
-from shoal.core import ConfigError
+from shoal.cluster.place.placement import Placement
 from shoal.plan.candidates import scheduler_candidates
 from shoal.plan.confidence import Interval, mean_interval
 from shoal.plan.demand import Demand, PlacedTrial, Policies, simulate_placed
 from shoal.plan.fleet import Fleet, cheapest, cost, pareto, smaller_by_one, within
+from shoal.plan.goals import Wanted
 from shoal.plan.halving import rounds_of, successive_halving
-from shoal.plan.outcomes import Outcomes
+from shoal.plan.outcomes import Outcomes, worst
+from shoal.plan.placing import DISPATCH, Placer, split_for_search
 from shoal.plan.trial import Part, split
 from shoal.plan.tune import LEAST_REQUESTS, Progress
 from shoal.simulate.parallel import Workers
 
-DISPATCHES = ("max-min", "least-requests", "forecast", "prefix")
+DISPATCHES = (DISPATCH, "least-requests", "forecast", "prefix")
 """Tried between engines; the first is the servers' default."""
 REACH = 0.2
 """Other policies are tried on fleets that lack at most so much of the attainment."""
 _TUNINGS = 4
 """On how many fleets, at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is asked for, and how far to look."""
-
-    attainment: float = 0.95
-    """Share of the requests of every service that meet their goals."""
-    trials: int = 27
-    """Schedulers to try where the default misses the attainment; 1: none but the default."""
-    share: float = 0.6
-    """Of the workload that is planned for; the rest is held out."""
-    seed: int = 0
-    """Keys the schedulers that are drawn, and the resampling of requests."""
-    processes: int | None = None
-    """That simulate; None: one for each core."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers without meaning; raises ConfigError."""
-        if not 0 < self.attainment <= 1:
-            raise ConfigError(
-                f"an attainment is above 0% and at most 100%, such as 95%; got {self.attainment * 100:g}%"
-            )
-        if self.trials < 1:
-            raise ConfigError(f"trials must be at least 1, the default itself; got {self.trials}")
-        if not 0 < self.share < 1:
-            raise ConfigError(f"the share to plan for must be above 0 and below 1, got {self.share:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +88,6 @@ class Plan:
         return [self.offers[fleet] for fleet in pareto(points)]
 
 
-def worst(outcomes: Outcomes) -> tuple[str, float]:
-    """The service with the lowest attainment, and that; ("", 1) where nobody has goals."""
-    found = {name: outcomes.of(name).attainment for name in dict.fromkeys(outcomes.services)}
-    known = {name: value for name, value in found.items() if not math.isnan(value)}
-    return min(known.items(), key=lambda each: each[1], default=("", 1.0))
-
-
 class Stopped(KeyboardInterrupt):
     """Planning was interrupted; ``found`` has what was tried until then."""
 
@@ -145,17 +108,7 @@ def plan(
     attains enough, other policies are searched for it; so policies change only where that saves devices.
     on_offer: told of each fleet that was tried. Raises Stopped where Ctrl-C ends it.
     """
-    least = 2 * LEAST_REQUESTS
-    if len(demand.requests) < least:
-        raise ConfigError(f"planning needs at least {least} requests, got {len(demand.requests)}")
-    planned, _ = split(len(demand.requests), wanted.share)
-    present = {request.service for request in demand.requests[planned.start : planned.stop]}
-    for service in demand.services:
-        if service.name not in present:
-            raise ConfigError(
-                f"service {service.name} has none of the {len(planned):,} requests that are planned for, so "
-                "nothing says what it needs: plan with more requests, or leave the service out"
-            )
+    split_for_search(demand, wanted.share)
     with Workers(demand, wanted.processes) as workers:
         planner = _Planner(demand, wanted, workers, progress, on_offer)
         try:
@@ -180,9 +133,7 @@ class _Planner:
         self._on_offer = on_offer or (lambda offer: None)
         self._planned, self._held_out = split(len(demand.requests), wanted.share)
         self._default = Policies(demand.engines.scheduler, DISPATCHES[0])
-        self._traffic = demand.traffic(self._planned)
-        self._evaluator = GroupwiseEvaluator(_Groups(demand, self._planned, workers))
-        self._screen = GroupwiseEvaluator(demand.screen(self._traffic))
+        self._placer = Placer(demand, self._planned, wanted.attainment, workers)
         self._offers: dict[Fleet, Offer] = {}
 
     def run(self) -> Plan:
@@ -251,7 +202,7 @@ class _Planner:
     def _offer(self, fleet: Fleet) -> Offer:
         """Place the services on the fleet, and simulate that."""
         what = f"trying {self.name_of(fleet)}"
-        placement = self._place(fleet, lambda step, done, total: self._progress(what, done, total))
+        placement = self._placer.place(fleet, lambda step, done, total: self._progress(what, done, total))
         [found] = self._simulate([PlacedTrial(placement, self._default, self._planned)])
         return Offer(
             fleet=fleet,
@@ -264,22 +215,6 @@ class _Planner:
     def name_of(self, fleet: Fleet) -> str:
         """``2 a100-80 + 1 l40s``."""
         return fleet_name(self._demand, fleet)
-
-    def _place(self, fleet: Fleet, progress: Progress) -> Placement:
-        """The best placement on a fleet; one without services where some have no room on any device."""
-        traffic, engines = self._traffic, self._demand.engines
-        problem = Problem(
-            cluster=self._demand.cluster(fleet),
-            memory=engines.memory,
-            rates={name: float(len(own)) for name, own in traffic.requests.items()},
-            max_services=len(traffic.requests),
-            objective=Objective(floor=self._wanted.attainment),
-        )
-        try:
-            engines.memory.require(problem.cluster)
-        except ConfigError:
-            return Placement(())
-        return search_screened(problem, self._screen, self._evaluator, progress).placement
 
     def _simulate(self, trials: Sequence[PlacedTrial]) -> list[Outcomes]:
         return self._workers.at_each(simulate_placed, trials)
@@ -326,24 +261,6 @@ class _Planner:
             Later(offer, outcomes, interval(outcomes, self._wanted.seed))
             for offer, outcomes in zip(offers, found, strict=True)
         ]
-
-
-class _Groups:
-    """A ``GroupModel`` that simulates in the planner's processes."""
-
-    def __init__(self, demand: Demand, part: Part, workers: Workers[Demand]) -> None:
-        self._part, self._workers = part, workers
-        self.requests = {name: len(own) for name, own in demand.traffic(part).requests.items()}
-        """Requests of each service."""
-
-    def serve(self, shapes: Sequence[GroupShape]) -> Sequence[Mapping[str, ServiceEstimate]]:
-        """Simulate each."""
-        return self._workers.at_each(_serve_group, [(self._part, shape) for shape in shapes])
-
-
-def _serve_group(demand: Demand, wanted: tuple[Part, GroupShape]) -> Mapping[str, ServiceEstimate]:
-    part, shape = wanted
-    return demand.traffic(part).serve(shape)
 
 
 def interval(outcomes: Outcomes, seed: int) -> Interval:

@@ -22,7 +22,7 @@ class DeviceKind:
 
     name: str
     """What it is called."""
-    price: float
+    price: float = 1.0
     """Of one device, in any currency, for any time: the same of all kinds."""
     device: DeviceSpec | None = None
     """Its data sheet; None: that on record under its name, if there is one."""

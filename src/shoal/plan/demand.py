@@ -221,7 +221,7 @@ def _with_goals(service: ScenarioService, goals: SLO) -> ScenarioService:
         return service
     if goals == NO_GOALS:
         raise ConfigError(
-            f"service {service.name} has no latency goals, so any device is enough; write --slo "
+            f"service {service.name} has no latency goals, so nothing says what is enough; write --slo "
             "ttft=2s,tpot=100ms, or slo for the service"
         )
     return replace(service, slo=goals)

@@ -1,9 +1,10 @@
 """A plan as the configuration of a server."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-from shoal.cluster.place.placement import Group
+from shoal.cluster.place.placement import Group, Placement
 from shoal.config.kinds import seconds, size
 from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
@@ -11,21 +12,23 @@ from shoal.config.scenario import Scenario, ScenarioService
 from shoal.config.scheduler_yaml import plain, plain_section, scheduler_settings, to_yaml
 from shoal.config.sections import section_of
 from shoal.config.services import goal_kinds
-from shoal.config.settings import scheduler_section
+from shoal.config.settings import Config, scheduler_section
 from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
 from shoal.models.resolve import check_model
-from shoal.plan.capacity import Offer
 from shoal.plan.catalog import Catalogue
-from shoal.plan.demand import Demand
+from shoal.plan.demand import Demand, Policies
+from shoal.plan.placing import Candidate, whole_fleet
 
 
-def server_settings(demand: Demand, scenario: Scenario, offer: Offer) -> dict[str, Any]:
+def server_settings(
+    demand: Demand, scenario: Scenario, placed: Placement, policies: Policies
+) -> dict[str, Any]:
     """The sections of ``shoal.yaml``, as plain values.
 
     One engine for each device that has services, devices of GPUs numbered from 0 on one machine. Raises
     ConfigError for engines that span several devices, which no server has yet.
     """
-    groups = [group for group in offer.placement.groups if group.shares]
+    groups = [group for group in placed.groups if group.shares]
     spanning = [group for group in groups if group.tp > 1]
     if spanning:
         names = ", ".join(device.name for device in spanning[0].devices)
@@ -43,8 +46,8 @@ def server_settings(demand: Demand, scenario: Scenario, offer: Offer) -> dict[st
     settings: dict[str, Any] = {
         "devices": devices,
         "placement": placement,
-        "cluster": {"dispatch": offer.policies.dispatch},
-        "scheduler": scheduler_settings(offer.policies.scheduler, scenario.preset),
+        "cluster": {"dispatch": policies.dispatch},
+        "scheduler": scheduler_settings(policies.scheduler, scenario.preset),
         "services": [_service(service) for service in demand.services],
     }
     kv_cache: dict[str, Any] = {}
@@ -72,15 +75,55 @@ def check_servable(scenario: Scenario, catalogue: Catalogue) -> None:
     scheduler_section(offline=False).read(parse_yaml(written, "scenario").entries["scheduler"], "scheduler")
 
 
-def known_by_shape(demand: Demand) -> list[str]:
-    """Models whose shapes are on record, but which no server finds by these names."""
+def missing_weights(demand: Demand) -> str | None:
+    """That a server does not find models whose shapes alone are on record; None: it finds all."""
     found = []
     for service in demand.services:
         try:
             check_model(service.model_name or "")
         except ModelUnavailable:
             found.append(str(service.model_name))
-    return list(dict.fromkeys(found))
+    if not found:
+        return None
+    return (
+        f"a server does not find {', '.join(dict.fromkeys(found))}, which is known by its shape only: write "
+        "the folder or hub id of weights as the service's model"
+    )
+
+
+def with_remarks(remarks: Sequence[str], text: str) -> str:
+    """The text of a file, with remarks at its head."""
+    return "".join(f"# {remark}\n" for remark in remarks) + text
+
+
+def written_candidate(name: str, config: Config[Any], demand: Demand) -> Candidate:
+    """The placement and policies of a server's configuration, on the devices of the catalogue.
+
+    Its engines are named as those devices are. Raises ConfigError for others, for services that are not the
+    same, and for engines without memory for theirs.
+    """
+    devices = {device.name: device for device in demand.cluster(whole_fleet(demand)).devices}
+    names = {service.name for service in demand.services}
+    if (written := {service.name for service in config.services}) != names:
+        raise ConfigError(
+            f"{name} has services {', '.join(sorted(written))}, the scenario {', '.join(sorted(names))}"
+        )
+    parts = []
+    for engine in config.engine_plans():
+        if engine.name not in devices:
+            raise ConfigError(
+                f"{name}: there is no device {engine.name!r}, after which an engine is named; there are "
+                f"{', '.join(devices)}"
+            )
+        device = devices[engine.name]
+        own = [service.name for service in engine.options.services]
+        if not demand.engines.memory.fits(own, device.memory_bytes, 1):
+            raise ConfigError(
+                f"{name}: engine {engine.name} has no memory for {', '.join(own)} and their longest requests"
+            )
+        parts.append(([device], own))
+    policies = Policies(config.scheduler, config.cluster.dispatch)
+    return Candidate(name, Placement.sharing(parts), policies)
 
 
 def _device(demand: Demand, group: Group, numbers: dict[str, int]) -> dict[str, Any]:

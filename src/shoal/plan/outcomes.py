@@ -1,5 +1,6 @@
 """What became of the requests of a run, request by request, so that two runs can be compared in pairs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,13 @@ def outcomes(run: RunRecord, requests: Sequence[Request]) -> Outcomes:
         latency=np.array([np.nan if each is None else each for each in latency]),
         ttft_s=np.array([row.ttft_s if row.answered else np.nan for row in ordered]),
     )
+
+
+def worst(outcomes: Outcomes) -> tuple[str, float]:
+    """The service with the lowest attainment, and that; ("", 1) where nobody has goals."""
+    found = {name: outcomes.of(name).attainment for name in dict.fromkeys(outcomes.services)}
+    known = {name: value for name, value in found.items() if not math.isnan(value)}
+    return min(known.items(), key=lambda each: each[1], default=("", 1.0))
 
 
 def all_missed(requests: Sequence[Request]) -> Outcomes:

@@ -1,0 +1,124 @@
+"""``shoal place``: which services share which of the devices that there are, by simulation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.flags import ConfigFile, share_flag, with_flags
+from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
+from shoal.cli.planning_flags import (
+    PLAN_FLAGS,
+    RESULTS,
+    WANTED,
+    Attainment,
+    JsonFile,
+    SearchShare,
+    ServerFile,
+    Slo,
+)
+from shoal.config.nodes import Table
+
+
+@with_flags(PLAN_FLAGS)
+def place(
+    devices: Annotated[
+        Path,
+        typer.Option(
+            "--devices",
+            metavar="CATALOGUE",
+            help="YAML file with the devices that there are: kinds, and how many of each (most).",
+            rich_help_panel=WANTED,
+        ),
+    ],
+    config: ConfigFile = None,
+    slo: Slo = None,
+    attainment: Attainment = "95%",
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--compare",
+            metavar="FILE",
+            help="A server's shoal.yaml whose placement is simulated beside; may be repeated.",
+            rich_help_panel=RESULTS,
+        ),
+    ] = None,
+    out: ServerFile = None,
+    json_path: JsonFile = None,
+    search_share: SearchShare = "60%",
+    *,
+    settings: Table,
+) -> None:
+    """Find which services share which of your devices, so that most requests meet their latency goals.
+
+    The services and what arrives are written as for `shoal simulate`, in a file or as flags; the devices, all
+    of which there are, in a catalogue as for `shoal plan`:
+
+    `devices: [{name: a100-80, most: 4}, {name: l40s, most: 2}]`
+
+    What is found on the earlier requests is simulated on the later ones, beside all services on every device,
+    each service on devices of its own, and the placements of `--compare`, whose engines are named as the
+    devices here (`a100-80-0`, ...) and keep their own scheduler and dispatch.
+
+    **Examples:**
+
+    `shoal place --devices devices.yaml --config scenario.yaml --slo ttft=1s,tpot=60ms --out shoal.yaml`
+
+    `shoal place --devices devices.yaml --config scenario.yaml --slo ttft=1s --compare shoal.yaml --rate 12`
+    """
+    from rich.console import Console
+
+    from shoal.cli.place_report import placed_json, print_placed, remarks
+    from shoal.cli.plan_report import wanted_facts
+    from shoal.cli.progress import ProgressDisplay
+    from shoal.cli.simulate_view import described
+    from shoal.config.scenario_file import load_scenario
+    from shoal.config.scheduler_yaml import to_yaml
+    from shoal.config.settings import load_config
+    from shoal.plan.catalog import load_catalogue
+    from shoal.plan.demand import build_demand
+    from shoal.plan.deployment import (
+        check_servable,
+        missing_weights,
+        server_settings,
+        with_remarks,
+        written_candidate,
+    )
+    from shoal.plan.goals import Wanted, read_goals
+    from shoal.plan.placing import place
+    from shoal.serve.options import ServerOptions
+
+    check_outputs(out, json_path)
+    share = share_flag(attainment, "--attainment", whole=True)
+    scenario = load_scenario(file=config, flags=settings)
+    catalogue = load_catalogue(devices)
+    if out is not None:
+        check_servable(scenario, catalogue)
+    wanted = Wanted(
+        attainment=share,
+        share=share_flag(search_share, "--search-share", whole=False),
+        seed=scenario.workload.seed,
+    )
+    demand = build_demand(scenario, catalogue, read_goals(slo))
+    written_ones = [
+        written_candidate(str(file), load_config(ServerOptions, file=file), demand) for file in compare or ()
+    ]
+    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
+    facts = wanted_facts(demand, scenario, wanted)
+    facts["devices"] = ", ".join(f"{kind.most} {kind.name}" for kind in catalogue.devices)
+    console.print(described(facts))
+    with ProgressDisplay() as progress:
+        placed = place(demand, wanted, written_ones, progress.update)
+    results = [(json_path, json_text(placed_json(placed)))]
+    missing = None
+    if out is not None:
+        missing = missing_weights(demand)
+        found = placed.found.candidate
+        server = server_settings(demand, scenario, found.placement, found.policies)
+        said = [*remarks(placed), *([missing] if missing else [])]
+        results.append((out, with_remarks(said, to_yaml(server))))
+    written = write_texts(results)
+    print_placed(console, placed)
+    if missing is not None:
+        console.print(missing, style="yellow", markup=False, highlight=False)
+    print_written(console, written)
