@@ -15,6 +15,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.engine.build import default_threads
-from shoal.execute.backends import BACKENDS
+from shoal.execute.backends import choose_backend
 from shoal.execute.batch import StepBatch
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.kv_store import KVStore
@@ -33,6 +34,7 @@ from shoal.execute.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 16
+CPU = torch.device("cpu")
 COMPARED = {"batched": ("batched", False), "native": ("native", False), "int8 KV": ("native", True)}
 """Backend, and whether KV is int8."""
 LONG_LAYERS = 3
@@ -87,7 +89,8 @@ class Workload:
     def __init__(self, model: Model, case: Case, dtype: str) -> None:
         self.model, self.case = model, case
         self.layers = min(model.layers, LONG_LAYERS) if case.is_long else model.layers
-        self.caches = {int8: make_cache(model, case, dtype, self.layers, int8) for int8 in (False, True)}
+        self.shapes = {int8: kv_shape(model, dtype, self.layers, int8) for int8 in (False, True)}
+        self.caches = {int8: make_cache(case, shape) for int8, shape in self.shapes.items()}
         self.batch = make_batch(case)
         shape = (case.rows * case.tokens, model.heads + 2 * model.kv_heads, model.dim)
         self.packed = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
@@ -102,15 +105,18 @@ class Workload:
             step.attend(layer, query, key, value, scaling=None, window=model.window, softcap=None, extra={})
 
 
-def make_cache(model: Model, case: Case, dtype: str, layers: int, int8: bool) -> ServiceCache:
-    shape = KVShape(dtype, (LayerShape(model.kv_heads, model.dim, model.dim),) * layers, int8)
+def kv_shape(model: Model, dtype: str, layers: int, int8: bool) -> KVShape:
+    return KVShape(dtype, (LayerShape(model.kv_heads, model.dim, model.dim),) * layers, int8)
+
+
+def make_cache(case: Case, shape: KVShape) -> ServiceCache:
     blocks = case.rows * blocks_of(case)
     memory_bytes = blocks * (shape.block_bytes(BLOCK) + 1024)  # a block ends in some padding
     layout = plan_layout({"a": shape}, memory_bytes=memory_bytes, block_size=BLOCK)
     assert layout.merged_blocks >= blocks
-    store = KVStore(layout, torch.device("cpu"))
-    random = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
-    if int8:  # any number, and a scale of about 1
+    store = KVStore(layout, CPU)
+    random = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[shape.dtype])
+    if shape.int8:  # any number, and a scale of about 1
         random = torch.full((1 << 15,), 0x3F7F, dtype=torch.int16).view(torch.bfloat16)
     content = store.buffer.view(random.dtype)
     for start in range(0, len(content), len(random)):
@@ -162,8 +168,11 @@ def measure(
     workload: Workload, rounds: int, clock: Callable[[], float]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Milliseconds of each round, and MiB at the peak, of each that is compared."""
-    compared = {name: (BACKENDS[backend], int8) for name, (backend, int8) in COMPARED.items()}
-    peaks = {name: peak_mib(lambda c=chosen: workload.run(*c)) for name, chosen in compared.items()}
+    compared = {
+        name: (choose_backend(backend, CPU, workload.shapes[int8]), int8)
+        for name, (backend, int8) in COMPARED.items()
+    }
+    peaks = {name: peak_mib(partial(workload.run, *chosen)) for name, chosen in compared.items()}
     times: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(rounds):
         for name, chosen in compared.items():

@@ -35,6 +35,14 @@ class FailingExecutor:
         """As the executor."""
         return self._inner.collect()
 
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        """As the executor."""
+        return self._inner.read_blocks(service, blocks)
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        """As the executor."""
+        self._inner.write_blocks(service, blocks, content)
+
     def close(self) -> None:
         """As the executor."""
         self._inner.close()

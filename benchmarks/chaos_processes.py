@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from shoal.cluster.backends import make_backend
+from shoal.cluster.call import Call
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
@@ -56,10 +57,10 @@ class Kills:
             self.streams += 1
             self.wrong += tokens != expected_tokens(make_request(prompt=prompt, max_tokens=TOKENS), TOKENS)
 
-    def amid(self, engine: str) -> list[str]:
-        """Ids of the streams of an engine that have begun."""
+    def amid(self, engine: str) -> list[Call]:
+        """The streams of an engine that have begun."""
         calls = self.router._calls.all()
-        return [call.id for call in calls if call.engine == engine and call.output_tokens > 0]
+        return [call for call in calls if call.engine == engine and call.output_tokens > 0]
 
     async def kill(self, number: int) -> None:
         """Kill one engine, and wait until its streams go on."""
@@ -70,7 +71,7 @@ class Kills:
                 break
             await asyncio.sleep(0.01)
         engine = self.rng.choice(busy)
-        made = {call: self.router._calls.get(call).output_tokens for call in self.amid(engine.name)}
+        made = {call.id: call.output_tokens for call in self.amid(engine.name)}
         began = time.monotonic()
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP if number % 5 == 4 else signal.SIGKILL)

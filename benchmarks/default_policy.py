@@ -246,8 +246,11 @@ def main() -> None:
             for number, (name, row) in enumerate(rows.items())
         ]
         title = f"{load}, {rate:g} requests/s"
-        axes = {"x_label": "x alone", "y_label": "p99 of the largest gap, s"}
-        panels.append(Panel(title=title, series=series, log=True, **axes))
+        panels.append(
+            Panel(
+                title=title, series=series, log=True, x_label="x alone", y_label="p99 of the largest gap, s"
+            )
+        )
     if arguments.picture:
         save_plot(Path(arguments.picture), [panels[at : at + 3] for at in range(0, len(panels), 3)])
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import httpx
 
 from fidelity_own_run import Setting
-from shoal.core import Request, RequestRecord
+from shoal.core import Request, RequestRecord, SyntheticPrompt
 
 
 def run_http(setting: Setting, preset: str, requests: Sequence[Request]) -> list[RequestRecord]:
@@ -78,8 +78,10 @@ async def _drive(url: str, requests: Sequence[Request], *, at_once: bool) -> lis
 
 async def _tokens(client: httpx.AsyncClient, request: Request):  # type: ignore[no-untyped-def]
     """When each chunk with text of the answer came."""
+    prompt = request.prompt
+    assert not isinstance(prompt, SyntheticPrompt)
     body = {
-        "model": request.service, "prompt": list(request.prompt), "max_tokens": request.true_output_tokens,
+        "model": request.service, "prompt": list(prompt), "max_tokens": request.true_output_tokens,
         "temperature": 0, "ignore_eos": True, "stream": True,
     }  # fmt: skip
     async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -15,6 +15,7 @@ other programs change less; with more, the time that passes.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -43,7 +44,8 @@ def shapes_of(model: str) -> list[tuple[int, int]]:
     config = read_model_config(model, resolve_model(model))
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config.get_text_config())
-    return [tuple(m.weight.shape) for m in module.modules() if type(m) is nn.Linear]
+    layers = [each for each in module.modules() if type(each) is nn.Linear]
+    return [(each.out_features, each.in_features) for each in layers]
 
 
 def onednn_int8(values: torch.Tensor, scales: torch.Tensor) -> Product:
@@ -77,7 +79,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         weight = torch.randn(outputs, inputs) * inputs**-0.5
         dense = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
         values, scales = quantise_channels(weight)
-        products[0].append(lambda x, weight=weight: F.linear(x, weight))
+        products[0].append(partial(F.linear, weight=weight))
         products[1].append(PackedLinear(dense.weight, None) if prepacked else dense)
         products[2].append(dense if packing is None else packing.pack(dense.weight, dense.bias))
         products[3].append(Int8Linear(pack(values, scales).moved(pages.put), native))

@@ -29,6 +29,7 @@ from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
 from shoal.execute.loading import load_models
+from shoal.execute.protocol import Executor
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
@@ -110,8 +111,9 @@ def build_engine(args: argparse.Namespace, folder: Path) -> Engine:
     return assemble_engine(options, models, threads=args.threads, wrap=touch_pool)[0]
 
 
-def touch_pool(executor: TorchExecutor) -> TorchExecutor:
+def touch_pool(executor: Executor) -> Executor:
     """Let all of the pool be resident."""
+    assert isinstance(executor, TorchExecutor)
     executor.store.buffer.zero_()
     return executor
 

@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from shoal.config import load_scenario, prepare
 from shoal.config.flags import flag_settings
@@ -24,7 +25,7 @@ from shoal.measure import GroupSummary, RunRecord, Spread, summarise
 from shoal.schedule import ORDERS, SchedulerOptions
 
 SCENARIO = Path(__file__).resolve().parent.parent / "examples" / "scenarios" / "two_services.yaml"
-MODES = ("serve", "last", "refuse")
+MODES: tuple[Literal["serve", "last", "refuse"], ...] = ("serve", "last", "refuse")
 CLIENTS = 800
 GOALS = {"chat": SLO(ttft_s=1.0, tpot_s=0.2), "code": SLO(ttft_s=4.0, tpot_s=0.2)}
 HEADS = (

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.config.nodes import parse_yaml
@@ -81,13 +82,14 @@ def measure(point: Point) -> list[str]:
     ]
 
 
-def engines_in_use(record: RunRecord, engines: int) -> np.ndarray:
+def engines_in_use(record: RunRecord, engines: int) -> npt.NDArray[np.int64]:
     """Engines that computed something, second by second while requests arrived."""
     last_s = max(row.arrival_ns for row in record.requests) // 10**9
     busy = np.zeros((last_s + 1, engines), dtype=bool)
     for span in record.spans:
         busy[span.start_ns // 10**9 : span.end_ns // 10**9 + 1, span.engine] = True
-    return busy.sum(axis=1)
+    in_use: npt.NDArray[np.int64] = busy.sum(axis=1, dtype=np.int64)
+    return in_use
 
 
 def main() -> None:

@@ -47,11 +47,21 @@ class Scored:
         logits = self._forward(input_ids, positions, everything, step)
         ids, positions = input_ids[0], positions[0]
         followed = (positions[1:] == positions[:-1] + 1).nonzero().ravel()
-        for part in followed.split(64):
+        for part in torch.split(followed, 64):
             nats = torch.nn.functional.cross_entropy(logits[part].float(), ids[part + 1], reduction="sum")
             self.nats += float(nats)
         self.tokens += len(followed)
         return logits[rows]
+
+    def hidden(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
+        return self._forward.hidden(input_ids, positions, rows, step)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Forward."""
+        return self._forward.logits(hidden)
 
 
 def default_text() -> str:

@@ -40,11 +40,11 @@ POOL_TOKENS = 250
 
 def make_pool(blocks: int, services: int) -> BlockPool:
     shape = KVShape(dtype="bfloat16", layers=(LayerShape(1, 8, 8),))
-    services = {
+    layouts = {
         name: ServiceLayout(name, shape, stride_bytes=512, blocks_per_merged=1, layers=())
         for name in map(str, range(services))
     }
-    return BlockPool(PoolLayout("merged", BLOCK_SIZE, 512, blocks, services))
+    return BlockPool(PoolLayout("merged", BLOCK_SIZE, 512, blocks, layouts))
 
 
 def make_request(number: int, services: int, random: Random) -> Request:
@@ -97,7 +97,7 @@ def measure(order: Order, admission: str, load: Load, pool_tokens: float) -> lis
     random = Random(0)
     scheduler = make_scheduler(order, admission, load, pool_tokens)
     submitted = now = queued = 0
-    times = []
+    times: list[tuple[float, ...]] = []
     for step in range(WARMUP_STEPS + load.steps):
         while queued < load.waiting:
             scheduler.submit(make_request(submitted, load.services, random), now)

@@ -75,6 +75,8 @@ def step_tables(case: Case) -> dict[str, list[tuple[float, ...]]]:
     times = RooflineTimes(model, device_spec("a100-80"))
     tokens, running = case.scheduler.max_batched_tokens, case.scheduler.max_running
 
+    assert running is not None, "the compared case has a limit"
+
     def ms(rows: StepRows) -> float:
         return times.step_time(rows) * 1e3 / model.layers
 

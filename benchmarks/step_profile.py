@@ -155,9 +155,10 @@ class Bench:
         sampling = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
         tables = []
         for _ in range(rows):
-            tables.append(self._pool.allocate(SERVICE, -(-known // BLOCK_SIZE)))
-            if tables[-1] is None:
+            blocks = self._pool.allocate(SERVICE, -(-known // BLOCK_SIZE))
+            if blocks is None:
                 raise SystemExit("the KV pool is too small for this; --kv-mib makes it larger")
+            tables.append(blocks)
         tokens = torch.randint(0, self._vocab, (rows, known)).tolist()
         first, self._number = self._number, self._number + rows
         yield tuple(
@@ -215,12 +216,13 @@ def time_kernels(clock: Clock) -> None:
         function = plain(library, name, *arguments, result=result)
         return clock.timed(function, lambda _: "small" if clock.part == "Python" else None)
 
-    NativeLibrary.kernel = kernel  # type: ignore[method-assign]
+    NativeLibrary.kernel = kernel  # type: ignore[method-assign, assignment]
 
 
 def small_operations(traced: profile) -> list[float]:
     """Milliseconds of each torch operation in ``_forward`` outside all other wrapped functions."""
-    above = [event for event in traced.events() if event.name == SCOPE + "Python"]
+    events: list[Any] = traced.events()  # type: ignore[no-untyped-call]
+    above = [event for event in events if event.name == SCOPE + "Python"]
     found = [
         event for scope in above for event in scope.cpu_children if not event.name.startswith((SCOPE, "["))
     ]

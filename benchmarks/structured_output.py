@@ -82,7 +82,8 @@ def decode(engine: Engine, prompt: Sequence[int], grammars: Sequence[Grammar | N
     for grammar in {grammar for grammar in grammars if grammar is not None}:
         engine.prepare(SERVICE, grammar).result()
     engine.submit(*requests)
-    started, made, seen = time.perf_counter(), 0, set()
+    started, made = time.perf_counter(), 0
+    seen: set[str] = set()
     while engine.busy:
         for event in engine.step():
             assert event.error is None, event.error

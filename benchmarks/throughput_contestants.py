@@ -105,7 +105,7 @@ class Runner:
         line = process.stdout.readline()
         if not line:
             raise Failed(f"it ended: {last_lines(self._errors)}")
-        answer = json.loads(line)
+        answer: Mapping[str, Any] = json.loads(line)
         if "error" in answer:
             raise Failed(answer["error"])
         return answer

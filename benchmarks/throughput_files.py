@@ -47,7 +47,8 @@ def q8_0_file(model: str) -> Path:
 
 def weights_of(file: Path) -> str:
     """What most weights of a GGUF file are: "Q4_1", for example."""
-    return LlamaFileType(GGUFReader(file).fields[_FILE_TYPE].contents()).name.removeprefix("MOSTLY_")
+    kind = LlamaFileType(GGUFReader(file).fields[_FILE_TYPE].contents())
+    return str(kind.name).removeprefix("MOSTLY_")
 
 
 def twin_folder(model: str) -> Path:

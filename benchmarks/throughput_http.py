@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -67,7 +67,7 @@ class Served:
     async def _burst(self, prompts: Prompts, output: int) -> list[int]:
         return await asyncio.gather(*(self._stream(prompt, output) for prompt in prompts))
 
-    async def _stream(self, prompt: list[int], output: int) -> int:
+    async def _stream(self, prompt: Sequence[int], output: int) -> int:
         """Output tokens of one request, as its last chunk has them."""
         body = {
             "model": self._config["services"][0]["name"], "prompt": prompt, "max_tokens": output,

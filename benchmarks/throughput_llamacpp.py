@@ -25,7 +25,7 @@ def start(setup: Mapping[str, Any]) -> tuple[Generate, Mapping[str, str]]:
     def complete(prompt: Sequence[int], output: int) -> int:
         body = {"prompt": list(prompt), "n_predict": output, "ignore_eos": True, "temperature": 0}
         answer = server.handle_completions(body | {"cache_prompt": False})
-        return answer["usage"]["completion_tokens"]
+        return int(answer["usage"]["completion_tokens"])
 
     def generate(prompts: Prompts, output: int) -> Mapping[str, Any]:
         with ThreadPoolExecutor(len(prompts)) as threads:

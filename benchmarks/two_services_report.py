@@ -1,7 +1,7 @@
 """Figures of `two_services.py`'s runs, as tables and as a picture."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -179,7 +179,7 @@ def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
     require_plots()
     from matplotlib.figure import Figure
 
-    panels = (
+    panels: Sequence[tuple[str, str, bool, Callable[[Figures], float]]] = (
         ("normalised latency", "mean latency / L^", True, lambda one: one.normalised),
         ("normalised latency, p99", "latency / L^", True, lambda one: one.normalised_p99),
         (f"ended within {E2E_SCALE:g} L^", "requests, %", False, lambda one: 100 * one.attainment),
@@ -194,13 +194,14 @@ def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
     known = [panel for panel in panels if not any(math.isnan(panel[3](one)) for one in overall)]
     rows = len(known) // 3 + 1
     figure = Figure(figsize=(14, 4 * rows), layout="constrained")
-    axes = list(figure.subplots(rows, 3).flat)
+    axes: list[Any] = list(figure.subplots(rows, 3).flat)
     for axis in axes[len(known) :]:
         axis.set_axis_off()
     for axis, (name, label, logarithmic, value) in zip(axes, known, strict=False):
         for number, policy in enumerate(policies):
             points = sorted((one.load, value(one)) for one in overall if one.policy == policy)
-            axis.plot(*zip(*points, strict=True), label=policy, **_style(policy, number))
+            loads, values = zip(*points, strict=True)
+            axis.plot(loads, values, label=policy, **_style(policy, number))
         axis.set_title(name)
         axis.set_xlabel("arrivals / capacity")
         axis.set_ylabel(label)
