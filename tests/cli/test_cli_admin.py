@@ -199,3 +199,9 @@ def test_without_a_server_it_is_told_how_to_start_one(capsys):
 def test_a_wrong_url_is_named(capsys, url):
     assert run(["services", "list", "--url", url]) == 2
     assert f"--url {url}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("what", "command"), [("services", "remove"), ("engines", "drain")])
+def test_a_name_that_is_not_utf8_is_told(capsys, what, command):
+    assert run([what, command, "a\udcff"]) == 2
+    assert capsys.readouterr().err == "error: the name 'a\\udcff' is not UTF-8 text\n"

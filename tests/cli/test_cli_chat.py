@@ -136,6 +136,26 @@ def test_a_script_learns_at_the_end_that_an_answer_failed(is_terminal, status, m
     assert client.closed
 
 
+@pytest.mark.parametrize(("system", "text"), [("be kind", b"\xff\nhi\n"), ("\udcff", b"hi\n")])
+def test_a_message_that_is_not_utf8_is_refused(system, text, monkeypatch, capsys):
+    lines = io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", lines)
+    api = FakeApi()
+    with fake_server(api) as url:
+        assert run(["chat", "--url", url, "--system", system]) == 1
+    out, err = capsys.readouterr()
+    assert err.splitlines()[1:] == ["error: the messages are not UTF-8 text"]
+    assert out == "Hello there!\n" * len(api.bodies)
+    assert len(api.bodies) == text.count(b"\n") - 1, "the chat goes on"
+
+
+def test_standard_input_that_cannot_be_decoded_ends_the_chat(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    with fake_server(FakeApi()) as url:
+        assert run(["chat", "--url", url]) == 2
+    assert "error: standard input is not UTF-8 text" in capsys.readouterr().err
+
+
 def test_the_address_of_a_server_needs_no_scheme_and_its_service_must_exist(capsys):
     api = FakeApi()
     with fake_server(api) as url:

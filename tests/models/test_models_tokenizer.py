@@ -62,6 +62,12 @@ def test_half_a_character_shows_as_replacement(tmp_path: Path) -> None:
     assert tokenizer.token_text(second) == "\ufffd"
 
 
+@pytest.mark.parametrize("text", ["ab\udcff", "\ud800", "\ude00\ud83d"])
+def test_a_text_that_has_no_utf8_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"not UTF-8 text: character \d is the lone surrogate"):
+        byte_level(tmp_path).encode(text)
+
+
 def test_ids_outside_the_vocabulary_are_empty(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path)
     assert tokenizer.vocab_size == 256 + 3 + 4

@@ -83,5 +83,8 @@ class AdminClient:
 
 
 def in_path(name: str) -> str:
-    """A name as a part of a path; slashes stay."""
-    return quote(name)
+    """A name as a part of a path; slashes stay. Raises ConfigError for a name that is not UTF-8 text."""
+    try:
+        return quote(name)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the name {name!r} is not UTF-8 text") from error

@@ -148,12 +148,15 @@ def _is_interactive() -> bool:
 
 
 def _read_line() -> str:
+    """The next line; raises EOFError at the end, InvalidRequest where it is not UTF-8 text."""
     if sys.stdin is None:  # closed by the parent process
         raise EOFError
-    if not _is_interactive():
-        return input()
     try:
-        return input("> ")
+        return input("> ") if _is_interactive() else input()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("standard input is not UTF-8 text") from error
     except KeyboardInterrupt:
+        if not _is_interactive():
+            raise
         typer.secho(f"\n{_HELP}", dim=True, err=True)
         return ""

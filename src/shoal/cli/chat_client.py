@@ -100,6 +100,8 @@ class ServerChatClient:
                 async for chunk in stream_chunks(response):
                     if piece := chunk_text(chunk):
                         yield piece
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("the messages are not UTF-8 text") from error
         except (httpx.HTTPError, RuntimeError) as error:
             raise EngineDied(f"the server broke off: {error or type(error).__name__}") from error
 

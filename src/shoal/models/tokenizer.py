@@ -90,7 +90,11 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to."""
+        """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to.
+
+        Raises InvalidRequest for a text with lone surrogates, which has no UTF-8.
+        """
+        _check_utf8(text)
         # Unlike ``encode``, the batch call lets other threads run meanwhile.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
@@ -162,6 +166,16 @@ class Tokenizer:
                 code=NO_CHAT_TEMPLATE,
             )
         return self._template
+
+
+def _check_utf8(text: str) -> None:
+    """Raise InvalidRequest for a text that the library would refuse with a TypeError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"not UTF-8 text: character {error.start + 1} is the lone surrogate {text[error.start]!r}"
+        ) from error
 
 
 def _check_usable(backend: tokenizers.Tokenizer, description: Path) -> None:
