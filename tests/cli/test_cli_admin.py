@@ -176,6 +176,12 @@ def test_the_admin_key_comes_from_a_flag_or_the_environment(capsys, monkeypatch)
     assert api.headers[0]["Authorization"] == "Bearer sk-flag"
 
 
+def test_an_admin_key_that_no_header_can_hold_is_told(capsys):
+    assert run(["services", "list", "--admin-key", "k\u00e4"]) == 2
+    error = "a key must be visible ASCII characters without spaces"
+    assert capsys.readouterr().err == f"error: {error} (here --admin-key or SHOAL_ADMIN_KEY gives it)\n"
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_server_that_does_not_let_us_says_what_is_missing(capsys, status):
     refusal = (status, {"error": {"message": "this route needs the admin key"}})

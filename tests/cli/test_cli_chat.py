@@ -178,6 +178,14 @@ def test_an_api_key_is_sent(monkeypatch, capsys):
         assert CliRunner().invoke(app, ["chat", "--url", url], input="hi\n").exit_code == 0
 
 
+@pytest.mark.parametrize("key", ["k\u00e4", "sk-\udcff"])
+def test_an_api_key_that_no_header_can_hold_is_told(key, monkeypatch, capsys):
+    monkeypatch.setenv("SHOAL_API_KEY", key)
+    assert run(["chat", "--url", "http://127.0.0.1:8000"]) == 2
+    error = "a key must be visible ASCII characters without spaces"
+    assert capsys.readouterr().err == f"error: {error} (here --api-key or SHOAL_API_KEY gives it)\n"
+
+
 def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", lambda *_: "hi")
     api = FakeApi(reject={"complete": (400, "this model cannot chat")}, code="no_chat_template")

@@ -14,6 +14,7 @@ from shoal.models.progress import Progress
 _TIMEOUT_S = 10.0
 _POLL_S = 0.2
 _MISUSE = (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND)
+_KEY_SOURCE = "--admin-key or SHOAL_ADMIN_KEY gives it"
 _NOT_LET = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
@@ -27,7 +28,7 @@ class AdminClient:
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
         self._base = server_base(url)
-        self._headers = bearer(key)
+        self._headers = bearer(key, _KEY_SOURCE)
 
     def list(self, what: str) -> dict[str, Any]:
         """What ``GET /admin/WHAT`` answers, which is a list as ``data``."""
@@ -62,8 +63,7 @@ class AdminClient:
                 f"no server at {self._url} ({reason}); start one with `shoal serve smollm2`"
             ) from error
         if response.status_code in _NOT_LET:
-            message = error_message(response)
-            raise ConfigError(f"{self._url}: {message} (here --admin-key or SHOAL_ADMIN_KEY gives it)")
+            raise ConfigError(f"{self._url}: {error_message(response)} (here {_KEY_SOURCE})")
         return self._read(response)
 
     def _read(self, response: httpx.Response) -> dict[str, Any]:

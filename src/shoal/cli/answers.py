@@ -2,6 +2,9 @@
 
 import httpx
 
+from shoal.config.api_keys import is_secret
+from shoal.core import ConfigError
+
 
 def server_base(url: str) -> str:
     """The address of a server as users write it: with or without ``http://`` and ``/v1``."""
@@ -9,9 +12,16 @@ def server_base(url: str) -> str:
     return base if "://" in base else f"http://{base}"
 
 
-def bearer(key: str | None) -> dict[str, str]:
-    """The header that names a key, if there is one."""
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+def bearer(key: str | None, source: str) -> dict[str, str]:
+    """The header that names a key, if there is one.
+
+    source: where users write the key, for the ConfigError that is raised for one that no header can hold.
+    """
+    if not key:
+        return {}
+    if not is_secret(key):
+        raise ConfigError(f"a key must be visible ASCII characters without spaces (here {source})")
+    return {"Authorization": f"Bearer {key}"}
 
 
 def error_message(response: httpx.Response) -> str:

@@ -17,6 +17,8 @@ from shoal.models import Progress, Tokenizer, resolve_model
 
 Message = dict[str, str]
 
+_KEY_SOURCE = "--api-key or SHOAL_API_KEY gives it"
+
 
 class ChatClient(Protocol):
     """Replies to conversations."""
@@ -49,15 +51,15 @@ class ServerChatClient:
         Raises ConfigError if it has no such service or wants another key, EngineDied if there is no server.
         """
         timeout = httpx.Timeout(300.0, connect=10.0)
+        headers = bearer(api_key, _KEY_SOURCE)
         try:
-            client = httpx.AsyncClient(base_url=server_base(url), timeout=timeout, headers=bearer(api_key))
+            client = httpx.AsyncClient(base_url=server_base(url), timeout=timeout, headers=headers)
         except httpx.InvalidURL as error:
             raise ConfigError(f"--url {url}: {error}") from None
         try:
             response = await client.get("/v1/models")
             if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-                message = error_message(response)
-                raise ConfigError(f"{url}: {message} (here --api-key or SHOAL_API_KEY gives it)")
+                raise ConfigError(f"{url}: {error_message(response)} (here {_KEY_SOURCE})")
             if response.status_code != httpx.codes.OK:
                 raise EngineDied(f"{url} answered with status {response.status_code}: is it a Shoal server?")
             names = [card["id"] for card in response.json()["data"]]

@@ -29,7 +29,7 @@ class ApiKey:
 
     def __post_init__(self) -> None:
         """Check key and name; raises ConfigError, which never quotes the key."""
-        if not self.key or not all("!" <= character <= "~" for character in self.key):
+        if not is_secret(self.key):
             raise ConfigError("a key must be visible ASCII characters without spaces")
         if len(self.name) > _MAX_NAME_CHARACTERS or not self.name.isprintable() or " " in self.name:
             raise ConfigError(f"a key's name has at most {_MAX_NAME_CHARACTERS} characters and no spaces")
@@ -44,6 +44,11 @@ class ApiKeySection(Section):
         if isinstance(node, Scalar) and node.text is not None:
             node = Table({"key": node}, node.where, {"key": node.where})
         return self.build(self.read_fields(node, path), node, path)  # type: ignore[no-any-return]
+
+
+def is_secret(text: str) -> bool:
+    """Whether ``text`` can be a key: visible ASCII characters, which a header can hold."""
+    return bool(text) and all("!" <= character <= "~" for character in text)
 
 
 def api_key_section() -> ApiKeySection:

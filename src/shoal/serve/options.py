@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.config.api_keys import ApiKey, named_keys
+from shoal.config.api_keys import ApiKey, is_secret, named_keys
 from shoal.core import ConfigError
 
 LogFormat = Literal["text", "json"]
@@ -86,7 +86,7 @@ class ServerOptions:
         if self.admin_key is not None and self.admin_key_file is not None:
             raise ConfigError("server: write admin_key or admin_key_file, not both")
         secret = self.admin_secret
-        if secret is not None and not (secret and all("!" <= character <= "~" for character in secret)):
+        if secret is not None and not is_secret(secret):
             raise ConfigError("server.admin_key must be visible ASCII characters without spaces")
         for key in self.named_api_keys():
             if key.key == secret:
