@@ -178,6 +178,13 @@ def test_an_api_key_is_sent(monkeypatch, capsys):
         assert CliRunner().invoke(app, ["chat", "--url", url], input="hi\n").exit_code == 0
 
 
+def test_of_several_api_keys_in_the_environment_the_first_is_sent(monkeypatch):
+    monkeypatch.setenv("SHOAL_API_KEY", " sk-1 sk-2")
+    with fake_server(FakeApi(api_key="sk-1")) as url:
+        result = CliRunner().invoke(app, ["chat", "--url", url], input="hi\n")
+    assert (result.exit_code, result.stdout) == (0, "Hello there!\n")
+
+
 @pytest.mark.parametrize("key", ["k\u00e4", "sk-\udcff"])
 def test_an_api_key_that_no_header_can_hold_is_told(key, monkeypatch, capsys):
     monkeypatch.setenv("SHOAL_API_KEY", key)

@@ -60,7 +60,7 @@ def chat(
         if url is not None:
             from shoal.cli.chat_client import ServerChatClient
 
-            client: ChatClient = runner.run(ServerChatClient.open(url, model, api_key))
+            client: ChatClient = runner.run(ServerChatClient.open(url, model, _first(api_key)))
         else:
             client = _start_engine(runner, model, config, settings)
         try:
@@ -69,6 +69,11 @@ def chat(
             runner.run(client.close())
     if not all_answered and not _is_interactive():
         raise typer.Exit(1)
+
+
+def _first(keys: str | None) -> str | None:
+    """The first of some keys: `shoal serve` takes several from the same environment variable."""
+    return next(iter((keys or "").split()), None)
 
 
 def _start_engine(
