@@ -121,13 +121,14 @@ def test_chat_names_the_service_of_a_server():
 
 @pytest.mark.parametrize(("is_terminal", "status"), [(False, 1), (True, 0)])
 def test_a_script_learns_at_the_end_that_an_answer_failed(is_terminal, status, monkeypatch, capsys):
-    client, lines = FakeChatClient(InvalidRequest("too long")), iter(["one", "two", "/exit"])
+    client, lines = FakeChatClient(InvalidRequest("too long")), iter(["one\n", "two\n", "/exit\n"])
 
     async def connect(*_):
         return client
 
     monkeypatch.setattr("shoal.cli.chat_client.ServerChatClient.open", connect)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: is_terminal))
+    stdin = SimpleNamespace(isatty=lambda: is_terminal, readline=lambda: next(lines))
+    monkeypatch.setattr("sys.stdin", stdin)
     monkeypatch.setattr("builtins.input", lambda *_: next(lines))
     assert run(["chat", "--url", "http://127.0.0.1:8000"]) == status
     captured = capsys.readouterr()
@@ -194,7 +195,7 @@ def test_an_api_key_that_no_header_can_hold_is_told(key, monkeypatch, capsys):
 
 
 def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", lambda *_: "hi")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     api = FakeApi(reject={"complete": (400, "this model cannot chat")}, code="no_chat_template")
     with fake_server(api) as url:
         assert run(["chat", "complete", "--url", url]) == 2
@@ -219,7 +220,7 @@ def test_a_server_that_is_not_there(capsys):
     "api", [FakeApi(break_off="the engine died"), FakeApi(reject={"chat": (503, "gone")})]
 )
 def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", lambda *_: "hi")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
     with fake_server(api) as url:
         assert run(["chat", "--url", url]) == 1
     assert "error: " in capsys.readouterr().err
@@ -315,3 +316,12 @@ def test_ctrl_c_at_the_prompt_says_how_to_end(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     assert [_read_line(), _read_line()] == ["", "hi"]
     assert "Ctrl-D) ends it" in capsys.readouterr().err
+
+
+def test_a_chat_needs_no_standard_output(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    monkeypatch.setattr("sys.stdout", None)
+    api = FakeApi()
+    with fake_server(api) as url:
+        assert run(["chat", "--url", url]) == 0
+    assert len(api.bodies) == 1

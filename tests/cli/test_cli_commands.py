@@ -143,6 +143,13 @@ def test_generate_reads_lines_from_standard_input(fake_shoal):
     assert conversations == [[{"role": "user", "content": text}] for text in ("one", "two")]
 
 
+@pytest.mark.parametrize("arguments", [[], ["--file", "-"]])
+def test_closed_standard_input_has_no_prompts(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(["generate", "-m", "smollm2", *arguments]) == 2
+    assert "error: no prompt: give one as an argument" in capsys.readouterr().err
+
+
 def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
     file = tmp_path / "shoal.yaml"
     file.write_text("services: [{name: chat, model: smollm2, dtype: float32}, gemma3-270m]")

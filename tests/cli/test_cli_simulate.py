@@ -288,3 +288,11 @@ def test_ctrl_c_ends_a_run_with_the_figures_so_far(
     assert f"after {len(rows)} of 5,000 requests; all figures are of these" in shown
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["overall"]["requests"] == len(rows)
+
+
+def test_without_standard_error_results_are_still_alone_on_standard_output(scenario):
+    command = [sys.executable, "-m", "shoal.cli", "simulate", "--config", str(scenario), "--json", "-"]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    result = subprocess.run(closed, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert result.returncode == 0
+    assert json.loads(result.stdout)

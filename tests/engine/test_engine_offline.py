@@ -247,3 +247,10 @@ def test_nothing_is_printed_where_there_is_no_terminal(capfd):
         shoal.generate(["a", "b"], greedy())
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_standard_error_may_be_closed(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        [output] = shoal.generate("hello", greedy())
+    assert output.text == expected_text("hello")

@@ -6,6 +6,7 @@ import json
 import logging
 import logging.config
 import re
+from contextlib import contextmanager
 from datetime import datetime
 
 import httpx
@@ -166,6 +167,18 @@ def test_garbage_makes_one_line(capfd):
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
+@contextmanager
+def logging_as(config):
+    """Log as ``config`` says."""
+    before = {name: logging.getLogger(name).handlers[:] for name in config["loggers"]}
+    logging.config.dictConfig(config)
+    try:
+        yield
+    finally:
+        for name, handlers in before.items():
+            logging.getLogger(name).handlers[:] = handlers
+
+
 class Unread(io.StringIO):
     """A pipe whose reader is gone."""
 
@@ -174,9 +187,7 @@ class Unread(io.StringIO):
 
 
 def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsys):
-    before = {name: logging.getLogger(name).handlers[:] for name in ("shoal.cluster", logs.ACCESS_LOGGER)}
-    logging.config.dictConfig(logs.log_config() | {"disable_existing_loggers": False})
-    try:
+    with logging_as(logs.log_config()):
         for _ in range(2):
             logging.getLogger("shoal.cluster.recoveries").warning("engine %s died", 0)
         stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
@@ -186,6 +197,12 @@ def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsy
         monkeypatch.setattr("sys.stdout", Unread())
         logging.getLogger(logs.ACCESS_LOGGER).info("a line that nobody reads")
         assert "Traceback" not in capsys.readouterr().err
-    finally:
-        for name, handlers in before.items():
-            logging.getLogger(name).handlers[:] = handlers
+
+
+def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout", None)
+    with logging_as(logs.log_config()):
+        logging.getLogger(logs.ACCESS_LOGGER).info("a line for nobody")
+        logging.getLogger("shoal.cluster.fleet").info("engine 0 is ready")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO:     engine 0 is ready")

@@ -5,6 +5,7 @@ Importing this package, and ``shoal --help``, must stay quick: a command imports
 and torch is imported only where an engine is built.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     SIGTERM ends a command as Ctrl-C does, so that it cleans up, unless the command handles it itself.
     """
     signal.signal(signal.SIGTERM, _terminated)
+    _ensure_standard_error()
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words[:1] == ["serve"] and not _HELP & set(words):
@@ -29,6 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:  # during an import
         code = 128 + signal.SIGINT
     raise SystemExit(code)
+
+
+def _ensure_standard_error() -> None:
+    """Discard what is written to standard error where it was closed, also for child processes.
+
+    Without one it is None, and what is printed to None goes to standard output.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        os.set_inheritable(sys.stderr.fileno(), True)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -149,7 +149,7 @@ def _print_reply(
 
 
 def _is_interactive() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None
 
 
 def _read_line() -> str:
@@ -157,7 +157,9 @@ def _read_line() -> str:
     if sys.stdin is None:  # closed by the parent process
         raise EOFError
     try:
-        return input("> ") if _is_interactive() else input()
+        if _is_interactive():
+            return input("> ")
+        line = sys.stdin.readline()  # ``input`` would also need a standard output
     except UnicodeDecodeError as error:
         raise InvalidRequest("standard input is not UTF-8 text") from error
     except KeyboardInterrupt:
@@ -165,3 +167,6 @@ def _read_line() -> str:
             raise
         typer.secho(f"\n{_HELP}", dim=True, err=True)
         return ""
+    if not line:
+        raise EOFError
+    return line

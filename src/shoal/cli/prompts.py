@@ -32,7 +32,7 @@ def collect_prompts(
     prompt a line. Raises ConfigError with the line of an error.
     """
     lines = [PromptLine(text, sampling) for text in arguments]
-    if file is None and not lines and not sys.stdin.isatty():
+    if file is None and not lines and sys.stdin is not None and not sys.stdin.isatty():
         file = "-"
     if file is not None:
         lines += _read(file, sampling)
@@ -46,7 +46,7 @@ def collect_prompts(
 
 def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = _read_standard_input() if file == "-" else Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the prompts in {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -55,6 +55,11 @@ def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
     if not file.endswith(".jsonl"):
         return [PromptLine(line, sampling) for _, line in lines]
     return [_parse(line, f"{file}, line {number}", sampling) for number, line in lines]
+
+
+def _read_standard_input() -> str:
+    """All of it; nothing where whoever started this process closed it."""
+    return "" if sys.stdin is None else sys.stdin.read()
 
 
 def _parse(line: str, where: str, sampling: Mapping[str, Any]) -> PromptLine:

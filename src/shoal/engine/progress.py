@@ -35,7 +35,8 @@ class _Display:
 
 
 def _off(shown: bool) -> bool:
-    return not (shown and sys.stderr.isatty())
+    # None where whoever started this process closed it.
+    return not (shown and sys.stderr is not None and sys.stderr.isatty())
 
 
 class LoadProgress(_Display):

@@ -45,7 +45,8 @@ class ToStandard(logging.StreamHandler[TextIO]):
     """Writes to whatever ``sys.stdout`` or ``sys.stderr`` is at the time.
 
     While a server loads they are a progress display's, which would break lines at the terminal's width. A
-    reader that is gone is no error: the server goes on without a log.
+    reader that is gone, and a stream that was closed before the start, are no errors: the server goes on
+    without a log.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,10 +54,15 @@ class ToStandard(logging.StreamHandler[TextIO]):
         self._name_of_stream = name
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        """Where it writes now."""
-        stream: TextIO = getattr(sys, self._name_of_stream)
+    def stream(self) -> TextIO | None:  # type: ignore[override]
+        """Where it writes now; None: nowhere."""
+        stream: TextIO | None = getattr(sys, self._name_of_stream)
         return stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write ``record``."""
+        if self.stream is not None:
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Print what went wrong, unless nobody reads."""
@@ -69,6 +75,8 @@ def log_config() -> dict[str, Any]:
     config = copy.deepcopy(LOGGING_CONFIG)
     config["filters"] = {"once": {"()": OncePerMinute}}
     config["formatters"]["default"] |= {
+        # uvicorn would ask standard output.
+        "use_colors": sys.stderr is not None and sys.stderr.isatty(),
         "fmt": "%(asctime)s.%(msecs)03d+00:00 %(levelprefix)s %(message)s",
         "datefmt": "%Y-%m-%dT%H:%M:%S",
         ".": {"converter": time.gmtime},
