@@ -408,7 +408,7 @@ def test_models_pull_says_what_it_does_once_and_where_it_ends(monkeypatch, tmp_p
         (["generate", "--model", "a" * 300, "hi"], "there is no model"),
         (["generate", "--model", "smollm2", "--threads", "99999999999999", "hi"], "threads must be 1 to"),
         (["chat", "--url", "http://256.256.256.256"], "--url"),
-        (["chat", "--url", "http://127.0.0.1:99999"], "no server at"),
+        (["chat", "--url", "http://127.0.0.1:99999"], "port must be 0-65535"),
     ],
 )
 def test_odd_values_are_told_in_a_line(arguments, says, capsys):

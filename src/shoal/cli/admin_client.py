@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from shoal.cli.answers import bearer, error_message, server_base
+from shoal.cli.answers import bearer, error_message, server_base, why
 from shoal.core import ConfigError, EngineDied, ShoalError
 from shoal.models.progress import Progress
 
@@ -58,9 +58,8 @@ class AdminClient:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
             raise ConfigError(f"--url {self._url}: {error}") from None
         except (httpx.HTTPError, OverflowError) as error:
-            reason = str(error) or type(error).__name__
             raise EngineDied(
-                f"no server at {self._url} ({reason}); start one with `shoal serve smollm2`"
+                f"no server at {self._url} ({why(error)}); start one with `shoal serve smollm2`"
             ) from error
         if response.status_code in _NOT_LET:
             raise ConfigError(f"{self._url}: {error_message(response)} (here {_KEY_SOURCE})")

@@ -24,6 +24,13 @@ def bearer(key: str | None, source: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+def why(error: Exception) -> str:
+    """What went wrong with a connection; of a group of errors the first tells."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
+
+
 def error_message(response: httpx.Response) -> str:
     """The message of an error in OpenAI's shape, or the body as it is."""
     try:

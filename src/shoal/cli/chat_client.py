@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.answers import bearer, error_code, error_message, server_base
+from shoal.cli.answers import bearer, error_code, error_message, server_base, why
 from shoal.cli.demo_client import chunk_text, stream_chunks
 from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import EnginePlan
@@ -68,9 +68,8 @@ class ServerChatClient:
             raise ConfigError(f"--url {url}: {error}") from None
         except (httpx.HTTPError, ExceptionGroup, OverflowError, ValueError, KeyError, TypeError) as error:
             await client.aclose()
-            reason = str(error) or type(error).__name__
             raise EngineDied(
-                f"no server at {url} ({reason}); start one with `shoal serve smollm2`"
+                f"no server at {url} ({why(error)}); start one with `shoal serve smollm2`"
             ) from error
         except (ConfigError, EngineDied):
             await client.aclose()
