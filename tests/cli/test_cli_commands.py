@@ -143,6 +143,17 @@ def test_generate_reads_lines_from_standard_input(fake_shoal):
     assert conversations == [[{"role": "user", "content": text}] for text in ("one", "two")]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("p.txt", "one\ntwo"), ("p.jsonl", '"one"\n"two"'), ("-", "one\ntwo")]
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(name, text, fake_shoal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8-sig")
+    generate("-m", "smollm2", "--file", name, input="\ufeff" + text)
+    [(_, prompts, _)] = fake_shoal.made[0].calls
+    assert prompts == ["one", "two"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["--file", "-"]])
 def test_closed_standard_input_has_no_prompts(arguments, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", None)

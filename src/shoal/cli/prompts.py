@@ -51,7 +51,9 @@ def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
         raise ConfigError(f"cannot read the prompts in {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the prompts in {file}: not UTF-8 text") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Some editors begin a file with a byte-order mark, which is no part of the first prompt.
+    numbered = enumerate(text.removeprefix("\ufeff").splitlines(), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
     if not file.endswith(".jsonl"):
         return [PromptLine(line, sampling) for _, line in lines]
     return [_parse(line, f"{file}, line {number}", sampling) for number, line in lines]
