@@ -53,8 +53,13 @@ class IncrementalDecoder:
         end = self._last_boundary(text)
         return self._take(end, self._decode(self._tokens[:end]), keep_window=False)
 
-    def finish(self) -> str:
+    @property
+    def waiting(self) -> str:
         """The text still waiting, an unfinished character as U+FFFD."""
+        return self._decode(self._tokens)[len(self._read_text) :] if len(self._tokens) > self._read else ""
+
+    def finish(self) -> str:
+        """Return the text still waiting."""
         return self._take(len(self._tokens), self._decode(self._tokens), keep_window=False)
 
     def _take(self, end: int, text: str, keep_window: bool) -> str:

@@ -16,8 +16,8 @@ from shoal.core import (
 )
 from shoal.engine.detokenize import Decoder, IncrementalDetokenizer
 
-# Decoders look at no more than the last few tokens to know how a text continues.
-_CONTEXT_TOKENS = 6
+CONTEXT_TOKENS = 6
+"""Decoders look at no more than the last few tokens to know how a text continues."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class ChoiceReader:
         decoder: Decoder,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        context = request.prompt[-_CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
+        context = request.prompt[-CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
         self.request_id = request.id
         self.choice = choice
         self.cached_tokens = 0 if request.carried is None else request.carried.num_cached_tokens

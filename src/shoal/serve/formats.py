@@ -106,7 +106,9 @@ class CompletionFormat:
         entries = delta.logprobs if self._logprobs else None
         ids = self._shown.token_ids(delta.tokens)
         if delta.text or entries or ids:
-            logprobs = self._logprobs.completion(index, entries) if self._logprobs and entries else None
+            logprobs = None
+            if self._logprobs is not None and entries:
+                logprobs = self._logprobs.completion(index, entries, self._shown.prompt(index))
             yield self._chunk(CompletionChoice(index, delta.text, logprobs, None, token_ids=ids), usage)
         if delta.finish is not None:
             yield self._chunk(
@@ -128,14 +130,15 @@ class CompletionFormat:
     def _choice(self, index: int, outputs: Sequence[Output]) -> CompletionChoice:
         output, shown = outputs[index], self._shown
         scores = outputs[shown.first_of(index)].prompt_logprobs
+        prompt, echo = shown.prompt(index), shown.echo(index)
         logprobs = None
         if self._logprobs is not None and shown.echoed is not None:
-            logprobs = self._logprobs.completion(index, [*scores, *output.logprobs], shown.prompt(index)[:1])
+            logprobs = self._logprobs.completion(index, [*scores, *output.logprobs], prompt, echo)
         elif self._logprobs is not None:
-            logprobs = self._logprobs.completion(index, output.logprobs)
+            logprobs = self._logprobs.completion(index, output.logprobs, prompt)
         return CompletionChoice(
             index,
-            shown.echo(index) + output.text,
+            echo + output.text,
             logprobs,
             finish_reason(output.finish),
             output.stop_reason,

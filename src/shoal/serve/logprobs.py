@@ -13,6 +13,7 @@ from shoal.serve.responses import (
     PromptLogprobs,
     TopLogprob,
 )
+from shoal.serve.text_offsets import TextOffsets
 
 # JSON has no infinity; a token that cannot be sampled gets this, as in OpenAI's API.
 _IMPOSSIBLE = -9999.0
@@ -33,13 +34,12 @@ class LogprobFormatter:
         as_token_ids: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
+        self._tokenizer = tokenizer
         self._num_top = num_top
         self._as_token_ids = as_token_ids
+        self._skip_special_tokens = skip_special_tokens
         self._bytes = functools.cache(tokenizer.token_bytes)
-        self._length = functools.cache(
-            lambda token: 0 if skip_special_tokens and _is_special(tokenizer, token) else self._count(token)
-        )
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
         """Tokens of a message; a part of a character is shown as U+FFFD, but its bytes are exact."""
@@ -60,18 +60,20 @@ class LogprobFormatter:
         return self._bytes(token).decode("utf-8", "replace")
 
     def completion(
-        self, index: int, entries: Sequence[TokenLogprobs], first: Sequence[int] = ()
+        self,
+        index: int,
+        entries: Sequence[TokenLogprobs],
+        prompt: Sequence[int] = (),
+        echo: str | None = None,
     ) -> CompletionLogprobs:
         """The next tokens of choice ``index``; a part of a character is shown as ``bytes:\\xNN``.
 
-        first: a token before them that has no log-probability, the first of an echoed prompt.
+        echo: the prompt's text, with which that of the choice begins; ``entries`` are then of the whole
+        choice, from the prompt's second token on. The first has no log-probability.
         """
+        first = prompt[:1] if echo is not None else ()
         known = [*first, *(entry.token for entry in entries)]
-        offsets = []
-        for token in known:
-            offset = self._offsets.get(index, 0)
-            offsets.append(offset)
-            self._offsets[index] = offset + self._length(token)
+        offsets = self._count_offsets(index, known, prompt, echo)
         # The token itself is always among them, as in OpenAI and vLLM.
         top = [
             {
@@ -88,9 +90,22 @@ class LogprobFormatter:
             offsets,
         )
 
-    def _count(self, token: int) -> int:
-        """Characters that a token adds to the text."""
-        return len(self._bytes(token).decode("utf-8", "ignore"))
+    def _count_offsets(
+        self, index: int, tokens: Sequence[int], prompt: Sequence[int], echo: str | None
+    ) -> list[int]:
+        """Where the tokens begin in the text of choice ``index``."""
+        offsets = []
+        if echo is not None:
+            echoed = TextOffsets(self._tokenizer, echo=echo)
+            offsets = [echoed.push(token) for token in tokens[: len(prompt)]]
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(
+                self._tokenizer,
+                context=prompt,
+                start=len(echo or ""),
+                skip_special_tokens=self._skip_special_tokens,
+            )
+        return offsets + [self._offsets[index].push(token) for token in tokens[len(offsets) :]]
 
     def _escape(self, token: int) -> str:
         if self._as_token_ids:
@@ -100,11 +115,6 @@ class LogprobFormatter:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _is_special(tokenizer: TextCodec, token: int) -> bool:
-    """Whether a token has no text because it is special."""
-    return not tokenizer.decode([token]) and bool(tokenizer.decode([token], skip_special_tokens=False))
 
 
 def prompt_logprobs(tokenizer: TextCodec, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
