@@ -223,6 +223,7 @@ def test_a_service_may_be_called_as_on_the_hub(tmp_path):
         ({"model": "smollm2", "name": "a b"}, "name", "no spaces"),
         ({"model": ["smollm2"]}, "model", "got a list"),
         ({"model": "smollm2", "name": "x", "engines": [{}]}, "engines[0]", "got a mapping"),
+        ({"model": "smollm2", "name": "x", "engines": []}, "engines", "at least one engine; there are: 0"),
     ],
 )
 def test_bodies_of_services_are_read_as_the_configuration_is(body, param, message, tmp_path):
@@ -327,6 +328,17 @@ def test_bodies_of_engines(body, status, param, tmp_path):
     async def test(operator):
         response = await operator.client.post("/admin/engines", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+    with_operator(test, tmp_path)
+
+
+def test_null_names_all_engines_and_services(tmp_path):
+    async def test(operator):
+        await operator.done(await operator.add(**NEW, engines=None))
+        assert operator.cluster.administration.added[0][3] is None
+        body = {"device": "cpu", "services": None}
+        await operator.done(await operator.client.post("/admin/engines", json=body))
+        assert len(operator.cluster.administration.plans[0].options.services) == 3
 
     with_operator(test, tmp_path)
 

@@ -80,7 +80,7 @@ def read_added_engine(settings: Table) -> tuple[EngineDevice, tuple[str, ...] | 
     services = entries.pop("services", None)
     node = Table(entries, settings.where, settings.key_places)
     device = device_section().read(node, "")
-    return device, None if services is None else Several(Text()).read(services, "services")
+    return device, None if services is None else Maybe(Several(Text())).read(services, "services")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def read_added_service(settings: Table) -> tuple[Service, tuple[str, ...] | None
     engines = entries.pop("engines", None)
     node = Table(entries, settings.where, settings.key_places)
     service: Service = service_section(Path()).read(node, "")
-    return service, None if engines is None else Several(Text()).read(engines, "engines")
+    return service, None if engines is None else Maybe(Several(Text())).read(engines, "engines")
 
 
 def goal_kinds() -> Rules:

@@ -69,6 +69,9 @@ class ClusterAdmin:
         self.operations.check_free("add_service", name)
         if name in self._backend.services:
             raise Conflict(f"there is already a service named {name!r}; give this one another name")
+        if engines is not None and not engines:
+            known = ", ".join(engine.name for engine in self._backend.engines)
+            raise InvalidRequest(f"name at least one engine; there are: {known}", "engines")
         for engine in engines or ():
             self._engine(engine, "engines")
         check_model(service.model)
