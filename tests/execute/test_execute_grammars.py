@@ -18,7 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.core import NO_TOKEN, Grammar, GrammarKind, InvalidRequest, QueueFull, SamplingParams
+from shoal.core import (
+    NO_TOKEN,
+    Failure,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    InvalidRequest,
+    QueueFull,
+    SamplingParams,
+)
 from shoal.execute import grammar_pool
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_messages import Step, Told
@@ -178,17 +187,17 @@ def test_a_masked_row_is_sampled_as_if_the_other_tokens_were_impossible(
     forbidden = torch.ones(VOCAB, dtype=torch.bool)
     forbidden[may] = False
     rows = [row(9, 77), row(9, 77, grammar=ANY, **params), row(9)]
-    expected, _ = sample(
+    expected, *_ = sample(
         torch.stack([logits[0], logits[1].masked_fill(forbidden, -torch.inf), logits[2]]),
         [rows[0], row(9, 77, **params), rows[2]],
         [EOS],
     )
     raw = logits[1].float().log_softmax(-1)
-    tokens, _ = sample(logits.clone(), rows, [EOS], masks=masked([1], [may]))
+    tokens, *_ = sample(logits.clone(), rows, [EOS], masks=masked([1], [may]))
     assert tokens == expected
     assert tokens[1] in may
     reported = [row(9, 77, grammar=ANY, logprobs=2, **params)]
-    _, [logprobs] = sample(logits[1:2].clone(), reported, [EOS], masks=masked([0], [may]))
+    _, [logprobs], _ = sample(logits[1:2].clone(), reported, [EOS], masks=masked([0], [may]))
     assert logprobs.logprob == pytest.approx(float(raw[logprobs.token]), abs=1e-5)
     assert [token for token, _ in logprobs.top] == raw.topk(2).indices.tolist()
 
@@ -206,8 +215,31 @@ def test_a_row_without_a_mask_gets_no_token(sample: Sample) -> None:
     logits = torch.zeros((3, VOCAB))
     logits[:, 5] = 1.0
     rows = [row(grammar=ANY, temperature=0.0), row(temperature=0.0), row(grammar=ANY, temperature=0.0)]
-    tokens, _ = sample(logits, rows, [EOS], masks=masked([2], [[8, 9]], {0: "why"}))
+    why = Failure("why")
+    tokens, _, failures = sample(logits, rows, [EOS], masks=masked([2], [[8, 9]], {0: why}))
     assert tokens == [NO_TOKEN, 5, 8]
+    assert failures == {0: why}
+
+
+def test_a_row_whose_own_limits_leave_no_token_is_told_from_one_whose_logits_are_not_finite(
+    sample: Sample,
+) -> None:
+    logits = torch.zeros((5, VOCAB))
+    logits[2, 3] = torch.nan
+    excluding: list[dict[str, Any]] = [
+        {"grammar": ANY, "allowed_token_ids": (9,)},
+        {"allowed_token_ids": (9,), "banned_sequences": ((9,),)},
+        {"allowed_token_ids": (9,)},
+        {"allowed_token_ids": (EOS,), "min_tokens": 2},
+        {"allowed_token_ids": (9,)},
+    ]
+    rows = [row(**params) for params in excluding]
+    tokens, _, failures = sample(logits, rows, [EOS], masks=masked([0], [[8]]))
+    assert tokens == [NO_TOKEN] * 4 + [9]
+    assert {at: failure.finish for at, failure in failures.items()} == dict.fromkeys(
+        (0, 1, 3), FinishReason.INVALID
+    )
+    assert "own limits" in failures[0].why
 
 
 def test_a_masked_row_of_a_model_that_overflows_gets_no_token(sample: Sample) -> None:

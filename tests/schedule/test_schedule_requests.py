@@ -7,6 +7,7 @@ from schedule_builders import make_pool, make_request, make_scheduler, run
 
 from shoal.core import (
     NO_TOKEN,
+    Failure,
     FinishReason,
     Idle,
     InvalidRequest,
@@ -243,6 +244,17 @@ def test_a_request_whose_text_is_complete_ends_as_stopped_and_its_length_is_reme
     counted = scheduler.stats().services["a"]
     assert (counted.finished, counted.cancelled) == (1, 0)
     assert 2 in scheduler._services["a"].statistics.history._recent
+
+
+def test_a_request_that_excludes_every_token_is_invalid():
+    scheduler = make_scheduler(make_pool())
+    scheduler.submit(make_request(8, id="x"), 0)
+    plan = scheduler.schedule(0)
+    failures = {0: Failure("its limits leave none", FinishReason.INVALID)}
+    [event] = scheduler.update(plan, StepResult([[NO_TOKEN]], [1], failures=failures), 0)
+    assert (event.finish, event.error) == (FinishReason.INVALID, "its limits leave none")
+    counted = scheduler.stats().services["a"]
+    assert (counted.finished, counted.cancelled) == (0, 1)
 
 
 def test_a_row_without_a_token_fails_alone_and_publishes_nothing():

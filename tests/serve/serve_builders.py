@@ -112,6 +112,8 @@ class FakeEngine:
     """The engine dies after this many tokens of a request."""
     error_after: int | None = None
     """A request fails after this many tokens."""
+    error_finish: FinishReason = FinishReason.ERROR
+    """How."""
     says: str | None = None
     """The greedy output, instead of the prompt."""
     alive: bool = True
@@ -253,7 +255,7 @@ class FakeEngine:
 
     def _event(self, request: Request, position: int) -> TokenEvent:
         if position == self.error_after:
-            return TokenEvent(request.id, finish=FinishReason.ERROR, error="NaN in the logits")
+            return TokenEvent(request.id, finish=self.error_finish, error="NaN in the logits")
         sampling = request.sampling
         token = self._token(request, position)
         stop = token if token in (EOS, *sampling.stop_token_ids) and not sampling.ignore_eos else None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post, tool
 
 from hypothesis_profiles import examples
-from shoal.core import ServiceUnavailable
+from shoal.core import FinishReason, ServiceUnavailable
 from shoal.serve.bodies import ChatBody, CompletionBody
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -374,6 +374,17 @@ def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
     assert "NaN in the logits" in error["message"]
     stream = events(ask(COMPLETIONS, completion(stream=True), FakeEngine(error_after=1)).text)
     assert "NaN in the logits" in stream[-1]["error"]["message"]
+
+
+def test_a_request_that_excludes_every_token_is_a_400():
+    def failing():
+        return FakeEngine(error_after=1, error_finish=FinishReason.INVALID)
+
+    for error in (
+        error_of(ask(COMPLETIONS, completion(), failing()), 400),
+        events(ask(COMPLETIONS, completion(stream=True), failing()).text)[-1]["error"],
+    ):
+        assert (error["type"], error["message"]) == ("invalid_request_error", "NaN in the logits")
 
 
 def test_unexpected_errors_tell_nothing_of_the_inside():

@@ -228,6 +228,14 @@ def test_failed_requests_count_as_errors_and_have_no_latency():
     assert values["shoal_request_e2e_seconds_count", ("service", "base")] == 0
 
 
+def test_a_request_that_cannot_be_met_as_it_was_asked_is_no_error():
+    engine = FakeEngine(error_after=1, error_finish=FinishReason.INVALID)
+    values = scrape_after(("/v1/chat/completions", chat()), engine=engine)
+    assert values["shoal_requests_finished_total", ("reason", "invalid"), ("service", "chat")] == 1
+    assert ("shoal_requests_finished_total", ("reason", "error"), ("service", "chat")) not in values
+    assert values["shoal_slo_requests_total", ("outcome", "missed"), ("service", "chat")] == 0
+
+
 def test_refused_requests_count_by_reason():
     async def main():
         engine = FakeEngine(max_queue=2, hold=asyncio.Event())

@@ -175,7 +175,7 @@ class Calls:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
         if not call.unfinished:
-            if reason is FinishReason.ERROR:
+            if reason in (FinishReason.ERROR, FinishReason.INVALID):
                 self.recoveries.failed(call.id)
             elif call.engine is not None:
                 self.recoveries.went_on(call.id, call.engine, self._clock())

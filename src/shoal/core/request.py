@@ -139,6 +139,8 @@ class FinishReason(StrEnum):
     """By the client."""
     ERROR = "error"
     """It could not be computed."""
+    INVALID = "invalid"
+    """What it asks for excludes every token (HTTP 400)."""
     REFUSED = "refused"
     """It waited until its latency goals were out of reach, and is not wanted any more (HTTP 429)."""
 
@@ -175,7 +177,7 @@ class TokenEvent(NamedTuple):
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended it, which is not part of the text."""
     error: str | None = None
-    """Explains FinishReason.ERROR and REFUSED."""
+    """Explains FinishReason.ERROR, INVALID and REFUSED."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix index at the first admission."""
     queue_ns: int = 0

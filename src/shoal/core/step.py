@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shoal.core.request import TokenLogprobs
+from shoal.core.request import FinishReason, TokenLogprobs
 from shoal.core.sampling import SamplingParams
 
 
@@ -118,6 +118,16 @@ class StepTimings:
 NO_TOKEN = -1
 """Stands in a result for a token that could not be sampled; see ``StepResult.failures``."""
 
+
+class Failure(NamedTuple):
+    """Why a row has NO_TOKEN."""
+
+    why: str
+    """What the client is told."""
+    finish: FinishReason = FinishReason.ERROR
+    """How its request ends: INVALID where what it asks for is the reason."""
+
+
 ANONYMOUS_TOKEN = -2
 """Stands in a result for a token of which only the time is known (simulation): it ends no output."""
 
@@ -153,7 +163,7 @@ class StepResult:
     computed again after a preemption come again."""
     embeddings: Mapping[int, bytes] = field(default_factory=dict)
     """By row: the prompt's embedding, with the first token of a request that wants it."""
-    failures: Mapping[int, str] = field(default_factory=dict)
+    failures: Mapping[int, Failure] = field(default_factory=dict)
     """Why a row has NO_TOKEN, by its place in ``plan.sampled``; of others, its logits were not finite."""
 
     @classmethod

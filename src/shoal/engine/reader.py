@@ -26,7 +26,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     tokens, logprobs: the new tokens; the text of the latest may come with a later delta. An
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
     of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
-    FinishReason.ERROR and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
+    FinishReason.ERROR, INVALID and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
     queue_ns: how long the request waited until it was first admitted. prompt_logprobs: of the next prompt
     tokens, which begin with the second. embedding: of the prompt.
     """

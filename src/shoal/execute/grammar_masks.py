@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 import numpy as np
 
-from shoal.core import Grammar, InvalidRequest, QueueFull
+from shoal.core import Failure, FinishReason, Grammar, InvalidRequest, QueueFull
 from shoal.execute.grammar_messages import Masked, Step, Told
 from shoal.execute.grammar_pool import GrammarPool, GrammarProcess
 from shoal.execute.group import RunningSequence
@@ -23,7 +23,7 @@ PATIENCE_S = 0.015
 killed; those that were not given it are waited for."""
 _LONGEST_WAIT_S = 10.0
 _RESTART_TIMEOUT_S = 1.0
-_TOO_SLOW = "the grammar takes too long: its next token could not be found in time; simplify it"
+_TOO_SLOW = Failure("the grammar takes too long: its next token could not be found in time; simplify it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RowMasks:
     """The rows."""
     bits: np.ndarray
     """uint32 [len(rows), words]: bit b of word w says whether token 32 * w + b may come next."""
-    failures: dict[int, str]
+    failures: dict[int, Failure]
     """Rows of which it is unknown, and why."""
 
 
@@ -68,7 +68,7 @@ class GrammarMasks:
         self._sequences: dict[int, _Sequence] = {}
         """By number."""
         self._asked: list[_Question] = []
-        self._failures: dict[int, str] = {}
+        self._failures: dict[int, Failure] = {}
 
     def begin(self, service: str, rows: Sequence[tuple[int, RunningSequence]]) -> None:
         """Ask for the masks of a step's rows (number and sequence), as far as they have grammars."""
@@ -82,7 +82,7 @@ class GrammarMasks:
             try:
                 sequence = self._follow(service, number, row)
             except (InvalidRequest, QueueFull) as error:
-                self._failures[place] = str(error)
+                self._failures[place] = Failure(str(error))
                 continue
             question = questions.setdefault(sequence.process.pid, _Question(sequence.process))
             question.rows.append(place)
@@ -146,7 +146,7 @@ class GrammarMasks:
         try:
             process.connection.send_bytes(msgspec.msgpack.encode(question.step))
         except OSError:
-            self._end(question, "the grammar's process ended")
+            self._end(question, Failure("the grammar's process ended"))
             return False
         return True
 
@@ -160,7 +160,8 @@ class GrammarMasks:
             self._end(question, _TOO_SLOW)
             return None
         for at, error in answer.failures.items():
-            self._failures[question.rows[at]] = error
+            why = f"the grammar allows no further token: {error}"
+            self._failures[question.rows[at]] = Failure(why, FinishReason.INVALID)
         return masks.reshape(len(question.rows), -1)
 
     def _end_slow(self, waiting: dict[Connection, _Question], all_of_them: bool) -> None:
@@ -171,7 +172,7 @@ class GrammarMasks:
                 del waiting[connection]
                 self._end(question, _TOO_SLOW)
 
-    def _end(self, question: _Question, error: str) -> None:
+    def _end(self, question: _Question, error: Failure) -> None:
         """Kill a process; its rows have no masks, and its other sequences begin anew in another."""
         process = question.process
         self._pool.end(process)

@@ -8,12 +8,13 @@ preemptions or on prefix hits.
 On CPUs a native kernel chooses; these operations of torch do the same elsewhere, but for rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
+from shoal.core import NO_TOKEN, Failure, FinishReason, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.grammar_masks import RowMasks
 from shoal.execute.group import RunningSequence
 from shoal.execute.native_sampling import NativeSampler
@@ -24,6 +25,23 @@ CANDIDATES = 256
 _CHUNK = 256
 """Tokens whose weights are summed up before a draw is looked up among them."""
 
+_NONE_LEFT = Failure(
+    "the request's own limits leave no token: what its grammar, allowed_token_ids, bad_words and min_tokens "
+    "allow excludes one another",
+    FinishReason.INVALID,
+)
+
+
+class Sampled(NamedTuple):
+    """What was sampled for each row."""
+
+    tokens: list[int]
+    """The next token, or NO_TOKEN."""
+    logprobs: list[TokenLogprobs | None] | None
+    """Of it, if a row wants them."""
+    failures: Mapping[int, Failure]
+    """Why rows have NO_TOKEN, by their place; of others, their logits were not finite."""
+
 
 def sample(
     logits: torch.Tensor,
@@ -31,8 +49,8 @@ def sample(
     eos_token_ids: Sequence[int],
     native: NativeSampler | None = None,
     masks: RowMasks | None = None,
-) -> tuple[list[int], list[TokenLogprobs | None] | None]:
-    """The next token of each row, and log-probabilities if a row wants them.
+) -> Sampled:
+    """Sample the next token of each row.
 
     logits: [rows, vocab], any float dtype; may be overwritten. A row whose logits are not finite gets
     NO_TOKEN: the model has overflowed, and any token would be arbitrary. native: for logits on the CPU.
@@ -53,9 +71,11 @@ def sample(
     if masks is not None:
         ban_early_ends(masks, rows, eos_token_ids)
         logits = _mask(logits, masks) if native is None else native.mask(logits, masks)
-        hidden += masks.failures
     tokens = _choose(logits, rows) if native is None else native.choose(logits, rows)
-    for i in hidden:
+    failures = {i: _NONE_LEFT for i in adjusted if tokens[i] == NO_TOKEN and i not in hidden}
+    if masks is not None:
+        failures |= masks.failures
+    for i in (*hidden, *failures):
         tokens[i] = NO_TOKEN
     asked = [
         (i, tokens[i], row.sampling.logprobs)
@@ -63,12 +83,12 @@ def sample(
         if row.sampling.logprobs is not None and tokens[i] != NO_TOKEN
     ]
     if not asked:
-        return tokens, None
+        return Sampled(tokens, None, failures)
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     reported = report(raw, asked) if native is None else native.report(raw, asked)
     for (i, _, _), one in zip(asked, reported, strict=True):
         logprobs[i] = one
-    return tokens, logprobs
+    return Sampled(tokens, logprobs, failures)
 
 
 def _mask(logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:

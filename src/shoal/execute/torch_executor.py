@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, Failure, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_pool import GrammarModel, GrammarPool
@@ -22,7 +22,7 @@ from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.on_device import on_device
 from shoal.execute.prompt_scores import AskedOfPrompts, ToldOfPrompts
 from shoal.execute.protocol import Interrupted, StepFailed, never
-from shoal.execute.sampler import report, sample
+from shoal.execute.sampler import Sampled, report, sample
 from shoal.execute.service_cache import MergedCache, UnitIds
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
@@ -208,8 +208,7 @@ class TorchExecutor:
         self._groups.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
         masks = self._masks.finish()
-        tokens, logprobs = self._sample(plan, rows, logits, masks)
-        failures = {} if masks is None else masks.failures
+        tokens, logprobs, failures = self._sample(plan, rows, logits, masks)
         return _Iteration(tokens, logprobs, failures, prepared_ns, forwarded_ns, time.perf_counter_ns(), told)
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
@@ -262,18 +261,18 @@ class TorchExecutor:
         rows: Sequence[RunningSequence],
         logits: torch.Tensor,
         masks: RowMasks | None,
-    ) -> tuple[list[int], list[TokenLogprobs | None] | None]:
+    ) -> Sampled:
         if not plan.sampled:
-            return [], None
+            return Sampled([], None, {})
         chosen = [rows[i] for i in plan.sampled]
         eos = self._models[plan.service].eos_token_ids
-        tokens, logprobs = sample(logits, chosen, eos, self._sampler, masks)
-        for row, token in zip(chosen, tokens, strict=True):
+        sampled = sample(logits, chosen, eos, self._sampler, masks)
+        for row, token in zip(chosen, sampled.tokens, strict=True):
             known = max(token, 0)  # a row without a token ends; a step already queued must not stumble
             row.tokens.append(known)
             if row.penalty is not None:
                 row.penalty.add(known)
-        return tokens, logprobs
+        return sampled
 
 
 def is_survivable(error: Exception) -> bool:
@@ -297,7 +296,7 @@ class _Iteration:
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None] | None
-    failures: Mapping[int, str]
+    failures: Mapping[int, Failure]
     """Why rows of those that sample have no token, if it is not for their logits."""
     prepared_ns: int
     forwarded_ns: int

@@ -9,6 +9,7 @@ import numpy as np
 from shoal.core import (
     ANONYMOUS_TOKEN,
     NO_TOKEN,
+    Failure,
     FinishReason,
     StepPlan,
     StepResult,
@@ -22,9 +23,9 @@ from shoal.schedule.request_store import RequestStore
 from shoal.schedule.results import split_result
 from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
 
-_NOT_FINITE = (
-    "no token could be sampled: the request's own limits leave none, or the model's logits were not finite; "
-    "in float16 a model may overflow, try bfloat16 or float32"
+_NOT_FINITE = Failure(
+    "no token could be sampled: the model's logits were not finite; in float16 a model may overflow, try "
+    "bfloat16 or float32"
 )
 
 
@@ -208,9 +209,9 @@ class OutputProcessor:
             logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
             if NO_TOKEN in ids:
                 ids = ids[: ids.index(NO_TOKEN)]
-                why = result.failures.get(column, _NOT_FINITE)
-                ends[at] = _End(FinishReason.ERROR, ids, logprobs and logprobs[: len(ids)], error=why)
-                request.ending = FinishReason.ERROR  # so that nobody else finds its KV
+                failure = result.failures.get(column, _NOT_FINITE)
+                ends[at] = _End(failure.finish, ids, logprobs and logprobs[: len(ids)], error=failure.why)
+                request.ending = failure.finish  # so that nobody else finds its KV
                 if not ids:
                     continue
             elif before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):

@@ -266,7 +266,7 @@ class RequestStore:
         """The request is over, with this last event."""
         self.remove(request)
         self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
-        if reason in (FinishReason.CANCELLED, FinishReason.ERROR, FinishReason.REFUSED):
+        if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             self._counters[request.service].cancelled += 1
         else:
             self._counters[request.service].finished += 1

@@ -14,6 +14,7 @@ from shoal.core import (
     EngineDied,
     FinishReason,
     GoalsOutOfReach,
+    InvalidRequest,
     QueueFull,
     RequestRecord,
     SamplingParams,
@@ -117,6 +118,8 @@ class Generation:
             self._cached_tokens[prompt] = delta.cached_tokens
         if delta.finish is None:
             return
+        if delta.finish is FinishReason.INVALID:
+            raise InvalidRequest(delta.error or "")
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationFailed(f"the engine ended the request: {delta.error or delta.finish.value}")
         choice.finish = delta.finish
@@ -215,6 +218,9 @@ async def submit_request(
             yield generation
         except (GoalsOutOfReach, ServiceUnavailable) as error:
             generation.count_refused(error)
+            raise
+        except InvalidRequest:
+            generation.count_unfinished(FinishReason.INVALID)
             raise
         except Exception:
             generation.count_unfinished(FinishReason.ERROR)

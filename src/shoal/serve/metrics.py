@@ -91,7 +91,7 @@ class ServerMetrics:
         )
         self._finished = self._counter(
             "shoal_requests_finished",
-            "Requests that ended, by reason: stop, length, cancelled or error.",
+            "Requests that ended, by reason: stop, length, cancelled, invalid or error.",
             "service",
             "reason",
         )
@@ -190,7 +190,7 @@ class ServerMetrics:
             self._goals.labels(name, _OUTCOMES[False]).inc(requests)
 
     def count_unfinished(self, name: str, reason: FinishReason, slo: SLO) -> None:
-        """Count a request that was cancelled or failed; a failed one missed its goals, if it had any."""
+        """Count a request that did not finish; a failed one missed its goals, if it had any."""
         self._finished.labels(name, reason.value).inc()
         if reason is FinishReason.ERROR:
             self._count_missed(name, slo, 1)
