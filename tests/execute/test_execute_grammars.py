@@ -45,6 +45,7 @@ ENDLESS = Grammar(
     GrammarKind.JSON_SCHEMA,
     json.dumps({"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}),
 )
+MANY_PROPERTIES = {"type": "object", "properties": {f"p{number}": {} for number in range(600)}}
 
 
 def one_of(*texts: str) -> Grammar:
@@ -287,6 +288,7 @@ def test_rows_get_the_masks_of_their_own_grammars(pool: GrammarPool, letters: Le
         (Grammar(GrammarKind.REGEX, "(" * 10_000 + "a" + ")" * 10_000), "regex"),
         (Grammar(GrammarKind.LARK, DEEP), "stack"),
         (ENDLESS, "CPU"),
+        (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(MANY_PROPERTIES)), "items"),
     ],
     ids=lambda value: str(value)[:60],
 )

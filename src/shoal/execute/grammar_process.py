@@ -53,9 +53,24 @@ def compile_grammar(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llgu
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     matcher.compute_bitmask()  # the first takes longer than others, and may be what is too much
+    _check(matcher)
+    _check(_in_object(matcher, tokenizer))
+    return matcher
+
+
+def _in_object(matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    """The matcher behind the brace of an object, where that may come first: all properties may follow, which
+    are too many for some grammars that begin well."""
+    later = matcher.deep_copy()
+    brace = tokenizer.tokenize_str("{")
+    if later.validate_tokens(brace) == len(brace):
+        later.consume_tokens(brace)
+    return later
+
+
+def _check(matcher: llguidance.LLMatcher) -> None:
     if matcher.is_error():
         raise ValueError(_reason(matcher))
-    return matcher
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
