@@ -194,6 +194,11 @@ def test_refused_fields_say_what_to_do_instead(fields, instead):
     assert instead in message
 
 
+def test_what_belongs_into_a_field_is_said_only_where_there_is_that_field():
+    for fields in ({"prompt": "x"}, {"messages": [{"role": "user", "content": "hi", "stop": "x"}]}):
+        assert "unknown field" in error_of(ask(CHAT, chat(**fields)), 400)["message"]
+
+
 def test_unknown_field_gets_a_hint():
     error = error_of(ask(COMPLETIONS, completion(max_token=5)), 400)
     assert error["param"] == "max_token"

@@ -250,6 +250,9 @@ def test_logprobs():
     ("fields", "param", "says"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole history"),
+        ({"stop": ["a"]}, "stop", "stop is not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias is not supported"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "unknown field"),
         ({"conversation": "conv_1"}, "conversation", "whole history"),
         ({"conversation": {"id": "a"}}, "conversation", "whole history"),
         ({"background": True}, "background", "stream"),

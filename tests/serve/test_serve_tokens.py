@@ -40,6 +40,12 @@ def test_back_to_text_with_special_tokens():
     assert ask("/detokenize", body | {"tokens": []}) == {"prompt": ""}
 
 
+def test_only_a_string_is_said_to_be_a_prompt():
+    for prompt in (["a", "b"], [1, 2]):
+        message = ask("/tokenize", {"model": "base", "prompt": prompt}, 400)["error"]["message"]
+        assert message == "prompt: input should be a valid string"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

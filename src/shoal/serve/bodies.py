@@ -35,10 +35,6 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 # Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
 # branches of a union does not help.
 FORMS = FURTHER_FORMS | {
-    "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
-    f"lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
-    "input": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
-    "lists must not be empty and have at most 2048 inputs, token ids are integers from 0 on",
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
@@ -185,6 +181,11 @@ class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):
     """Continue a text."""
+
+    forms: ClassVar[Mapping[str, str]] = {
+        "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids;"
+        f" lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
+    }
 
     prompt: str | Texts | TokenIds | TokenLists
     """One prompt or several, as text or as token ids."""

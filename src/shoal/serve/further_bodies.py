@@ -1,6 +1,7 @@
 """Request bodies of the endpoints that make no text: tokenising and embedding."""
 
-from typing import Annotated, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, Field
 
@@ -62,6 +63,11 @@ class DetokenizeBody(ServiceBody):
 
 class EmbeddingBody(ServiceBody):
     """What to embed."""
+
+    forms: ClassVar[Mapping[str, str]] = {
+        "input": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
+        f"lists must not be empty and have at most {MAX_INPUTS} inputs, token ids are integers from 0 on",
+    }
 
     input: str | Texts | Ids | IdLists
     """One text or several, also as token ids."""

@@ -1,7 +1,8 @@
 """Request bodies of Ollama's API, and what they are in OpenAI's."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -213,6 +214,10 @@ class OllamaGenerateBody(GenerateBody):
 
 class OllamaEmbedBody(OptionsBody):
     """Body of /api/embed."""
+
+    forms: ClassVar[Mapping[str, str]] = {
+        "input": f"must be a string or a list of at most {MAX_INPUTS} strings",
+    }
 
     input: str | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True)] = ""
     """One text or several."""

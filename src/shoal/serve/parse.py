@@ -153,12 +153,13 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
 def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[ServiceBody]) -> InvalidRequest:
     path = [shorten(step, _MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
     names = [step for step in path if isinstance(step, str)]
+    is_unknown = detail["type"] == "extra_forbidden"
     for depth in range(len(path)) if detail["type"] != "missing" else ():
-        if (form := _form(path, depth, body_type)) is not None:
+        if (form := _form(path, depth, body_type, is_unknown)) is not None:
             where = ".".join(map(str, path[: depth + 1]))
             return InvalidRequest(f"{where} {form}", param=where)
     where = ".".join(map(str, path))
-    if detail["type"] == "extra_forbidden":
+    if is_unknown:
         return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"{where} is missing", param=where)
@@ -170,11 +171,16 @@ def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[Servi
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
 
 
-def _form(path: list[int | str], depth: int, body_type: type[ServiceBody]) -> str | None:
-    """What is said of any error at or below ``path[depth]``, if something is."""
+def _form(path: list[int | str], depth: int, body_type: type[ServiceBody], is_unknown: bool) -> str | None:
+    """What is said of any error at or below ``path[depth]``, if something is.
+
+    is_unknown: there is no field at the end of the path.
+    """
     step = str(path[depth])
     if depth == 0 and step in body_type.top_forms:
         return body_type.top_forms[step] if len(path) == 1 else None
+    if is_unknown and depth == len(path) - 1:
+        return None
     return body_type.forms.get(step) or FORMS.get(step)
 
 

@@ -111,6 +111,8 @@ class ResponsesBody(ServiceBody):
         "messages": "is a field of /v1/chat/completions; send input",
         "max_tokens": "is a field of /v1/chat/completions; send max_output_tokens",
         "response_format": "is a field of /v1/chat/completions; send text.format",
+        "stop": "is not supported: responses have no stop strings; use /v1/chat/completions",
+        "logit_bias": "is not supported: responses have no biases; use /v1/chat/completions",
         "n": "is not supported: a response is one output; send several requests",
     }
 
