@@ -448,6 +448,16 @@ def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_request_for_a_websocket_is_answered_as_others_and_logs_no_advice(run, capsys):
+    async def main():
+        upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        async with serving(FakeEngine()) as (url, _, _), connected(url, HEAD + upgrade) as (reader, _):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+    run(main())
+    assert "pgrade" not in capsys.readouterr().err
+
+
 def test_a_slow_body_at_shutdown_is_refused_without_a_traceback(run, capsys):
     async def main():
         async with (

@@ -211,6 +211,9 @@ class Connection(HttpToolsProtocol):
         self._small_chunks = 0.0
         super().on_message_begin()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: the request is answered as any other, and there is no WebSocket to install."""
+
     def on_url(self, url: bytes) -> None:
         """Add to the target; a ValueError becomes a 400."""
         if not url.isascii():
