@@ -448,6 +448,65 @@ def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (HEAD + b"X: " + b"x" * 100_000 + b"\r\n\r\n", "headers are limited to 65536 bytes"),
+        (HEAD + b"X: 1234567890\r\n" * 5_000 + b"\r\n", "headers are limited to 65536 bytes"),
+        (
+            b"GET /health?" + b"x" * 65_000 + HEAD[len("GET /health") :] + b"X: " + b"x" * 600 + b"\r\n\r\n",
+            "limited",
+        ),
+        (b"GARBAGE\r\n\r\n", "not a request"),
+        (BODY[:-1].replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\nX: "), "not a request"),
+    ],
+    ids=["a header", "headers", "target and header", "garbage", "body"],
+)
+def test_a_wrong_request_gets_a_400_behind_the_responses_to_those_before(run, sent, says, before):
+    async def main():
+        async with (
+            serving(FakeEngine()) as (url, _, _),
+            connected(url, BODY * before + sent) as (reader, _),
+        ):
+            raw = await reader.read()
+            assert raw.count(b"HTTP/1.1 200 OK") == before
+            *_, last = raw.split(b"HTTP/1.1 400 ")
+            error = json.loads(last.partition(b"\r\n\r\n")[2])["error"]
+            assert (error["code"], says in error["message"]) == ("invalid_http", True)
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [8, 9, 10, 200])
+def test_requests_beyond_those_that_may_be_sent_ahead_get_a_400(run, count):
+    async def main():
+        closing = HEAD + b"Connection: close\r\n\r\n"
+        sent = (HEAD + b"\r\n") * (count - 1) + closing
+        async with serving(FakeEngine()) as (url, _, _), connected(url, sent) as (reader, _):
+            raw = await reader.read()
+            assert raw.count(b"HTTP/1.1 200 OK") == min(count, 9)
+            assert raw.count(b"HTTP/1.1 400 ") == (count > 9)
+            assert (b"at most 8 requests" in raw) == (count > 9)
+
+    run(main())
+
+
+def test_a_large_response_is_complete_before_the_400_behind_it(run, small_buffers):
+    async def main():
+        body = completion(max_tokens=150, ignore_eos=True, logprobs=20)
+        async with (
+            serving(FakeEngine(context=2000)) as (url, _, _),
+            connected(url, post(body) + b"GARBAGE\r\n\r\n") as (reader, _),
+        ):
+            await asyncio.sleep(SOON_S)
+            first, refused, _ = (await reader.read()).partition(b"HTTP/1.1 400 ")
+            assert json.loads(first.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 150
+            assert refused
+
+    run(main())
+
+
 def test_a_request_for_a_websocket_is_answered_as_others_and_logs_no_advice(run, capsys):
     async def main():
         upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"

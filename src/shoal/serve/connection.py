@@ -20,6 +20,7 @@ from shoal.serve.options import ServerOptions
 _MIN_BYTES_PER_S = 1024
 # Bytes of headers, trailers or chunk extensions, without a byte of a body.
 _MAX_HEAD_BYTES = 64 * 2**10
+_LARGE_HEAD = f"headers are limited to {_MAX_HEAD_BYTES} bytes"
 # Requests that may be sent before the response to an earlier one.
 _MAX_PIPELINED = 8
 # Chunks cost time: a body may have this many small chunks, and more only if the mean chunk is larger.
@@ -66,6 +67,8 @@ class Connection(HttpToolsProtocol):
         self._write_deadline_s = math.inf
         self._unsent_bytes = 0
         self._running: RequestResponseCycle | None = None  # the request whose response was started last
+        self._problem: str | None = None  # what is wrong with the request that is being parsed
+        self._last_words: Exception | None = None  # the answer to a wrong request behind others
         self._refused = False  # whether nothing more is read, and all that is to be written was
 
     def connection_made(self, transport: Any) -> None:
@@ -184,11 +187,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and extend the time for a body."""
-        if self._refused:
+        if self._refused or self._last_words is not None:
             return
-        if not self._request_started:
-            self._request_started = True
-            self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
+        self._begin_request()
         self._head_bytes += len(data)
         super().data_received(data)
         if self._in_body:
@@ -197,16 +198,29 @@ class Connection(HttpToolsProtocol):
             self._read_deadline_s = min(self._read_deadline_s + extension_s, max_deadline_s)
         self._body_bytes = 0
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self.reject(
-                InvalidRequest(f"headers are limited to {_MAX_HEAD_BYTES} bytes", code="invalid_http")
-            )
+            self._refuse(_LARGE_HEAD)
+
+    def _begin_request(self) -> None:
+        """Bytes of a request have arrived."""
+        if not self._request_started:
+            self._request_started = True
+            self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
 
     def send_400_response(self, msg: str) -> None:
         """Reject data that is not HTTP."""
-        self.reject(InvalidRequest("this is not a request that HTTP/1.1 allows", code="invalid_http"))
+        self._refuse(self._problem or "this is not a request that HTTP/1.1 allows")
+
+    def _refuse(self, problem: str) -> None:
+        """Reject the request that is being parsed, once those before it have been answered."""
+        error = InvalidRequest(problem, code="invalid_http")
+        if self._is_responding():
+            self._last_words = error
+        else:
+            self.reject(error)
 
     def on_message_begin(self) -> None:
         """Start a request."""
+        self._begin_request()
         self._in_body = False
         self._small_chunks = 0.0
         super().on_message_begin()
@@ -228,7 +242,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the response; a ValueError becomes a 400."""
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many requests sent ahead")
+            self._problem = f"at most {_MAX_PIPELINED} requests may be sent ahead of responses"
+            raise ValueError(self._problem)
+        # What has been read may end far behind the headers.
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES:
+            self._problem = _LARGE_HEAD
+            raise ValueError(self._problem)
         super().on_headers_complete()
         self._in_body = True
         self._head_bytes = 0
@@ -256,12 +275,21 @@ class Connection(HttpToolsProtocol):
             self._read_deadline_s = math.inf
 
     def on_response_complete(self) -> None:
-        """Continue with the next request."""
-        if not self.pipeline:
+        """Continue with the next request, unless that is wrong."""
+        if self._last_words is not None and not self._has_waiting_request():
+            self.pipeline.clear()
+            self.transport.write(closing_response(self._last_words))
+            self._skip_arrived()
+            self.transport.close()
+        elif not self.pipeline:
             self._await_next()
         super().on_response_complete()
         # The read deadline replaces uvicorn's own timer.
         self._unset_keepalive_if_required()
+
+    def _has_waiting_request(self) -> bool:
+        """Whether a request has arrived completely and waits until those before it are answered."""
+        return bool(self.pipeline) and not self.pipeline[-1][0].more_body
 
     def _await_next(self) -> None:
         timeout_s = self._options.read_timeout_s if self._request_started else self._options.keep_alive_s
