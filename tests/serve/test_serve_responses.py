@@ -229,9 +229,17 @@ def test_a_stream_that_is_cut_ends_incomplete():
 def test_an_error_in_a_stream_is_an_event():
     engine = FakeEngine(context=4000, says="Hello.", fail_after=2)
     response = asyncio.run(post(RESPONSES, body(stream=True), engine))
-    name, data = response.text.rstrip("\n").split("\n\n")[-1].split("\n")
+    sent = response.text.rstrip("\n").split("\n\n")
+    name, data = sent[-1].split("\n")
     assert name == "event: error"
-    assert json.loads(data.removeprefix("data: "))["error"]["code"] == "engine_died"
+    error = json.loads(data.removeprefix("data: "))
+    assert error.pop("message").startswith("the engine process ended")
+    assert error == {
+        "type": "error",
+        "sequence_number": len(sent) - 1,
+        "code": "engine_died",
+        "param": None,
+    }
 
 
 def test_logprobs():

@@ -12,13 +12,14 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.core import ShoalError
 from shoal.serve.backend import Backend
-from shoal.serve.errors import ShuttingDown, error_payload, error_response
+from shoal.serve.errors import ShuttingDown, classify, error_payload, error_response
 from shoal.serve.exchange import exchange_of
 from shoal.serve.field_names import FieldNames, errors_named
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
+from shoal.serve.responses import ErrorBody
 
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -45,6 +46,8 @@ class Framing:
     """Of the response."""
     comment: bytes = b": keep-alive\n\n"
     """What clients ignore; b"": there is no such thing."""
+    error: Callable[[ErrorBody], bytes] | None = None
+    """The JSON of what went wrong; None: as in a response that is not streamed."""
 
 
 def _event(payload: bytes) -> bytes:
@@ -182,8 +185,9 @@ class GenerationResponse(Response):
             await error_response(error)(scope, receive, send)
         elif self._stream:
             self._exchange.why = str(error)
-            payload = self._framing.event(error_payload(error, scope))
-            await send({"type": "http.response.body", "body": payload})
+            write = self._framing.error
+            payload = error_payload(error, scope) if write is None else write(classify(error)[1])
+            await send({"type": "http.response.body", "body": self._framing.event(payload)})
         else:
             raise error
 

@@ -89,16 +89,13 @@ class ResponsesEndpoints:
             None if reported is None else LogprobFormatter(tokenizer, reported),
             lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
         )
-        api = self._api
+        api, framing = self._api, Framing(_event, end=b"", error=format.error)
         return GenerationResponse(
-            generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, _FRAMING
+            generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, framing
         )
 
 
 def _event(payload: bytes) -> bytes:
-    """A server-sent event with its name; errors have no type."""
-    name = payload[len(_TYPE) : payload.index(b'"', len(_TYPE))] if payload.startswith(_TYPE) else b"error"
+    """A server-sent event with its name."""
+    name = payload[len(_TYPE) : payload.index(b'"', len(_TYPE))]
     return b"event: " + name + b"\ndata: " + payload + b"\n\n"
-
-
-_FRAMING = Framing(_event, end=b"")

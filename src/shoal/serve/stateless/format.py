@@ -13,6 +13,7 @@ from shoal.serve.formats import Output
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.responses import (
     ChatTokenLogprob,
+    ErrorBody,
     InputTokensDetails,
     OutputTokensDetails,
     ResponseObject,
@@ -79,6 +80,11 @@ class ResponsesFormat:
         """The last event."""
         name = "incomplete" if self._cut else "completed"
         return self._event({"type": f"response.{name}", "response": self._finished(usage)})
+
+    def error(self, error: ErrorBody) -> bytes:
+        """The event of an error, which ends the stream."""
+        said = {"code": error.code, "message": error.message, "param": error.param}
+        return self._event({"type": "error", **said})
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """The response that is not streamed."""
