@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from serve_builders import FakeEngine, chat, events, post, tool
+from serve_builders import FIRST_BYTE, FakeEngine, chat, events, post, tool
 from tool_templates import CALLS, HERMES, TEMPLATES
 
 from shoal.serve.tools.formats import DescribedFormat, GemmaFormat, HermesFormat, LlamaFormat, format_of
@@ -94,6 +94,33 @@ def test_answers_that_are_cut_have_the_calls_that_began(choice, where):
     body = chat(tools=TOOLS, tool_choice=choice, max_tokens=length)
     whole, streamed = answer(body), streamed_answer(body)
     assert whole == streamed == ("length", "", calls)
+
+
+@pytest.mark.parametrize("stop", ["\n", "Oslo"])
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_no_stop_string_ends_an_answer_that_must_be_calls(choice, stop):
+    body = chat(tools=TOOLS, tool_choice=choice)
+    whole, streamed = answer(body | {"stop": stop}), streamed_answer(body | {"stop": stop})
+    assert whole == streamed == answer(body)
+    assert whole[0] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ({"stop": "slo"}, ("stop", "", [{"name": "weather", "arguments": '{"city": "O'}])),
+        (
+            {"stop_token_ids": [FIRST_BYTE + ord("O")]},
+            ("stop", "", [{"name": "weather", "arguments": '{"city": "'}]),
+        ),
+        ({"stop": '"weather",'}, ("stop", "", [])),
+        ({"stop": "</tool_call>"}, ("tool_calls", "", [FIRST])),
+    ],
+    ids=str,
+)
+def test_what_ends_an_answer_within_a_call_is_told(stop, expected):
+    body = chat(tools=TOOLS, **stop)
+    assert answer(body) == streamed_answer(body) == expected
 
 
 def ask(body):

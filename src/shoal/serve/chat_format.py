@@ -42,11 +42,6 @@ class ChatReading:
     include_reasoning: bool = True
     """Whether reasoning is shown."""
 
-    def pieces(self, text: str, cut: bool) -> list[Piece]:
-        """Of a whole output; cut: it may not be longer."""
-        parser = self.parser()
-        return self.shown(parser.push(text) + parser.finish(cut))
-
     def shown(self, pieces: Sequence[Piece]) -> list[Piece]:
         """``pieces`` without what the client does not want."""
         return [p for p in pieces if self.include_reasoning or not isinstance(p, Reasoning)]
@@ -121,7 +116,7 @@ class ChatFormat:
             yield self._chunk(begin, usage, self._shown.prompt_token_ids(index))
         pieces = choice.parser.push(delta.text)
         if delta.finish is not None:
-            pieces += choice.parser.finish(delta.finish is FinishReason.LENGTH)
+            pieces += choice.parser.finish(_is_cut(delta))
         deltas = [self._delta(choice, piece) for piece in self._reading.shown(pieces)]
         logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
         ids = self._shown.token_ids(delta.tokens)
@@ -131,7 +126,7 @@ class ChatFormat:
             yield self._chunk(ChatChunkChoice(index, chat_delta, logprobs, token_ids=ids), usage)
             logprobs, ids = None, UNSET
         if delta.finish is not None:
-            reason = _finish_reason(delta.finish, choice.calls > 0)
+            reason = _finish_reason(delta, choice.calls > 0, choice.parser)
             last = ChatChunkChoice(index, ChatDelta(), finish_reason=reason, stop_reason=delta.stop_reason)
             yield self._chunk(last, usage)
 
@@ -163,10 +158,11 @@ class ChatFormat:
         """One message for each choice."""
         choices = []
         for index, output in enumerate(outputs):
-            pieces = self._reading.pieces(output.text, output.finish is FinishReason.LENGTH)
-            message = _Message.of(pieces, self._reading.call_id)
+            parser = self._reading.parser()
+            pieces = parser.push(output.text) + parser.finish(_is_cut(output))
+            message = _Message.of(self._reading.shown(pieces), self._reading.call_id)
             logprobs = self._logprobs.chat(output.logprobs) if self._logprobs else None
-            reason = _finish_reason(output.finish, bool(message.calls))
+            reason = _finish_reason(output, bool(message.calls), parser)
             ids = self._shown.token_ids(output.tokens)
             choices.append(ChatChoice(index, message.written(), logprobs, reason, output.stop_reason, ids))
         response = ChatCompletion(
@@ -179,6 +175,12 @@ class ChatFormat:
         return encode(response)
 
 
-def _finish_reason(finish: FinishReason | None, calls: bool) -> FinishReasonName:
-    reason = finish_reason(finish)
-    return "tool_calls" if calls and reason == "stop" else reason
+def _is_cut(ended: Delta | Output) -> bool:
+    """Whether something else than the model has ended the output."""
+    return ended.finish is FinishReason.LENGTH or ended.stop_reason is not None
+
+
+def _finish_reason(ended: Delta | Output, calls: bool, parser: OutputParser) -> FinishReasonName:
+    if calls and ended.finish is FinishReason.STOP and not (_is_cut(ended) and parser.ends_in_call):
+        return "tool_calls"
+    return finish_reason(ended.finish)

@@ -38,11 +38,16 @@ class ReasoningParser:
         return self._read(text)
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """What was held back, now that the output has ended; cut: because it may not be longer."""
+        """What was held back, now that the output has ended; cut: but the model has not ended it."""
         held, self._held = self._held, ""
         reasons = self._read == self._reason
         pieces: list[Piece] = [Reasoning(held.rstrip())] if reasons and held.strip() else []
         return pieces + ([] if reasons else self._inner.push(held)) + self._inner.finish(cut)
+
+    @property
+    def ends_in_call(self) -> bool:
+        """As in OutputParser."""
+        return self._inner.ends_in_call
 
     def _look_for_begin(self, text: str) -> list[Piece]:
         self._held += text
@@ -87,6 +92,9 @@ def _begun(text: str, mark: str) -> int:
 
 class ContentParser:
     """Everything is content."""
+
+    ends_in_call = False
+    """As in OutputParser."""
 
     def push(self, text: str) -> list[Piece]:
         """``text`` as it is."""

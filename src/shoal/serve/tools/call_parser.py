@@ -61,6 +61,8 @@ class CallParser:
         self._begins = {text[0] for text in strings}
         self._waiting = 0  # characters that may be the beginning of a marker
         self._reading = False  # whether a marker has come
+        self.ends_in_call = False
+        """As in OutputParser."""
         self._cut = False  # whether the output has ended, but the model has not ended it
         self._machine = self._run()
         next(self._machine)
@@ -80,7 +82,7 @@ class CallParser:
         return not elsewhere and not any(character in text for character in self._begins)
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """What was held back, now that the output has ended; cut: because it may not be longer."""
+        """What was held back, now that the output has ended; cut: but the model has not ended it."""
         self._cut = cut
         self._machine.send(_END)
         return self._take()
@@ -105,7 +107,7 @@ class CallParser:
             except NotACall:
                 character = self._stop_reading()
             except OutputEnded:
-                self._last = _END
+                self._last, self.ends_in_call = _END, self._in_call
                 character = self._stop_reading()
             self._reading = False
         if not (self._cut and self._after_call):

@@ -44,7 +44,11 @@ class OutputParser(Protocol):
         """The pieces that are certain after some more text."""
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """What was held back, now that the output has ended; cut: because it may not be longer."""
+        """What was held back, now that the output has ended; cut: but the model has not ended it."""
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the output has ended within the arguments of a call."""
 
 
 def join_pieces(pieces: Sequence[Piece]) -> list[Piece]:

@@ -65,8 +65,8 @@ class ToolUse:
     def constrain(self, sampling: SamplingParams, format: ToolFormat) -> SamplingParams:
         """``sampling`` with the grammar of the calls that are wanted, and with the text of their markers.
 
-        Where calls are possible and other output has a grammar, an output is either. Raises InvalidRequest
-        where the two cannot be put together.
+        Where calls are possible and other output has a grammar, an output is either. Where nothing but calls
+        is, stop strings are left out. Raises InvalidRequest where grammars cannot be put together.
         """
         if not self.parsed:
             return sampling
@@ -79,7 +79,9 @@ class ToolUse:
         if self.choice == "auto":
             rules += f"\nanswer: {_answer(sampling.grammar)}"
         start = "calls | answer" if self.choice == "auto" else "calls"
-        return replace(shown, grammar=Grammar(GrammarKind.LARK, f"start: {start}\n{rules}\n"))
+        # A stop string would leave a piece of a call.
+        stop = () if self.must_call else sampling.stop
+        return replace(shown, grammar=Grammar(GrammarKind.LARK, f"start: {start}\n{rules}\n"), stop=stop)
 
 
 def _answer(grammar: Grammar | None) -> str:
