@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from serve_builders import BOS, EOS, FIRST_BYTE, post
+from serve_builders import BOS, EOS, FIRST_BYTE, ByteTokenizer, FakeEngine, post, tool
+from tool_templates import HERMES
 
 
 def ask(path, body, status=200):
@@ -34,6 +35,26 @@ def test_a_chat_is_laid_out():
     assert ask("/tokenize", body | {"add_special_tokens": True})["tokens"] == [BOS, *ids("<user>hi")]
 
 
+@pytest.mark.parametrize("template", [HERMES, ByteTokenizer.template], ids=["tools", "plain"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [tool("now")]},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_a_chat_has_the_tokens_of_the_same_chat_completion(fields, template):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    sent = {"model": "chat", "messages": messages} | fields
+    engine = FakeEngine(context=4000)
+    asyncio.run(post("/v1/chat/completions", sent | {"max_tokens": 1}, engine, template=template))
+    response = asyncio.run(post("/tokenize", sent, template=template))
+    assert response.json()["tokens"] == list(engine.submitted[0].prompt)
+
+
 def test_back_to_text_with_special_tokens():
     body = {"model": "base", "tokens": [*ids("aé"), EOS]}
     assert ask("/detokenize", body) == {"prompt": f"aé<{EOS}>"}
@@ -54,6 +75,11 @@ def test_only_a_string_is_said_to_be_a_prompt():
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"text": "a"}, "text"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "hi"}], "continue_final_message": True},
+            "continue_final_message",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
         ("/detokenize", {"tokens": [5000]}, "tokens"),

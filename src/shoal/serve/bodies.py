@@ -255,11 +255,7 @@ class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as chat templates expect them; raises InvalidRequest where the last cannot go on."""
         messages = cast("list[dict[str, Any]]", self.messages)
-        if self.continue_final_message and messages[-1]["role"] != "assistant":
-            raise InvalidRequest(
-                "continue_final_message: the last message must be the assistant's",
-                param="continue_final_message",
-            )
+        self.check_last(messages)
         return messages
 
     def field_names(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from shoal.core import InvalidRequest
 from shoal.serve.bodies import ServiceBody
 from shoal.serve.further_fields import Priority, Salt, TokenId, Truncation
 from shoal.serve.messages import MAX_MESSAGES, Message, messages_for_template
-from shoal.serve.neutral import EmptyDict, NotFalse, NotTrue
+from shoal.serve.tool_fields import Json, TemplateFields, Tools
 
 MAX_INPUTS = 2048
 
@@ -18,7 +18,7 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fas
 IdLists = Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 
 
-class TokenizeBody(ServiceBody):
+class TokenizeBody(TemplateFields, ServiceBody):
     """What to tokenise: either a text or a chat."""
 
     prompt: str | None = None
@@ -37,21 +37,20 @@ class TokenizeBody(ServiceBody):
     has them."""
     return_token_strs: bool | None = None
     """Also return the text of each token."""
-    add_generation_prompt: NotFalse | None = None
-    """The chat ends where the answer begins."""
-    continue_final_message: NotTrue | None = None
-    """Not supported."""
-    chat_template_kwargs: EmptyDict | None = None
-    """Not supported."""
+    tools: Tools | None = None
+    """Of a chat: functions that the model may call."""
 
-    def conversation(self) -> list[dict[str, str]] | None:
+    def conversation(self) -> list[Json] | None:
         """The messages as chat templates expect them; None for a text.
 
-        Raises InvalidRequest where both or neither are given.
+        Raises InvalidRequest where both or neither are given, or the last message cannot go on.
         """
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either prompt or messages", param="prompt")
-        return cast("list[dict[str, str]] | None", self.messages)
+        messages = cast("list[Json] | None", self.messages)
+        if messages is not None:
+            self.check_last(messages)
+        return messages
 
 
 class DetokenizeBody(ServiceBody):

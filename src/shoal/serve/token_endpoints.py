@@ -1,18 +1,19 @@
 """The endpoints of vLLM that tokenise: /tokenize and /detokenize."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template import Layout
 from shoal.serve.api import Api, json_response
 from shoal.serve.chats import chat_text
 from shoal.serve.further_bodies import DetokenizeBody, TokenizeBody
 from shoal.serve.openapi import fails, returns, takes
 from shoal.serve.responses import Detokenized, Tokenized
+from shoal.serve.tool_fields import Json
 
 
 class TokenEndpoints:
@@ -36,7 +37,10 @@ class TokenEndpoints:
         card = self._api.card(request, body.model, "model")
         conversation, text = body.conversation(), body.prompt or ""
         if conversation is not None:
-            text = await chat_text(self._api, body.model, conversation, Layout())
+            template = self._api.tokenizer(body.model).chat_template
+            tools = cast("list[Json]", body.tools or [])
+            layout = body.layout(template.source, thinks=True)
+            text = await chat_text(self._api, body.model, conversation, layout, tools)
         adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens
         (tokens,) = await self._api.encode(body.model, [text], adds, any_length=True)
         strings = None

@@ -1,5 +1,6 @@
 """Fields of chats about tools, reasoning and the chat template."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
@@ -62,13 +63,13 @@ def _for_template(tools: list[Tool]) -> list[Json]:
     return [tool_for_template(tool.function) for tool in tools]
 
 
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_for_template)]
+
+
 class ToolFields(StrictModel):
     """Fields about tools."""
 
-    tools: (
-        Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_for_template)]
-        | None
-    ) = None
+    tools: Tools | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     """auto (the default): the model decides; required: it calls some tool; or the tool that it calls."""
@@ -102,6 +103,14 @@ class TemplateFields(StrictModel):
     """For the chat template; none also sets its enable_thinking to false."""
     include_reasoning: bool | None = None
     """Return the reasoning that the model marks. Default true."""
+
+    def check_last(self, messages: Sequence[Json]) -> None:
+        """Raise InvalidRequest where the last message cannot go on as it is to."""
+        if self.continue_final_message and messages[-1]["role"] != "assistant":
+            raise InvalidRequest(
+                "continue_final_message: the last message must be the assistant's",
+                param="continue_final_message",
+            )
 
     def layout(self, template: str, thinks: bool) -> Layout:
         """How the messages are laid out with ``template``; thinks: whether there may be reasoning.
