@@ -220,6 +220,14 @@ def test_events_of_reasoning_and_calls():
     assert done == events[-1]["response"]["output"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"instructions": "Be brief."}, {"tools": [WEATHER]}])
+def test_input_tokens_are_counted_as_they_are_used(fields):
+    sent = body(**fields)
+    response = asyncio.run(post(f"{RESPONSES}/input_tokens", sent, FakeEngine(context=10)))
+    used = answer(sent)["usage"]["input_tokens"]
+    assert response.json() == {"object": "response.input_tokens", "input_tokens": used}
+
+
 def test_a_stream_that_is_cut_ends_incomplete():
     events = streamed(body(max_output_tokens=3))
     assert events[-1]["type"] == "response.incomplete"

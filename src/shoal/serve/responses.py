@@ -298,6 +298,13 @@ class ResponseUsage(Struct):
     total_tokens: int
 
 
+class InputTokenCount(Struct):
+    """Response of /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ResponseObject(Struct, kw_only=True):
     """Response of /v1/responses; most fields repeat the request."""
 

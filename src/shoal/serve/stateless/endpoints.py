@@ -3,12 +3,13 @@
 import time
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shoal.core import InvalidRequest
 from shoal.core.service import NO_GOALS
-from shoal.serve.api import Api
-from shoal.serve.chats import prepare_chat
+from shoal.serve.api import Api, json_response
+from shoal.serve.chats import PreparedChat, prepare_chat
 from shoal.serve.errors import RESPONSE_NOT_FOUND
 from shoal.serve.exchange import exchange_of
 from shoal.serve.field_names import errors_named
@@ -16,10 +17,11 @@ from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.logprobs import LogprobFormatter
 from shoal.serve.openapi import fails, returns, streams, takes
-from shoal.serve.responses import ResponseEvent, ResponseObject
+from shoal.serve.responses import InputTokenCount, ResponseEvent, ResponseObject
 from shoal.serve.stateless.body import FIELD_NAMES, ResponsesBody
 from shoal.serve.stateless.format import ResponsesFormat
 
+_COUNT = "input_tokens"
 _TYPE = b'{"type":"'
 
 
@@ -37,6 +39,8 @@ class ResponsesEndpoints:
         app.post("/v1/responses", responses=documented | errors, openapi_extra=takes(ResponsesBody))(
             self.create
         )
+        counted = returns(InputTokenCount, InputTokenCount.__doc__ or "") | fails(400, 404, 413, 415)
+        app.post(f"/v1/responses/{_COUNT}", responses=counted, openapi_extra=takes(ResponsesBody))(self.count)
         for method, path in (
             ("GET", "/v1/responses/{response_id}"),
             ("DELETE", "/v1/responses/{response_id}"),
@@ -47,6 +51,8 @@ class ResponsesEndpoints:
 
     async def stored(self, response_id: str) -> Response:
         """No response is stored; raises InvalidRequest (404)."""
+        if response_id == _COUNT:  # which is no id, but its route takes other methods
+            raise HTTPException(405, headers={"Allow": "POST"})
         raise InvalidRequest(
             f"no response {response_id!r}: responses are not stored here; keep what POST /v1/responses"
             " returns, and send the whole history as input",
@@ -54,20 +60,18 @@ class ResponsesEndpoints:
             code=RESPONSE_NOT_FOUND,
         )
 
+    async def count(self, request: Request) -> Response:
+        """Count the tokens of what a response would be asked, whatever the context."""
+        body = await self._api.body(request, ResponsesBody)
+        chat = await self._prepare(request, body)
+        (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, any_length=True)
+        return json_response(InputTokenCount(len(tokens)))
+
     async def create(self, request: Request) -> Response:
         """Write the next items of a conversation."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ResponsesBody)
-        card = self._api.card(request, body.model, "model")
-        chat = await prepare_chat(
-            self._api,
-            body.model,
-            body.conversation_messages(),
-            body.tool_use(),
-            body.template_fields(),
-            body.sampling(card.sampling_defaults),
-            FIELD_NAMES,
-        )
+        chat = await self._prepare(request, body)
         with errors_named(FIELD_NAMES):
             tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
         generation = GenerationRequest(
@@ -92,6 +96,18 @@ class ResponsesEndpoints:
         api, framing = self._api, Framing(_event, end=b"", error=format.error)
         return GenerationResponse(
             generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, framing
+        )
+
+    async def _prepare(self, request: Request, body: ResponsesBody) -> PreparedChat:
+        card = self._api.card(request, body.model, "model")
+        return await prepare_chat(
+            self._api,
+            body.model,
+            body.conversation_messages(),
+            body.tool_use(),
+            body.template_fields(),
+            body.sampling(card.sampling_defaults),
+            FIELD_NAMES,
         )
 
 
