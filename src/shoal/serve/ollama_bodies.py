@@ -13,7 +13,7 @@ from shoal.serve.bodies import ServiceBody
 from shoal.serve.further_bodies import MAX_INPUTS
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.messages import MAX_MESSAGES
-from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotFalse, StrictModel
+from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotFalse, NotTrue, StrictModel
 
 # What a sampling option is called in OpenAI's and vLLM's bodies.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}
@@ -112,6 +112,10 @@ class GenerateBody(OptionsBody):
     """"json", or a JSON schema that the output must follow."""
     think: bool | Literal["low", "medium", "high"] | None = None
     """Ignored unless true: whether a model reasons is up to its chat template."""
+    logprobs: NotTrue | None = None
+    """Not supported, must be false: /v1/chat/completions and /v1/completions report log-probabilities."""
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Not supported, must be 0: /v1/chat/completions and /v1/completions report log-probabilities."""
 
     def shared_fields(self) -> dict[str, Any]:
         """The fields of an OpenAI body that both endpoints have."""
@@ -223,6 +227,8 @@ class OllamaEmbedBody(OptionsBody):
     """One text or several."""
     truncate: bool | None = None
     """Let the last tokens of an input that is too long count, which is the default; else it is refused."""
+    dimensions: None = None
+    """Not supported: the first numbers of an embedding mean something only in models trained for that."""
 
     def as_embedding(self) -> dict[str, Any]:
         """The fields of an OpenAI embedding."""
