@@ -1,4 +1,4 @@
-"""Flags of ``shoal serve`` that concern who may use it."""
+"""Flags of ``shoal serve`` that concern who may use it, and what it logs."""
 
 import pytest
 from typer.testing import CliRunner
@@ -105,3 +105,11 @@ def test_a_key_for_a_service_that_is_not_there_is_found_before_anything_is_loade
     error = capsys.readouterr().err
     assert "'alice' names the service 'gpt'" in error
     assert "sk-hidden" not in error
+
+
+def test_the_level_of_the_log_is_a_flag(served, capsys):
+    assert run(["serve", "smollm2"]) == 0
+    assert run(["serve", "smollm2", "--log-level", "error"]) == 0
+    assert [options.log_level for options in served] == ["info", "error"]
+    assert run(["serve", "smollm2", "--log-level", "debug"]) == 2
+    assert "expected one of info, warning, error" in " ".join(capsys.readouterr().err.split())

@@ -170,13 +170,15 @@ def test_garbage_makes_one_line(capfd):
 @contextmanager
 def logging_as(config):
     """Log as ``config`` says."""
-    before = {name: logging.getLogger(name).handlers[:] for name in config["loggers"]}
+    loggers = [logging.getLogger(name) for name in config["loggers"]]
+    before = [(logger.level, logger.handlers[:]) for logger in loggers]
     logging.config.dictConfig(config)
     try:
         yield
     finally:
-        for name, handlers in before.items():
-            logging.getLogger(name).handlers[:] = handlers
+        for logger, (level, handlers) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
 
 
 class Unread(io.StringIO):
@@ -206,3 +208,39 @@ def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatc
         logging.getLogger("shoal.cluster.fleet").info("engine 0 is ready")
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("INFO:     engine 0 is ready")
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "uvicorns"),
+    [("info", "IWE", "WE"), ("warning", "WE", "WE"), ("error", "E", "E")],
+)
+def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, ours, uvicorns, capsys):
+    with logging_as(logs.log_config(level)):
+        for name in ("shoal.cluster.fleet", "shoal.serve.operations", "shoal.serve.launch", "uvicorn.error"):
+            for severity in (logging.INFO, logging.WARNING, logging.ERROR):
+                logging.getLogger(name).log(severity, "%s", name)
+        logging.getLogger(logs.ACCESS_LOGGER).info("a request")
+    out, err = capsys.readouterr()
+    told = [line.split()[-2:] for line in err.splitlines()]
+    for name, severities in (
+        ("shoal.cluster.fleet", ours),
+        ("shoal.serve.operations", ours),
+        ("shoal.serve.launch", ours),
+        ("uvicorn.error", uvicorns),
+    ):
+        assert "".join(severity[0] for severity, said in told if said == name) == severities
+    assert out == "a request\n"
+
+
+@pytest.mark.parametrize(("level", "lines"), [("info", 1), ("warning", 1), ("error", 0)])
+def test_a_server_logs_from_its_level_on(level, lines, capfd):
+    async def main():
+        async with serving(FakeEngine(), log_level=level) as (url, _, _):
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"\x00\x00\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+    asyncio.run(main())
+    assert len(capfd.readouterr().err.splitlines()) == lines

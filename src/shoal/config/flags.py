@@ -150,6 +150,7 @@ SERVER_FLAGS = (
         several=True,
     ),
     Flag("vllm-metrics", "server.vllm_metrics", "", "Also show metrics under vLLM's names.", switch=True),
+    Flag("log-level", "server.log_level", "NAME", "Log from here on: info, warning or error."),
     Flag("access-log", "server.access_log", "", "Print a line for each request.", switch=True),
     Flag("access-log-format", "server.access_log_format", "NAME", "What such a line is: text or json."),
 )

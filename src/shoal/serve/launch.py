@@ -42,6 +42,8 @@ def run_server(
     EngineDied if the start fails. An address in use and a model that cannot exist are found before any
     download.
     """
+    # All else of the log is set up when the engines have started.
+    logging.getLogger("shoal").setLevel(options.log_level.upper())
     check_open_files()
     check_address(options)
     services = {service.name: service for plan in plans for service in plan.options.services}

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from uvicorn.config import LOGGING_CONFIG
 
 from shoal.serve.access_log import ACCESS_LOGGER
+from shoal.serve.options import LogLevel
 
 _INTERVAL_S = 60
 
@@ -70,8 +71,11 @@ class ToStandard(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-def log_config() -> dict[str, Any]:
-    """uvicorn's logging with this filter, times and our access log, as ``dictConfig`` takes it."""
+def log_config(level: LogLevel = "info") -> dict[str, Any]:
+    """uvicorn's logging with this filter, times and our access log, as ``dictConfig`` takes it.
+
+    level: the least that is logged, beside the access log.
+    """
     config = copy.deepcopy(LOGGING_CONFIG)
     config["filters"] = {"once": {"()": OncePerMinute}}
     config["formatters"]["default"] |= {
@@ -88,8 +92,12 @@ def log_config() -> dict[str, Any]:
         "events": errors,
         "access": {"()": ToStandard, "name": "stdout", "formatter": "access"},
     }
+    # What uvicorn tells of itself is no more than what we tell: it begins with warnings.
+    uvicorn_level = "ERROR" if level == "error" else "WARNING"
+    config["loggers"]["uvicorn"]["level"] = config["loggers"]["uvicorn.error"]["level"] = uvicorn_level
+    config["loggers"]["shoal"] = {"level": level.upper()}
     config["loggers"][ACCESS_LOGGER] = {"handlers": ["access"], "level": "INFO", "propagate": False}
     # What becomes of engines and of the requests that they had, what operators change, and the end.
     for name in ("shoal.cluster", "shoal.serve.operations", "shoal.serve.launch"):
-        config["loggers"][name] = {"handlers": ["events"], "level": "INFO", "propagate": False}
+        config["loggers"][name] = {"handlers": ["events"], "propagate": False}
     return config

@@ -8,6 +8,7 @@ from shoal.config.api_keys import ApiKey, is_secret, named_keys
 from shoal.core import ConfigError
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["info", "warning", "error"]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
 
 
@@ -24,6 +25,8 @@ class ServerOptions:
     max_body_bytes: int | None = None
     """Largest request body; a larger one gets a 413. None: 64 bytes for each token of the longest context,
     and at least 1 MiB."""
+    log_level: LogLevel = "info"
+    """Least severity of what is logged; the access log has its own switch."""
     access_log: bool = False
     """Print a line for each request."""
     access_log_format: LogFormat = "text"

@@ -98,8 +98,7 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         lifespan="off",
         http="httptools",
         ws="none",
-        log_config=log_config(),
-        log_level="warning",
+        log_config=log_config(options.log_level),
         access_log=False,
         # Any client could write a forged address into the log.
         proxy_headers=False,
