@@ -26,8 +26,8 @@ _CHUNK = 256
 """Tokens whose weights are summed up before a draw is looked up among them."""
 
 _NONE_LEFT = Failure(
-    "the request's own limits leave no token: what its grammar, allowed_token_ids, bad_words and min_tokens "
-    "allow excludes one another",
+    "the request's own limits leave no token: its grammar, allowed_token_ids, bad_words and min_tokens "
+    "exclude one another",
     FinishReason.INVALID,
 )
 
