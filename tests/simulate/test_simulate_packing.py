@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from shoal.cluster.events import ClusterEvent, EpochBegan
 from shoal.cluster.manager import Manager
 from shoal.cluster.options import PackingOptions
 from shoal.cluster.packing import PACKERS, MoveBudgets
+from shoal.config import load_scenario, prepare
 from shoal.core import Request
 from shoal.core.cluster import Link
 from shoal.measure import RunRecord
@@ -23,6 +25,21 @@ from shoal.simulate import Deaths, EngineSpec, Moving, OpenLoop, Simulation, Wat
 
 LINK = Link(bytes_per_s=1e7, latency_s=1e-4)
 EPOCH = PackingOptions(epoch_s=0.05)
+MOVE_OF_ONE_WHO_ENDS = """\
+engines: 3
+dispatch: load-balance
+packing: {epoch: 100ms}
+latency: {roofline: {device: h100}}
+kv_cache: {memory: 1GiB}
+services: [{name: a, model: llama-3.1-8b, context: 7000}]
+workload:
+  rate: 20
+  requests: 60
+  seed: 19
+  lengths:
+    prompt: {distribution: uniform, low: 500, high: 6500}
+    output: {distribution: uniform, low: 50, high: 500}
+"""
 
 
 def run(
@@ -163,3 +180,11 @@ def test_requests_of_engines_that_are_all_drained_are_refused_as_by_a_server(dis
     rows = {row.request_id: row for row in record.requests}
     assert [rows[request.id].answered for request in requests] == [True, False, False]
     assert all("no engine" in (rows[request.id].error or "") for request in requests[1:])
+
+
+def test_a_request_that_ends_before_its_move_is_made_is_left_alone(tmp_path: Path) -> None:
+    """What a packer decides after an event is carried out at the next, which here is the end of a request."""
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(MOVE_OF_ONE_WHO_ENDS)
+    prepared = prepare(load_scenario(file=scenario))
+    assert [row.answered for row in prepared.run().requests] == [True] * 60

@@ -43,7 +43,7 @@ class Repacking:
     def carry_out(self, now_ns: int) -> list[ClusterAction]:
         """Move and withdraw whom the packer wants to, but withdraw nobody for a move that is not made."""
         actions: list[ClusterAction] = []
-        wanted = [self._wanted(move) for move in self._packed.take_wanted()]
+        wanted = [self._wanted(move) for move in self._packed.take_wanted() if self._is_possible(move)]
         methods = choose_methods(wanted, self._spending)
         unreached = set()
         for move in wanted:
@@ -57,13 +57,19 @@ class Repacking:
             else:
                 unreached.add(move.target)
         for request in self._packed.take_preempted():
-            call = self._calls[request]
+            call = self._calls.get(request)
+            if call is None or call.migration or call.suspected:
+                continue
             engine = call.engine
-            if engine is None or engine.name in unreached or call.migration or call.suspected:
+            if engine is None or engine.name in unreached:
                 continue
             engine.withdrawn += 1
             actions.append(self._assignment.withdraw(call, now_ns))
         return actions
+
+    def _is_possible(self, move: PackedMove) -> bool:
+        """Whether what a move is about is still there: it may have been decided on after another event."""
+        return move.request in self._calls and {move.source, move.target} <= self._engines.keys()
 
     def _wanted(self, move: PackedMove) -> WantedMove:
         source, target = self._engines[move.source], self._engines[move.target]
