@@ -133,6 +133,16 @@ def test_a_fleet_that_proves_enough_is_taken_though_a_larger_one_seemed_short(tm
         assert planner._search() == (1, 1)
 
 
+def test_of_fleets_of_one_price_the_one_that_attains_most_is_taken(tmp_path: Path) -> None:
+    """Two of the cheap ones cost what one of the others does, and fewer devices alone save nothing."""
+    demand, _ = demand_of(tmp_path, GPUS, CHAT)
+    with Workers(demand, 1) as workers:
+        planner = Noisy(demand, Wanted(attainment=0.9, trials=1, processes=1), workers)
+        planner.found = {(1, 0): 0.91, (0, 2): 0.97, (0, 3): 0.98, (2, 0): 0.99}
+        assert {planner._best(fleet).cost for fleet in ((1, 0), (0, 2))} == {1.8}
+        assert planner._surest_for((1, 0)) == (0, 2)
+
+
 def test_kinds_say_how_many_devices_an_engine_may_span_and_how_fast_they_are(tmp_path: Path) -> None:
     text = (
         "devices: [{name: own, price: 1, memory: 40GiB, span: 4, latency: {roofline: {device: a100-40}}}]\n"

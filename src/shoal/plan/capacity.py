@@ -139,6 +139,8 @@ class _Planner:
     def run(self) -> Plan:
         """Search; returns the plan."""
         found = self._search()
+        if found is not None:
+            found = self._surest_for(found)
         later: list[Later] = []
         if found is not None:
             fewer = [self._best(fleet) for fleet in smaller_by_one(found)]
@@ -185,6 +187,13 @@ class _Planner:
                 return found
             found = min(fewer, key=lambda fleet: cost(stock, fleet))
         return None
+
+    def _surest_for(self, found: Fleet) -> Fleet:
+        """Of the fleets that were tried and cost what ``found`` does, the one that attains most."""
+        # Rounded, because prices are decimal and their sums are not.
+        price = round(cost(self._demand.stock, found), 9)
+        others = [fleet for fleet, offer in self._offers.items() if round(offer.cost, 9) == price]
+        return max([found, *others], key=lambda fleet: self._best(fleet).attainment)
 
     def _enough(self, fleet: Fleet) -> bool:
         return self._best(fleet).attainment >= self._wanted.attainment
