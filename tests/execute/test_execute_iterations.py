@@ -10,11 +10,13 @@ from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, tin
 
 from shoal.core import ANONYMOUS_TOKEN, NO_TOKEN, BlockCopy, Joined, SamplingParams, StepPlan, StepResult
 from shoal.execute.protocol import Interrupted, never
+from shoal.execute.sampler import Sampled
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
 from shoal.forecast import FittedTimes, LatencyModel
 
 OUTPUT = 12
 EOS = 2
+SAMPLE = "shoal.execute.torch_executor.sample"
 PARAMS = (
     GREEDY,
     SamplingParams(temperature=1.0, ignore_eos=True, logprobs=3),
@@ -103,17 +105,13 @@ def test_an_iteration_that_ends_a_row_is_the_last(folder: Path) -> None:
 def test_the_end_of_a_sequence_counts_unless_it_is_ignored(
     hand: HandScheduler, monkeypatch: pytest.MonkeyPatch, ignored: bool
 ) -> None:
-    monkeypatch.setattr(
-        "shoal.execute.torch_executor.sample", lambda logits, rows, *_: ([EOS] * len(rows), None)
-    )
+    monkeypatch.setattr(SAMPLE, lambda logits, rows, *_: Sampled([EOS] * len(rows), None, {}))
     start(hand, [SamplingParams(temperature=0.0, ignore_eos=ignored)])
     assert len(decode(hand, 1, 4).tokens) == (4 if ignored else 1)
 
 
 def test_an_end_before_the_least_tokens_is_none(hand: HandScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "shoal.execute.torch_executor.sample", lambda logits, rows, *_: ([7] * len(rows), None)
-    )
+    monkeypatch.setattr(SAMPLE, lambda logits, rows, *_: Sampled([7] * len(rows), None, {}))
     start(hand, [SamplingParams(temperature=0.0, stop_token_ids=(7,), min_tokens=4)])
     assert len(decode(hand, 1, 8).tokens) == 3
 
