@@ -176,6 +176,7 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
         (["generate", "-m", "[/red]"], "there is no model '[/red]'"),
         (["generate", "-m", "smollm2", "hi", "--json", "none/a.json"], "there is no folder none"),
         (["static", "-m", "smollm2", "hi", "-o", "-", "--json", "-"], "only one result can go to standard"),
+        (["static", "-m", "smollm2", "hi", "-o", "x", "--json", "x"], "two results cannot go to x"),
         (["reproduce", "all", "--plot", "-"], "pictures and folders cannot go to standard output"),
         (["generate", "-m", "smollm2", "--file", "none.txt"], "cannot read the prompts in none.txt"),
         (["generate", "-m", "smollm2", "--file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),

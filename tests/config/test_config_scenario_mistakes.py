@@ -50,7 +50,7 @@ def test_a_scenario_without_a_workload_is_shown_one(tmp_path):
         ),
         (
             "{lengths: sharegpt, requests: 1000000000000}",
-            "line 2: workload: workload.requests must be at most",
+            "line 2: workload.requests: must be at most",
         ),
         ("{trace: none.csv}", "scenario.yaml, line 2: workload.trace: there is no file or folder none.csv"),
         ("{trace: latency.json, format: azur}", "workload.format: expected one of azure, mooncake"),
@@ -148,8 +148,11 @@ def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
         ("dispatch: random", "dispatch: expected one of round-robin, least-requests, least-loaded"),
         ("link: {bandwidth: 0, latency: 1ms}", "link.bandwidth: must be more than 0"),
         ("link: {latency: 1ms}", "link.bandwidth: missing"),
-        ("engines: 2\ndrains: [{engine: 2, at: 1s}]", "engine 2 cannot be drained: there are 2, from 0"),
-        ("deaths: {engine: 1, at: 1s}", "engine 1 cannot die: there are 1, from 0"),
+        (
+            "engines: 2\ndrains: [{engine: 2, at: 1s}]",
+            "line 4: drains[0].engine: engine 2 cannot be drained",
+        ),
+        ("deaths: {engine: 1, at: 1s}", "line 3: deaths[0].engine: engine 1 cannot die: there are 1, from 0"),
         ("deaths: [{engine: 0}]", "line 3: deaths[0].at: missing"),
         ("sample: 0s", "sample: must be more than 0s"),
         ("scheduler: {admision: oracle}", "scheduler.admision: unknown key, did you mean 'admission'?"),

@@ -40,7 +40,9 @@ def check_outputs(*files: Path | None, picture: Path | None = None, folder: Path
     paths = [file for file in (*files, picture) if file is not None]
     if paths.count(STANDARD_OUTPUT) > 1:
         raise ConfigError("only one result can go to standard output (-); name a file for the others")
-    for file in paths:
+    for at, file in enumerate(paths):
+        if file in paths[:at] and file != STANDARD_OUTPUT:
+            raise ConfigError(f"two results cannot go to {file}; name a file for each")
         if not file.parent.is_dir():
             raise ConfigError(f"cannot write {file}: there is no folder {file.parent}")
         if file.is_dir():

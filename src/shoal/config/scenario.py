@@ -146,6 +146,10 @@ class ScenarioPool:
             raise ConfigError(f"{self.tokens} tokens are less than one block of {self.block_size}")
 
 
+INCIDENTS = {"drains": "be drained", "deaths": "die"}
+"""What may happen to engines: keys, and what an engine cannot do that is not there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """Something happens to an engine."""
@@ -193,9 +197,12 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Refuse incidents of engines that are not there; raises ConfigError."""
-        for incidents, what in ((self.drains, "be drained"), (self.deaths, "die")):
-            for incident in incidents:
+        for name, what in INCIDENTS.items():
+            for incident in getattr(self, name):
                 if incident.engine >= self.engines:
-                    raise ConfigError(
-                        f"engine {incident.engine} cannot {what}: there are {self.engines}, from 0"
-                    )
+                    raise ConfigError(no_engine(incident, what, self.engines))
+
+
+def no_engine(incident: Incident, what: str, engines: int) -> str:
+    """That an engine cannot have an incident, as there are only so many."""
+    return f"engine {incident.engine} cannot {what}: there are {engines}, from 0"

@@ -1,6 +1,6 @@
 """Reads scenarios: every key of a scenario file, and the flags that go over it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.config.kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
-from shoal.config.scenario import Incident, Scenario, ScenarioPool, ScenarioService
+from shoal.config.scenario import INCIDENTS, Incident, Scenario, ScenarioPool, ScenarioService, no_engine
 from shoal.config.scenario_flags import lay_over
 from shoal.config.scenario_kinds import (
     FilePath,
@@ -25,6 +25,7 @@ from shoal.config.services import check_name, goal_kinds
 from shoal.config.settings import elsewhere, scheduler_section
 from shoal.core import ConfigError, slo_problem
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
+from shoal.workload.rows import LARGEST_REQUESTS
 
 _NO_WORKLOAD = (
     "workload: missing; say what arrives, as in `workload: {lengths: sharegpt, rate: 4, requests: 1000}` or "
@@ -112,6 +113,7 @@ class ScenarioSection(Section):
         fields = self.read_fields(node, path)
         if "scheduler" in fields:
             fields["scheduler"], fields["preset"] = fields["scheduler"]
+        _check_incidents(fields, node)
         scenario: Scenario = self.build(fields, node, path)
         names = _names(scenario.services, node)
         for name in scenario.workload.services or ():
@@ -121,6 +123,16 @@ class ScenarioSection(Section):
                     where, "workload.services", f"no service {name!r}; there are {', '.join(names)}"
                 )
         return scenario
+
+
+def _check_incidents(fields: Mapping[str, Any], node: Node) -> None:
+    """Raise ConfigError with the line of an incident of an engine that is not there."""
+    engines = fields.get("engines", 1)
+    for key, what in INCIDENTS.items():
+        for at, incident in enumerate(fields.get(key, ())):
+            if incident.engine >= engines:
+                where = place_of(node, key, at, "engine")
+                raise problem(where, f"{key}[{at}].engine", no_engine(incident, what, engines))
 
 
 def _require_device(node: Node) -> None:
@@ -193,7 +205,8 @@ def _workload_section(folder: Path) -> Section:
         (WorkloadOptions, "arrivals"): Maybe(arrivals_kind()),
         (WorkloadOptions, "time_scale"): number(above=0),
         (WorkloadOptions, "services"): Maybe(Shares()),
-        **{(WorkloadOptions, name): count for name in ("requests", "max_tokens", "clients")},
+        (WorkloadOptions, "requests"): Maybe(integer(1, LARGEST_REQUESTS)),
+        **{(WorkloadOptions, name): count for name in ("max_tokens", "clients")},
     }
     plain = section_of(WorkloadOptions, rules)
     return WorkloadSection(WorkloadOptions, (*plain.keys, Key("rate", "rate", Maybe(number(above=0)), None)))
