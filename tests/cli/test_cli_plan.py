@@ -187,15 +187,14 @@ def test_what_is_no_share_is_refused_with_its_flag(tmp_path: Path, flag: str, te
     assert f"--{flag}: write a share above 0% and {most} 100%, such as 60% or 0.6; got {text}" in shown
 
 
-def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
-    """A terminal interrupts all processes of a command, those that simulate too."""
-    (tmp_path / "devices.yaml").write_text(CATALOGUE.replace("most: 2", "most: 4"))
-    goals = ["--service", "chat=llama-3.1-8b,slo.ttft=1s,slo.tpot=60ms"]
-    workload = ["--workload", "sharegpt", "--rate", "30", "--requests", "2000", "--json", "plan.json"]
-    command = [sys.executable, "-m", "shoal.cli", "plan", "--devices", "devices.yaml", *goals, *workload]
+def interrupt(folder: Path, arguments: list[str], until: str) -> tuple[str, str]:
+    """Ctrl-C at the line of a command's standard error that has ``until``; returns that and the output.
+
+    A terminal interrupts all processes of a command, those that simulate too.
+    """
     process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
+        [sys.executable, "-m", "shoal.cli", *arguments],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -203,8 +202,8 @@ def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
     )
     try:
         assert process.stderr is not None
-        while "of the goals met" not in (line := process.stderr.readline()):
-            assert line, "it ended before a fleet was told"
+        while until not in (line := process.stderr.readline()):
+            assert line, f"it ended before it told of {until!r}"
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     finally:
@@ -212,6 +211,16 @@ def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert "Traceback" not in output + errors
     assert "SpawnProcess" not in errors
+    return line, output
+
+
+def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
+    (tmp_path / "devices.yaml").write_text(CATALOGUE.replace("most: 2", "most: 4"))
+    goals = ["--service", "chat=llama-3.1-8b,slo.ttft=1s,slo.tpot=60ms"]
+    workload = ["--workload", "sharegpt", "--rate", "30", "--requests", "2000", "--json", "plan.json"]
+    line, output = interrupt(
+        tmp_path, ["plan", "--devices", "devices.yaml", *goals, *workload], "of the goals met"
+    )
     assert "Stopped before a plan was chosen" in output
     told = json.loads((tmp_path / "plan.json").read_text())
     assert told["stopped"] is True
@@ -222,26 +231,9 @@ def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_shows_and_writes_the_rounds_of_a_search(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shoal.cli", "tune", "--model", "llama-3.1-8b", "--device", "a100-80"]
-    workload = ["--workload", "sharegpt", "--rate", "8", "--requests", "4000", "--json", "tuned.json"]
-    process = subprocess.Popen(
-        [*command, *workload, "--trials", "9", "--out", "scheduler.yaml"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stderr is not None
-        while not (line := process.stderr.readline()).startswith("3 schedulers on"):
-            assert line, "it ended before its second round"
-        os.killpg(process.pid, signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in output + errors
+    scenario = ["--model", "llama-3.1-8b", "--device", "a100-80", "--workload", "sharegpt", "--rate", "8"]
+    search = ["--requests", "4000", "--trials", "9", "--json", "tuned.json", "--out", "scheduler.yaml"]
+    _, output = interrupt(tmp_path, ["tune", *scenario, *search], "3 schedulers on")
     assert "Stopped before the best was compared" in output
     told = json.loads((tmp_path / "tuned.json").read_text())
     assert told["stopped"] is True

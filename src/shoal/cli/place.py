@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, share_flag, with_flags
+from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.cli.planning_flags import (
     PLAN_FLAGS,
@@ -16,6 +16,7 @@ from shoal.cli.planning_flags import (
     SearchShare,
     ServerFile,
     Slo,
+    read_asked,
 )
 from shoal.config.nodes import Table
 
@@ -72,51 +73,31 @@ def place(
     from shoal.cli.plan_report import wanted_facts
     from shoal.cli.progress import ProgressDisplay
     from shoal.cli.simulate_view import described
-    from shoal.config.scenario_file import load_scenario
-    from shoal.config.scheduler_yaml import to_yaml
     from shoal.config.settings import load_config
-    from shoal.plan.catalog import load_catalogue
-    from shoal.plan.demand import build_demand
-    from shoal.plan.deployment import (
-        check_servable,
-        missing_weights,
-        server_settings,
-        with_remarks,
-        written_candidate,
-    )
-    from shoal.plan.goals import Wanted, read_goals
+    from shoal.plan.deployment import missing_weights, server_text, written_candidate
     from shoal.plan.placing import place
     from shoal.serve.options import ServerOptions
 
     check_outputs(out, json_path)
-    share = share_flag(attainment, "--attainment", whole=True)
-    scenario = load_scenario(file=config, flags=settings)
-    catalogue = load_catalogue(devices)
-    if out is not None:
-        check_servable(scenario, catalogue)
-    wanted = Wanted(
-        attainment=share,
-        share=share_flag(search_share, "--search-share", whole=False),
-        seed=scenario.workload.seed,
+    scenario, wanted, demand = read_asked(
+        devices, config, settings, slo, attainment, search_share, to_serve=out is not None
     )
-    demand = build_demand(scenario, catalogue, read_goals(slo))
-    written_ones = [
+    others = [
         written_candidate(str(file), load_config(ServerOptions, file=file), demand) for file in compare or ()
     ]
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     facts = wanted_facts(demand, scenario, wanted)
-    facts["devices"] = ", ".join(f"{kind.most} {kind.name}" for kind in catalogue.devices)
+    facts["devices"] = ", ".join(f"{kind.most} {kind.name}" for kind in demand.catalogue.devices)
     console.print(described(facts))
     with ProgressDisplay() as progress:
-        placed = place(demand, wanted, written_ones, progress.update)
+        placed = place(demand, wanted, others, progress.update)
     results = [(json_path, json_text(placed_json(placed)))]
     missing = None
     if out is not None:
         missing = missing_weights(demand)
         found = placed.found.candidate
-        server = server_settings(demand, scenario, found.placement, found.policies)
         said = [*remarks(placed), *([missing] if missing else [])]
-        results.append((out, with_remarks(said, to_yaml(server))))
+        results.append((out, server_text(demand, scenario, found.placement, found.policies, said)))
     written = write_texts(results)
     print_placed(console, placed)
     if missing is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, share_flag, with_flags
+from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.cli.planning_flags import (
     PLAN_FLAGS,
@@ -17,6 +17,7 @@ from shoal.cli.planning_flags import (
     SearchShare,
     ServerFile,
     Slo,
+    read_asked,
 )
 from shoal.config.nodes import Table
 from shoal.core import ShoalError
@@ -89,30 +90,16 @@ def plan(
         remarks,
     )
     from shoal.cli.progress import ProgressDisplay
-    from shoal.config.scenario_file import load_scenario
-    from shoal.config.scheduler_yaml import to_yaml
     from shoal.measure import require_plots, save_plot
     from shoal.plan.capacity import Stopped, plan
-    from shoal.plan.catalog import load_catalogue
-    from shoal.plan.demand import build_demand
-    from shoal.plan.deployment import check_servable, missing_weights, server_settings, with_remarks
-    from shoal.plan.goals import Wanted, read_goals
+    from shoal.plan.deployment import missing_weights, server_text
 
     check_outputs(out, json_path, picture=plot)
     if plot is not None:
         require_plots()
-    share = share_flag(attainment, "--attainment", whole=True)
-    scenario = load_scenario(file=config, flags=settings)
-    catalogue = load_catalogue(devices)
-    if out is not None:
-        check_servable(scenario, catalogue)
-    wanted = Wanted(
-        attainment=share,
-        trials=trials,
-        share=share_flag(search_share, "--search-share", whole=False),
-        seed=scenario.workload.seed,
+    scenario, wanted, demand = read_asked(
+        devices, config, settings, slo, attainment, search_share, trials=trials, to_serve=out is not None
     )
-    demand = build_demand(scenario, catalogue, read_goals(slo))
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     print_wanted(console, demand, scenario, wanted)
     with ProgressDisplay() as progress:
@@ -132,8 +119,7 @@ def plan(
         offer = found.chosen.offer
         missing = missing_weights(demand)
         said = [*remarks(demand, found), *([missing] if missing else [])]
-        server = server_settings(demand, scenario, offer.placement, offer.policies)
-        results.append((out, with_remarks(said, to_yaml(server))))
+        results.append((out, server_text(demand, scenario, offer.placement, offer.policies, said)))
     written = write_texts(results)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])

@@ -1,11 +1,18 @@
-"""Options that the commands which plan have in common."""
+"""Options that the commands which plan have in common, and what they ask for."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from shoal.cli.flags import share_flag
+from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
+
+if TYPE_CHECKING:
+    from shoal.config.scenario import Scenario
+    from shoal.plan.demand import Demand
+    from shoal.plan.goals import Wanted
 
 WANTED = "What is wanted"
 SEARCH = "Search"
@@ -59,3 +66,49 @@ JsonFile = Annotated[
         rich_help_panel=RESULTS,
     ),
 ]
+
+
+class Asked(NamedTuple):
+    """What a command is asked to plan."""
+
+    scenario: "Scenario"
+    """As it is written."""
+    wanted: "Wanted"
+    """Which share of the goals is to be met, and how far to look."""
+    demand: "Demand"
+    """Services, requests and devices."""
+
+
+def read_asked(
+    devices: Path,
+    config: Path | None,
+    settings: Table,
+    slo: str | None,
+    attainment: str,
+    search_share: str,
+    *,
+    trials: int = 1,
+    to_serve: bool,
+) -> Asked:
+    """Read the scenario and the catalogue; raises ConfigError for the first mistake.
+
+    to_serve: also for what only simulations have.
+    """
+    from shoal.config.scenario_file import load_scenario
+    from shoal.plan.catalog import load_catalogue
+    from shoal.plan.demand import build_demand
+    from shoal.plan.deployment import check_servable
+    from shoal.plan.goals import Wanted, read_goals
+
+    share = share_flag(attainment, "--attainment", whole=True)
+    scenario = load_scenario(file=config, flags=settings)
+    catalogue = load_catalogue(devices)
+    if to_serve:
+        check_servable(scenario, catalogue)
+    wanted = Wanted(
+        attainment=share,
+        trials=trials,
+        share=share_flag(search_share, "--search-share", whole=False),
+        seed=scenario.workload.seed,
+    )
+    return Asked(scenario, wanted, build_demand(scenario, catalogue, read_goals(slo)))

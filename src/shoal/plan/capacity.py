@@ -190,9 +190,8 @@ class _Planner:
 
     def _surest_for(self, found: Fleet) -> Fleet:
         """Of the fleets that were tried and cost what ``found`` does, the one that attains most."""
-        # Rounded, because prices are decimal and their sums are not.
-        price = round(cost(self._demand.stock, found), 9)
-        others = [fleet for fleet, offer in self._offers.items() if round(offer.cost, 9) == price]
+        price = cost(self._demand.stock, found)
+        others = [fleet for fleet, offer in self._offers.items() if offer.cost == price]
         return max([found, *others], key=lambda fleet: self._best(fleet).attainment)
 
     def _enough(self, fleet: Fleet) -> bool:

@@ -91,9 +91,12 @@ def missing_weights(demand: Demand) -> str | None:
     )
 
 
-def with_remarks(remarks: Sequence[str], text: str) -> str:
-    """The text of a file, with remarks at its head."""
-    return "".join(f"# {remark}\n" for remark in remarks) + text
+def server_text(
+    demand: Demand, scenario: Scenario, placed: Placement, policies: Policies, remarks: Sequence[str]
+) -> str:
+    """The text of ``shoal.yaml``, with remarks at its head; raises as ``server_settings``."""
+    head = "".join(f"# {remark}\n" for remark in remarks)
+    return head + to_yaml(server_settings(demand, scenario, placed, policies))
 
 
 def written_candidate(name: str, config: Config[Any], demand: Demand) -> Candidate:

@@ -22,7 +22,8 @@ class Stock:
 
 def cost(stock: Sequence[Stock], fleet: Fleet) -> float:
     """The price of all devices."""
-    return sum(kind.price * count for kind, count in zip(stock, fleet, strict=True))
+    # Rounded, because prices are decimal and their sums are not.
+    return round(sum(kind.price * count for kind, count in zip(stock, fleet, strict=True)), 9)
 
 
 def within(less: Fleet, more: Fleet) -> bool:
@@ -106,8 +107,7 @@ def _better(stock: Sequence[Stock], best: Fleet | None, found: Fleet | None) -> 
 
 
 def _order(stock: Sequence[Stock], fleet: Fleet) -> tuple[float, int]:
-    # Rounded, because prices are decimal and their sums are not.
-    return round(cost(stock, fleet), 9), sum(fleet)
+    return cost(stock, fleet), sum(fleet)
 
 
 def smaller_by_one(fleet: Fleet) -> list[Fleet]:
