@@ -9,13 +9,17 @@ STAMP := $(VENV)/.installed
 # What the native library is built from; the folders, because a file may also be removed.
 NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_backend/*.py) setup.py
 
-.PHONY: help venv install demo test test-torch test-slow test-clients lint format types check clean
+# How long `make explore` goes on starting rounds; a round takes some minutes.
+EXPLORE_S := 1200
+
+.PHONY: help venv install demo test test-torch test-slow explore test-clients lint format types check clean
 
 help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
 	@echo "make test-torch run the executor's tests without the native library"
 	@echo "make test-slow  run the slow tests, and the property tests with all their examples"
+	@echo "make explore    search with new examples of the property tests, 20 minutes (EXPLORE_S=60)"
 	@echo "make test-clients  run other projects' clients against a server; installs them, gigabytes"
 	@echo "make lint       ruff and import-linter"
 	@echo "make types      mypy --strict"
@@ -41,6 +45,14 @@ test-torch: $(STAMP)
 
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
+
+# What a round finds ends it. Its seed repeats the round: --hypothesis-seed=SEED
+explore: $(STAMP)
+	end=$$(($$(date +%s) + $(EXPLORE_S))); \
+	while seed=$$(date +%s); test $$seed -lt $$end; do \
+		echo "seed $$seed"; \
+		$(PYTEST) -m hypothesis --hypothesis-profile=explore --hypothesis-seed=$$seed || exit 1; \
+	done
 
 # Clients of other projects, in virtual environments of their own because not all go together; the server is
 # that of .venv, at its defaults.

@@ -1,7 +1,10 @@
-"""How many examples property tests try: a fifth in everyday runs, the number that each names in full ones.
+"""How many examples property tests try, and which.
 
-``make test`` runs with the profile ``quick``, ``make test-slow`` runs every property test again with ``full``
-(``pytest --hypothesis-profile=full``). Neither has deadlines: the machines that run them may be busy.
+``make test`` runs with the profile ``quick``, a fifth of the examples that each test names, and ``make test-slow``
+runs every property test again with ``full``. Both try the same examples every time, so that a check fails for a
+change and never by chance. ``make explore`` tries others at each call, with ``explore``
+(``pytest --hypothesis-profile=explore``); what it finds becomes an example of the test. None has deadlines: the
+machines that run them may be busy.
 """
 
 from hypothesis import settings
@@ -12,10 +15,14 @@ FEWEST = 5
 
 def register_profiles() -> None:
     """Make the profiles known and choose ``quick``, which ``--hypothesis-profile`` overrides."""
-    # Not from the current profile, which on a CI machine is Hypothesis's own and repeats the same examples.
+    # From the same parent everywhere: on a CI machine the current profile is Hypothesis's own for CI.
     parent = settings.get_profile("default")
-    settings.register_profile("full", parent, deadline=None, print_blob=True, max_examples=FULL)
-    settings.register_profile("quick", parent, deadline=None, print_blob=True, max_examples=FULL // 5)
+    settings.register_profile(
+        "full", parent, deadline=None, print_blob=True, max_examples=FULL, derandomize=True, database=None
+    )
+    full = settings.get_profile("full")
+    settings.register_profile("quick", full, max_examples=FULL // 5)
+    settings.register_profile("explore", full, derandomize=False)
     settings.load_profile("quick")
 
 

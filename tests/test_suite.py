@@ -36,6 +36,16 @@ def test_a_bundled_model_at_hand_is_used(tmp_path: Path) -> None:
     assert bundled_model("smollm2", lambda name: tmp_path / name) == tmp_path / "smollm2"
 
 
+def test_only_exploring_tries_other_examples_each_time() -> None:
+    profiles = {name: settings.get_profile(name) for name in ("quick", "full", "explore")}
+    assert {name: profile.derandomize for name, profile in profiles.items()} == {
+        "quick": True,
+        "full": True,
+        "explore": False,
+    }
+    assert profiles["explore"].max_examples == profiles["full"].max_examples
+
+
 def test_property_tests_try_what_they_name_only_in_full_runs() -> None:
     chosen = settings.get_current_profile_name()
     try:
