@@ -122,6 +122,18 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
             "{roofline: {device: h100}}\nservices: [llama-3.1-8b, qwen3-8b]\nkv_cache: {blocks: 9}",
             "differ in size",
         ),
+        ("{fit: latency.json}\nkv_cache: {tokens: 160}\nengines: 1000000", "engines: must be at most 4096"),
+        ("{fit: latency.json}\nkv_cache: {tokens: 160}\nsample: 1us", "sample: must be at least 1ms"),
+        (
+            "{fit: latency.json}\nkv_cache: {tokens: 1000000}\nengines: 2000",
+            "kv_cache: 125,000,000 blocks in 2,000 engine(s), and a simulation can have 67,108,864; take",
+        ),
+        ("{roofline: {device: h100, model: qwen3-8b}}\nkv_cache: {memory: 1000TiB}", "kv_cache: 466,0"),
+        (
+            "{roofline: {device: h100, model: qwen3-8b}}\nkv_cache: {memory: 1GiB, swap: 1000TiB}\n"
+            "scheduler: {preemption_mode: swap}",
+            "kv_cache.swap: 466,0",
+        ),
     ],
 )
 def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
@@ -154,7 +166,7 @@ def test_mistakes_about_step_times_and_memory(tmp_path, rest, expected):
         ),
         ("deaths: {engine: 1, at: 1s}", "line 3: deaths[0].engine: engine 1 cannot die: there are 1, from 0"),
         ("deaths: [{engine: 0}]", "line 3: deaths[0].at: missing"),
-        ("sample: 0s", "sample: must be more than 0s"),
+        ("sample: 0s", "sample: must be at least 1ms"),
         ("scheduler: {admision: oracle}", "scheduler.admision: unknown key, did you mean 'admission'?"),
         ("scheduler: {starvation: rarely}", "got 'rarely', or never"),
         ("services: []", "services: name at least one, or leave the key out"),

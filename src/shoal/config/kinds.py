@@ -181,9 +181,9 @@ def byte_rate() -> Bounded:
     return Bounded("bytes per second", expected, parse_byte_rate, None, None, format_byte_rate, 0)
 
 
-def seconds(above: float | None = None) -> Bounded:
-    """A time, kept in seconds; above: it must be more than that."""
-    return Bounded("time", "a time such as 200ms", parse_duration, None, None, format_duration, above)
+def seconds(above: float | None = None, minimum: float | None = None) -> Bounded:
+    """A time, kept in seconds; above: it must be more than that, minimum: at least that."""
+    return Bounded("time", "a time such as 200ms", parse_duration, minimum, None, format_duration, above)
 
 
 def nanoseconds() -> Bounded:

@@ -146,6 +146,9 @@ class ScenarioPool:
             raise ConfigError(f"{self.tokens} tokens are less than one block of {self.block_size}")
 
 
+LARGEST_ENGINES = 4096
+"""Most engines of a simulation: each takes milliseconds to build, and memory for its blocks."""
+SHORTEST_SAMPLE_S = 1e-3
 INCIDENTS = {"drains": "be drained", "deaths": "die"}
 """What may happen to engines: keys, and what an engine cannot do that is not there."""
 

@@ -8,7 +8,16 @@ from typing import Any
 from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.config.kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
-from shoal.config.scenario import INCIDENTS, Incident, Scenario, ScenarioPool, ScenarioService, no_engine
+from shoal.config.scenario import (
+    INCIDENTS,
+    LARGEST_ENGINES,
+    SHORTEST_SAMPLE_S,
+    Incident,
+    Scenario,
+    ScenarioPool,
+    ScenarioService,
+    no_engine,
+)
 from shoal.config.scenario_flags import lay_over
 from shoal.config.scenario_kinds import (
     FilePath,
@@ -177,12 +186,12 @@ def scenario_section(folder: Path = Path()) -> Section:
         (ScenarioPool, "block_size"): integer(1, 4096),
         (ScenarioPool, "swap_bytes_per_s"): number(above=0),
         (Scenario, "latency"): Maybe(latency),
-        (Scenario, "engines"): integer(1),
+        (Scenario, "engines"): integer(1, LARGEST_ENGINES),
         (Scenario, "dispatch"): Choice(DISPATCH_NAMES),
         (Scenario, "link"): Maybe(engine_link_section()),
         (Incident, "engine"): integer(0),
         (Scenario, "scheduler"): scheduler_section(offline=True),
-        (Scenario, "sample_s"): seconds(above=0),
+        (Scenario, "sample_s"): seconds(minimum=SHORTEST_SAMPLE_S),
         (Scenario, "workload"): _workload_section(folder),
     }
     service = section_of(ScenarioService, rules, {"context_tokens": "context"})

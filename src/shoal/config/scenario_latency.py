@@ -7,7 +7,13 @@ from typing import Any
 
 from shoal.config.kinds import Maybe, Text, as_table, byte_rate, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, problem
-from shoal.config.scenario import FitLatency, ProfileLatency, RooflineLatency, RooflineOptions
+from shoal.config.scenario import (
+    LARGEST_ENGINES,
+    FitLatency,
+    ProfileLatency,
+    RooflineLatency,
+    RooflineOptions,
+)
 from shoal.config.scenario_kinds import FilePath, ModelShape
 from shoal.config.sections import Section, section_of, unknown_key
 from shoal.core import ConfigError
@@ -112,7 +118,7 @@ def latency_kind(folder: Path) -> LatencyKind:
                 (ProfileLatency, "device"): Maybe(device),
                 (ProfileLatency, "link"): link,
                 (ProfileLatency, "overhead"): overhead,
-                (ProfileLatency, "data_parallel"): integer(1),
+                (ProfileLatency, "data_parallel"): integer(1, LARGEST_ENGINES),
                 (ProfileLatency, "expert_imbalance"): number(minimum=1),
             },
         ),

@@ -11,6 +11,8 @@ from shoal.forecast.model_spec import ModelSpec
 from shoal.kvcache import KVShape, PoolLayout, plan_layout
 from shoal.simulate import kv_shape, token_layout
 
+LARGEST_BLOCKS = 2**26
+"""Blocks of all engines of a simulation together; each takes some dozens of bytes here."""
 _SWAP_POOLS = 4
 """Host memory for swapped KV, in pools, where nothing else is asked for; as in the real engine."""
 
@@ -76,7 +78,20 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
         layout = token_layout(blocks, pool.block_size, *deployments)
     else:
         layout = _of_blocks(blocks, shapes, pool.block_size, kind)
-    return Pools(layout=layout, host=_host(scenario, layout, unknown), sized=not unknown)
+    pools = Pools(layout=layout, host=_host(scenario, layout, unknown), sized=not unknown)
+    _check_number(scenario, pools)
+    return pools
+
+
+def _check_number(scenario: Scenario, pools: Pools) -> None:
+    """Refuse more blocks than a simulation can keep account of; raises ConfigError."""
+    for what, layout in (("kv_cache", pools.layout), ("kv_cache.swap", pools.host)):
+        blocks = 0 if layout is None else layout.merged_blocks * scenario.engines
+        if blocks > LARGEST_BLOCKS:
+            raise ConfigError(
+                f"{what}: {blocks:,} blocks in {scenario.engines:,} engine(s), and a simulation can have "
+                f"{LARGEST_BLOCKS:,}; take less memory, larger blocks (block_size) or fewer engines"
+            )
 
 
 def capacity(layout: PoolLayout, service: str) -> int:
