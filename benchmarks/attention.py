@@ -21,9 +21,9 @@ from statistics import median
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from interrupted import printed_at_end
 from shoal.engine.build import default_threads
 from shoal.execute.backends import choose_backend
 from shoal.execute.batch import StepBatch
@@ -199,17 +199,17 @@ def main() -> None:
     table = Table(title=f"Attention of a step, {options.dtype}, {options.threads} threads")
     for column in ("model", "case", *COMPARED, "ratios", "peak MiB"):
         table.add_column(column, justify="left" if column in ("model", "case") else "right")
-    for model in (SMOLLM2, GEMMA3):
-        for case in (case for case in CASES if case.name in options.cases):
-            rounds = max(3, options.rounds // 3) if case.is_long else options.rounds
-            with torch.inference_mode():
-                times, peaks = measure(Workload(model, case, options.dtype), rounds, clock)
-            batched, native, int8 = (median(times[name]) for name in COMPARED)
-            shown = [f"{min(times[name]):.1f} / {median(times[name]):.1f}" for name in COMPARED]
-            sizes = " / ".join(f"{peaks[name]:.0f}" for name in COMPARED)
-            ratios = f"{batched / native:.2f} / {int8 / native:.2f}"
-            table.add_row(model.name, case.name, *shown, ratios, sizes)
-    Console(width=120).print(table)
+    with printed_at_end(table, 120):
+        for model in (SMOLLM2, GEMMA3):
+            for case in (case for case in CASES if case.name in options.cases):
+                rounds = max(3, options.rounds // 3) if case.is_long else options.rounds
+                with torch.inference_mode():
+                    times, peaks = measure(Workload(model, case, options.dtype), rounds, clock)
+                batched, native, int8 = (median(times[name]) for name in COMPARED)
+                shown = [f"{min(times[name]):.1f} / {median(times[name]):.1f}" for name in COMPARED]
+                sizes = " / ".join(f"{peaks[name]:.0f}" for name in COMPARED)
+                ratios = f"{batched / native:.2f} / {int8 / native:.2f}"
+                table.add_row(model.name, case.name, *shown, ratios, sizes)
 
 
 if __name__ == "__main__":

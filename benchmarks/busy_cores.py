@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from rich.console import Console
 from rich.table import Table
 
+from interrupted import printed_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
@@ -89,19 +89,19 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = build(arguments.model, arguments.dtype)
     table = Table("rows", "busy processes", "steps", "median", "p99", "longest")
-    for rows in arguments.rows:
-        for processes in arguments.busy:
-            with busy(processes):
-                times = sorted(decode_ms(engine, rows, arguments.steps, arguments.limit_s))
-            p99 = times[min(len(times) - 1, len(times) * 99 // 100)]
-            table.add_row(
-                str(rows),
-                str(processes),
-                str(len(times)),
-                *[f"{ms:.1f}" for ms in (median(times), p99, times[-1])],
-            )
-    engine.close()
-    Console().print(table)
+    with printed_at_end(table):
+        for rows in arguments.rows:
+            for processes in arguments.busy:
+                with busy(processes):
+                    times = sorted(decode_ms(engine, rows, arguments.steps, arguments.limit_s))
+                p99 = times[min(len(times) - 1, len(times) * 99 // 100)]
+                table.add_row(
+                    str(rows),
+                    str(processes),
+                    str(len(times)),
+                    *[f"{ms:.1f}" for ms in (median(times), p99, times[-1])],
+                )
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
+from interrupted import shown_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
@@ -121,7 +122,7 @@ def show(runs: list[Run]) -> None:
     for (streams, way), group in groups.items():
         ratios = [
             run.tokens_per_s / other.tokens_per_s
-            for run, other in zip(group, groups[streams, ONE], strict=True)
+            for run, other in zip(group, groups[streams, ONE], strict=False)
         ]
         table.add_row(
             f"{2 * streams}",
@@ -156,17 +157,21 @@ def main() -> None:
     engines = build_engines(args)
     runs: list[Run] = []
     number = 0
-    for round_number in range(-1, args.rounds):  # the first round only warms up
-        for streams in args.streams:
-            for way, engine in engines.items():
-                number += 1
-                requests = make_requests(SERVICES[way], 2 * streams, args.input, args.output, number)
-                run = measure(engine, way, requests)
-                if round_number >= 0:
-                    runs.append(run)
-    show(runs)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+    def finish() -> None:
+        show(runs)
+        if args.json:
+            args.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+    with shown_at_end(finish):
+        for round_number in range(-1, args.rounds):  # the first round only warms up
+            for streams in args.streams:
+                for way, engine in engines.items():
+                    number += 1
+                    requests = make_requests(SERVICES[way], 2 * streams, args.input, args.output, number)
+                    run = measure(engine, way, requests)
+                    if round_number >= 0:
+                        runs.append(run)
     for engine in engines.values():
         engine.close()
 

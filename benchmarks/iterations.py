@@ -20,6 +20,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from interrupted import shown_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
@@ -116,7 +117,7 @@ def show(runs: list[Run]) -> None:
         groups.setdefault((run.concurrency, run.max_iterations), []).append(run)
     for (concurrency, max_iterations), group in groups.items():
         first = groups[concurrency, runs[0].max_iterations]
-        ratios = [run.tokens_per_s / other.tokens_per_s for run, other in zip(group, first, strict=True)]
+        ratios = [run.tokens_per_s / other.tokens_per_s for run, other in zip(group, first, strict=False)]
         table.add_row(
             str(concurrency),
             str(max_iterations),
@@ -148,17 +149,21 @@ def main() -> None:
     engines = build_engines(args)
     runs: list[Run] = []
     number = 0
-    for round_number in range(-1, args.rounds):  # the first round only warms up
-        for concurrency in args.concurrency:
-            for max_iterations, engine in engines.items():
-                number += 1
-                requests = make_requests(concurrency, args.input, args.output, number)
-                run = measure(engine, max_iterations, requests)
-                if round_number >= 0:
-                    runs.append(run)
-    show(runs)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+    def finish() -> None:
+        show(runs)
+        if args.json:
+            args.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+
+    with shown_at_end(finish):
+        for round_number in range(-1, args.rounds):  # the first round only warms up
+            for concurrency in args.concurrency:
+                for max_iterations, engine in engines.items():
+                    number += 1
+                    requests = make_requests(concurrency, args.input, args.output, number)
+                    run = measure(engine, max_iterations, requests)
+                    if round_number >= 0:
+                        runs.append(run)
 
 
 if __name__ == "__main__":

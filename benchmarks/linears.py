@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from interrupted import printed_at_end
 from shoal.execute.bf16_linear import Bf16Packing
 from shoal.execute.checkpoint import read_model_config
 from shoal.execute.huge_pages import HugePages
@@ -117,19 +118,21 @@ def main() -> None:
         f"{args.model}, {len(shapes)} layers, {args.threads} threads, int8 by {kernel}; milliseconds"
     )
     table = Table("rows", *ways)
-    for rows in args.rows:
-        inputs = {
-            dtype: {width: torch.rand(rows, width).mul(100).to(dtype) for width in set(widths)}
-            for dtype, _ in ways.values()
-        }
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        end = time.perf_counter() + args.seconds
-        while time.perf_counter() < end or len(taken["int8"]) < 4:
-            for name, (dtype, products) in ways.items():
-                taken[name].append(seconds(products, inputs[dtype], widths))
-        shown = (f"{median(times[1:]) * 1e3:.1f} ({min(times[1:]) * 1e3:.1f})" for times in taken.values())
-        table.add_row(f"{rows:,}", *shown)
-    Console().print(table)
+    with printed_at_end(table):
+        for rows in args.rows:
+            inputs = {
+                dtype: {width: torch.rand(rows, width).mul(100).to(dtype) for width in set(widths)}
+                for dtype, _ in ways.values()
+            }
+            taken: dict[str, list[float]] = {name: [] for name in ways}
+            end = time.perf_counter() + args.seconds
+            while time.perf_counter() < end or len(taken["int8"]) < 4:
+                for name, (dtype, products) in ways.items():
+                    taken[name].append(seconds(products, inputs[dtype], widths))
+            shown = (
+                f"{median(times[1:]) * 1e3:.1f} ({min(times[1:]) * 1e3:.1f})" for times in taken.values()
+            )
+            table.add_row(f"{rows:,}", *shown)
 
 
 if __name__ == "__main__":

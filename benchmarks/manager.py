@@ -13,9 +13,9 @@ import time
 from collections import deque
 from random import Random
 
-from rich.console import Console
 from rich.table import Table
 
+from interrupted import printed_at_end
 from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
 from shoal.cluster.events import (
     ClusterEvent,
@@ -86,20 +86,22 @@ def main() -> None:
     parser.add_argument("--dispatch", nargs="*", choices=NAMES, default=NAMES)
     arguments = parser.parse_args()
     table = Table("dispatch", "requests", "requests/s", "µs a request")
-    for name in arguments.dispatch:
-        policy = dispatch_named(name)
-        # A forecast looks at every unfinished request of every engine.
-        packs = name in PACKERS
-        requests = arguments.requests // (50 if name == "forecast" else 10 if packs else 1)
-        events = make_events(arguments.engines, requests, arguments.unfinished, policy.reads_prefixes, packs)
-        manager = Manager(ClusterOptions(dispatch=name), policy)
-        gc.collect()
-        started = time.process_time()
-        for now_ns, event in events:
-            manager.handle(event, now_ns)
-        took_s = time.process_time() - started
-        table.add_row(name, str(requests), f"{requests / took_s:,.0f}", f"{took_s / requests * 1e6:.1f}")
-    Console(width=120).print(table)
+    with printed_at_end(table, 120):
+        for name in arguments.dispatch:
+            policy = dispatch_named(name)
+            # A forecast looks at every unfinished request of every engine.
+            packs = name in PACKERS
+            requests = arguments.requests // (50 if name == "forecast" else 10 if packs else 1)
+            events = make_events(
+                arguments.engines, requests, arguments.unfinished, policy.reads_prefixes, packs
+            )
+            manager = Manager(ClusterOptions(dispatch=name), policy)
+            gc.collect()
+            started = time.process_time()
+            for now_ns, event in events:
+                manager.handle(event, now_ns)
+            took_s = time.process_time() - started
+            table.add_row(name, str(requests), f"{requests / took_s:,.0f}", f"{took_s / requests * 1e6:.1f}")
 
 
 if __name__ == "__main__":

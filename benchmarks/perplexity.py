@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from interrupted import printed_at_end
 from shoal import SamplingParams, Service
 from shoal.core import Request
 from shoal.engine import EngineOptions, assemble_engine
@@ -116,12 +117,12 @@ def main() -> None:
     windows = [begin + tokens[at : at + args.window] for at in starts]
     table = Table("dtype", "KV", "perplexity", f"against {args.dtypes[0]}, {args.kv_cache_dtypes[0]}")
     first = None
-    for dtype, kv_dtype in product(args.dtypes, args.kv_cache_dtypes):
-        found = perplexity(folder, dtype, kv_dtype, windows)
-        first = first or found
-        table.add_row(dtype, kv_dtype, f"{found:.4f}", f"{found / first - 1:+.2%}")
     Console().print(f"{args.model}, {len(windows) * args.window:,} tokens in windows of {args.window}")
-    Console().print(table)
+    with printed_at_end(table):
+        for dtype, kv_dtype in product(args.dtypes, args.kv_cache_dtypes):
+            found = perplexity(folder, dtype, kv_dtype, windows)
+            first = first or found
+            table.add_row(dtype, kv_dtype, f"{found:.4f}", f"{found / first - 1:+.2%}")
 
 
 if __name__ == "__main__":

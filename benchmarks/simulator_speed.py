@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from interrupted import printed_at_end
 from shoal.config import PRESETS
 from shoal.core import Request
 from shoal.forecast import RooflineTimes, device_spec, kv_tokens, model_spec
@@ -102,25 +102,25 @@ def main() -> None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
         return
     table = Table("", "requests", "steps", "requests/s", "every step made", "TTFT s", "TPOT s")
-    for case in cases():
-        requests = make_requests(case.requests, case.replicas, arguments.trace)
-        runs = [
-            [simulate(case, requests, skip_ahead=skip) for skip in (True, False)]
-            for _ in range(arguments.repeat)
-        ]
-        record = runs[0][0][0]
-        fast, slow = (min(run[which][1] for run in runs) for which in (0, 1))
-        rows = record.requests
-        table.add_row(
-            case.name,
-            str(len(rows)),
-            str(sum(engine.steps for engine in record.engines)),
-            f"{len(rows) / fast:,.0f}",
-            f"{len(rows) / slow:,.0f}",
-            f"{sum(row.ttft_s for row in rows) / len(rows):.3f}",
-            f"{sum(row.tpot_s for row in rows) / len(rows):.4f}",
-        )
-    Console(width=120).print(table)
+    with printed_at_end(table, 120):
+        for case in cases():
+            requests = make_requests(case.requests, case.replicas, arguments.trace)
+            runs = [
+                [simulate(case, requests, skip_ahead=skip) for skip in (True, False)]
+                for _ in range(arguments.repeat)
+            ]
+            record = runs[0][0][0]
+            fast, slow = (min(run[which][1] for run in runs) for which in (0, 1))
+            rows = record.requests
+            table.add_row(
+                case.name,
+                str(len(rows)),
+                str(sum(engine.steps for engine in record.engines)),
+                f"{len(rows) / fast:,.0f}",
+                f"{len(rows) / slow:,.0f}",
+                f"{sum(row.ttft_s for row in rows) / len(rows):.3f}",
+                f"{sum(row.tpot_s for row in rows) / len(rows):.4f}",
+            )
 
 
 if __name__ == "__main__":

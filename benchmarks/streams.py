@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from rich.console import Console
 from rich.table import Table
 
+from interrupted import printed_at_end
 from shoal.config.presets import PRESETS
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
@@ -77,27 +77,27 @@ def main() -> None:
     folders = {SERVICE: resolve_model(arguments.model)}
     models = load_models([service], folders, device=arguments.device, threads=threads)
     table = Table("scheduler", "seconds", "mean TTFT, s", "largest gaps, s", "preemptions")
-    for name, scheduler in schedulers(arguments.max_running or None).items():
-        options = EngineOptions(
-            services=(service,),
-            device=arguments.device,
-            kv_cache=KVCacheOptions(memory_bytes=256 << 20),
-            scheduler=scheduler,
-        )
-        engine, _ = assemble_engine(options, models, threads=threads)
-        started = time.monotonic()
-        times = serve(engine, arguments.streams, arguments.apart, arguments.output)
-        seconds = time.monotonic() - started
-        gaps = sorted(later - sooner for row in times.values() for sooner, later in pairwise(row))
-        table.add_row(
-            name,
-            f"{seconds:.1f}",
-            f"{sum(row[0] for row in times.values()) / len(times):.2f}",
-            ", ".join(f"{gap:.2f}" for gap in gaps[:-4:-1]),
-            str(engine.stats().services[SERVICE].preemptions),
-        )
-        engine.close()
-    Console().print(table)
+    with printed_at_end(table):
+        for name, scheduler in schedulers(arguments.max_running or None).items():
+            options = EngineOptions(
+                services=(service,),
+                device=arguments.device,
+                kv_cache=KVCacheOptions(memory_bytes=256 << 20),
+                scheduler=scheduler,
+            )
+            engine, _ = assemble_engine(options, models, threads=threads)
+            started = time.monotonic()
+            times = serve(engine, arguments.streams, arguments.apart, arguments.output)
+            seconds = time.monotonic() - started
+            gaps = sorted(later - sooner for row in times.values() for sooner, later in pairwise(row))
+            table.add_row(
+                name,
+                f"{seconds:.1f}",
+                f"{sum(row[0] for row in times.values()) / len(times):.2f}",
+                ", ".join(f"{gap:.2f}" for gap in gaps[:-4:-1]),
+                str(engine.stats().services[SERVICE].preemptions),
+            )
+            engine.close()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from interrupted import shown_at_end
 from throughput_contestants import Contestant, Failed
 from throughput_field import Field
 from throughput_job import Prompts
@@ -66,12 +67,15 @@ class Shape:
         return [draw.choices(range(100, 40_000), k=self.prompt) for _ in range(self.streams)]
 
 
-def compare(contestants: Iterable[Contestant], shapes: list[Shape], rounds: int) -> list[Entry]:
-    """Start all contestants, and let them take turns; one that fails stands aside."""
+def compare(
+    contestants: Iterable[Contestant], shapes: list[Shape], rounds: int, entries: list[Entry]
+) -> None:
+    """Start all contestants, and let them take turns; one that fails stands aside. entries: to fill."""
     running: list[tuple[Contestant, Entry]] = []
     try:
         for contestant in contestants:
             entry = Entry(contestant.name)
+            entries.append(entry)
             running.append((contestant, entry))
             print(f"starting {contestant.name}", flush=True)
             try:
@@ -87,7 +91,6 @@ def compare(contestants: Iterable[Contestant], shapes: list[Shape], rounds: int)
     finally:
         for contestant, _ in running:
             contestant.close()
-    return [entry for _, entry in running]
 
 
 def run(contestant: Contestant, entry: Entry, shape: Shape, number: int) -> None:
@@ -144,10 +147,15 @@ def main() -> None:
         },
     )
     contestants = field.with_two_models() if args.two_models else field.with_one_model(http=not args.no_http)
-    entries = compare(contestants, args.shapes, args.rounds)
-    show(entries, [str(shape) for shape in args.shapes], [f"Shoal {dtype}" for dtype in args.dtypes])
-    if args.json:
-        args.json.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
+    entries: list[Entry] = []
+
+    def finish() -> None:
+        show(entries, [str(shape) for shape in args.shapes], [f"Shoal {dtype}" for dtype in args.dtypes])
+        if args.json:
+            args.json.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
+
+    with shown_at_end(finish):
+        compare(contestants, args.shapes, args.rounds, entries)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def show(entries: Sequence[Entry], shapes: Sequence[str], own: Sequence[str]) ->
     console = Console(width=WIDTH)
     by_name = {entry.name: entry for entry in entries}
     for shape in shapes:
-        console.print(_rates(shape, entries, [by_name[name] for name in own]))
+        console.print(_rates(shape, entries, [by_name[name] for name in own if name in by_name]))
         for entry in entries:
             if (failure := entry.failure(shape)) is not None:
                 console.print(f"{entry.name} failed: {failure}", markup=False, highlight=False)
@@ -64,6 +64,9 @@ def _rates(shape: str, entries: Sequence[Entry], own: Sequence[Entry]) -> Table:
         rates = entry.rates(shape)
         if entry.failure(shape) is not None:
             table.add_row(entry.name, *facts, "failed")
+            continue
+        if not rates:
+            table.add_row(entry.name, *facts, "not run")
             continue
         ratios = [_ratio(mine.rates(shape), rates) for mine in own]
         spread = f"{min(rates):.1f}-{max(rates):.1f}"
