@@ -17,11 +17,15 @@ from shoal.cli.demo_goals import demo_goals, format_goals
 from shoal.cli.demo_kill import Kill, kill_amid
 from shoal.cli.demo_metrics import MetricsSummary
 from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
-from shoal.cli.demo_report import Latency, report_notes, summarise
+from shoal.cli.demo_report import Latency, comparison, report_notes, summarise
 from shoal.cli.demo_run import print_report, send_burst
 from shoal.cli.demo_server import ServerProcess, free_port
+from shoal.cli.demo_setup import DemoSetup
 from shoal.cli.demo_view import BurstView, single_line
+from shoal.cli.output import json_text
+from shoal.config import load_config
 from shoal.core import SLO, EngineDied, ShoalError
+from shoal.serve import ServerOptions
 
 
 def make_demo_request(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done", **slo):
@@ -41,6 +45,15 @@ def test_prompts_alternate_between_the_services():
     assert len(demo_prompts(1000, max_tokens=1)) == 1000
 
 
+@pytest.mark.parametrize(("share", "chats"), [(0.75, 18), (0.5, 12), (0, 0), (1, 24), (0.1, 3)])
+def test_a_share_of_the_prompts_are_chats(share, chats):
+    prompts = demo_prompts(24, chat_share=share)
+    assert [prompt.chat for prompt in prompts].count(True) == chats
+    assert all(
+        abs(sum(prompt.chat for prompt in prompts[:count]) - share * count) < 1 for count in range(1, 25)
+    )
+
+
 def test_the_typical_prompt_has_about_the_mean_limit():
     prompts = [DemoPrompt(CHAT, str(limit), limit, chat=True) for limit in (10, 45, 70, 100)]
     prompts.append(DemoPrompt(COMPLETE, "only", 7, chat=False))
@@ -51,8 +64,8 @@ def test_the_typical_prompt_has_about_the_mean_limit():
 
 def test_goals_follow_from_the_times_alone():
     goals = demo_goals({CHAT: 4.1, COMPLETE: 2.0})
-    assert goals == {CHAT: SLO(ttft_s=10, e2e_s=20.5), COMPLETE: SLO(e2e_s=10)}
-    assert format_goals(goals[CHAT]) == "TTFT 10 s, E2E 20.5 s"
+    assert goals == {CHAT: SLO(e2e_s=pytest.approx(32.8)), COMPLETE: SLO(e2e_s=16)}
+    assert format_goals(SLO(ttft_s=10, e2e_s=20.5)) == "TTFT 10 s, E2E 20.5 s"
     assert demo_goals({}) == {}
 
 
@@ -71,9 +84,9 @@ def test_goals_are_sent_with_the_requests():
     with fake_server(api) as url:
         burst = asyncio.run(run_burst(url, demo_prompts(4), alone_s={CHAT: 2.0}))
     sent = {body["model"]: body.get("slo") for body in api.bodies}
-    assert sent == {CHAT: {"ttft": 10, "tpot": None, "e2e": 10}, COMPLETE: None}
+    assert sent == {CHAT: {"ttft": None, "tpot": None, "e2e": 16}, COMPLETE: None}
     report = summarise(burst)
-    assert report.services[CHAT].slo == SLO(ttft_s=10, e2e_s=10)
+    assert report.services[CHAT].slo == SLO(e2e_s=16)
     assert report.services[CHAT].slo_attainment == 1.0
     assert math.isnan(report.services[COMPLETE].slo_attainment)
 
@@ -238,11 +251,12 @@ def test_attainment_and_normalised_latency_follow_the_definitions():
     assert math.isnan(complete.normalised_latency)
 
 
-def test_the_conclusion_is_a_table_and_json(tmp_path):
+def test_the_conclusion_is_a_table_and_json():
     requests = [make_demo_request(1, CHAT, e2e_s=2.5), make_demo_request(2, COMPLETE, status="failed")]
     burst = Burst(requests, {CHAT: 0.5}, duration_s=2.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_report(summarise(burst), console, tmp_path / "demo.json")
+    report = summarise(burst)
+    print_report(report, console)
     text = console.export_text()
     for part in (
         "TTFT",
@@ -259,7 +273,7 @@ def test_the_conclusion_is_a_table_and_json(tmp_path):
         "failed: complete 2",
     ):
         assert part in text
-    written = json.loads((tmp_path / "demo.json").read_text())
+    written = json.loads(json_text(report.to_json()))
     assert written["services"]["chat"]["ttft"] == {"mean_s": 0.5, "p99_s": 0.5}
     assert written["services"]["complete"]["ttft"]["mean_s"] is None
     assert written["services"]["chat"]["normalised_latency"] == 3
@@ -275,13 +289,43 @@ def test_the_table_fits_a_narrow_terminal():
     requests = [make_demo_request(n, service, **slow) for n, service in ((1, CHAT), (2, COMPLETE))]
     burst = Burst(requests, {CHAT: 40.05, COMPLETE: 1.55}, duration_s=200.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    print_report(summarise(burst), console, None)
+    print_report(summarise(burst), console)
     text = console.export_text()
     assert "…" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "129" in text
     assert "99.4/99.4 s" in text
     assert "200/200 ms" in text
+
+
+def test_an_engine_for_each_model_has_half_of_cores_and_memory(tmp_path):
+    setup = DemoSetup(kv_bytes=24 << 20, preset="vllm", compare=True)
+    read = {}
+    for name, text in (("together", setup.together()), ("apart", setup.apart(threads=5))):
+        (tmp_path / name).write_text(text)
+        read[name] = load_config(ServerOptions, file=tmp_path / name)
+    [shared] = read["together"].engine_plans()
+    engines = read["apart"].engine_plans()
+    assert ([shared.options.kv_cache.memory_bytes], [shared.options.threads]) == ([24 << 20], [None])
+    assert [engine.options.kv_cache.memory_bytes for engine in engines] == [12 << 20] * 2
+    assert [engine.options.threads for engine in engines] == [2, 2]
+    assert [[service.name for service in engine.options.services] for engine in engines] == [
+        [CHAT],
+        [COMPLETE],
+    ]
+
+
+def test_the_comparison_is_of_the_whole_burst_and_of_its_requests():
+    bursts = [
+        Burst(
+            [make_demo_request(1, CHAT, end=end), make_demo_request(2, COMPLETE, end=2 * end)],
+            duration_s=3 * end,
+        )
+        for end in (1.0, 2.0)
+    ]
+    lines = list(comparison(*map(summarise, bursts)))
+    assert lines[1] == "the burst took 0.50 times as long, a request in the mean 0.50 times."
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_without_a_terminal_each_request_is_one_line():

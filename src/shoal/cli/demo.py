@@ -11,14 +11,22 @@ from shoal.cli.output import check_outputs
 def demo(
     requests: Annotated[int, typer.Option(min=1, max=1000, help="Prompts to send at once.")] = 24,
     max_tokens: Annotated[int, typer.Option(min=1, help="Typical length of an answer.")] = 96,
+    chat_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of the prompts that are chats.")
+    ] = 0.75,
     kv_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="KV pool; small by default, so that it really fills up.")
     ] = "24MiB",
     preset: Annotated[
         str, typer.Option(metavar="NAME", help="Scheduler, as in `shoal serve`, such as vllm or seallm-join.")
     ] = "shoal",
+    compare: Annotated[
+        bool,
+        typer.Option(help="Send the burst to two engines of one model each, too."),
+    ] = True,
     kill: Annotated[
-        bool, typer.Option("--kill", help="Serve from two engines, and kill one amid the burst.")
+        bool,
+        typer.Option("--kill", help="Serve from two engines, and kill one amid the burst."),
     ] = False,
     json_path: Annotated[
         Path | None,
@@ -29,22 +37,33 @@ def demo(
 
     Fetches the models on first use. Times one request of each service alone, then shows the answers of the
     burst as they stream, and ends with latencies, normalised latency (times what a request takes alone), SLO
-    attainment, preemptions and memory use. Exit code 0 means that every request finished: with `--kill` also
-    those of the engine that was killed, whose streams go on with the other one.
+    attainment, preemptions and memory use. Then the same burst goes to two engines of one model each, with
+    half of the cores and of the memory each, unless `--no-compare` or `--kill` is given.
+
+    Exit code 0 means that every request finished: with `--kill` also those of the engine that was killed,
+    whose streams go on with the other one.
 
     **Examples:**
 
     `shoal demo`
 
+    `shoal demo --chat-share 0.5`
+
     `shoal demo --kill`
 
     `shoal demo --requests 48 --kv-memory 16MiB --preset vllm --json demo.json`
     """
+    from shoal.cli.demo_prompts import demo_prompts
     from shoal.cli.demo_run import run_demo
+    from shoal.cli.demo_setup import DemoSetup
+    from shoal.config import parse_size
 
     check_outputs(json_path)
+    try:
+        memory = parse_size(kv_memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--kv-memory") from None
 
-    flags = [f"--kv-memory={kv_memory}", f"--preset={preset}"]
-    finished = run_demo(requests, max_tokens, flags, json_path, kill)
-    if not finished:
+    setup = DemoSetup(kv_bytes=memory, preset=preset, kill=kill, compare=compare and not kill)
+    if not run_demo(demo_prompts(requests, max_tokens, chat_share), setup, json_path):
         raise typer.Exit(1)

@@ -1,5 +1,6 @@
 """The demo's prompts: questions for a chat model, and beginnings of texts for a base model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -58,12 +59,15 @@ def typical_prompts(prompts: Sequence[DemoPrompt]) -> list[DemoPrompt]:
     return typical
 
 
-def demo_prompts(count: int, max_tokens: int = 96) -> list[DemoPrompt]:
-    """``count`` prompts, alternating between the two services, with lengths around ``max_tokens``."""
+def demo_prompts(count: int, max_tokens: int = 96, chat_share: float = 0.5) -> list[DemoPrompt]:
+    """``count`` prompts with lengths around ``max_tokens``; of each few in turn, ``chat_share`` are chats."""
     prompts = []
+    chats = 0
     for index in range(count):
-        texts, service = (_QUESTIONS, CHAT) if index % 2 == 0 else (_BEGINNINGS, COMPLETE)
-        text = texts[index // 2 % len(texts)]
+        chat = math.ceil((index + 1) * chat_share) > chats
+        texts = _QUESTIONS if chat else _BEGINNINGS
+        text = texts[(chats if chat else index - chats) % len(texts)]
         limit = max(1, max_tokens * (2 + index % 5) // 4)
-        prompts.append(DemoPrompt(service, text, limit, chat=service == CHAT))
+        prompts.append(DemoPrompt(CHAT if chat else COMPLETE, text, limit, chat=chat))
+        chats += chat
     return prompts

@@ -186,6 +186,16 @@ def report_notes(report: DemoReport) -> Iterator[str]:
     yield "preemptions: " + ", ".join(f"{name} {service.preemptions}" for name, service in services.items())
 
 
+def comparison(shared: DemoReport, apart: DemoReport) -> Iterator[str]:
+    """Lines about how one engine for all services did beside an engine for each, in the same burst."""
+    burst = shared.duration_s / apart.duration_s
+    means = [_mean(service.e2e.mean_s for service in each.services.values()) for each in (shared, apart)]
+    yield "One engine for both, beside an engine for each:"
+    yield f"the burst took {burst:.2f} times as long, a request in the mean {means[0] / means[1]:.2f} times."
+    yield "Sharing pays where the load moves between models or memory is scarce, and costs"
+    yield "where all are always busy: see --chat-share 0.5, and docs/benchmarks.md."
+
+
 def _mean(values: Iterable[float]) -> float:
     measured = list(values)
     return fmean(measured) if measured else math.nan

@@ -1,55 +1,75 @@
-"""Runs the demo: starts a server, sends a burst of prompts, prints a report."""
+"""Runs the demo: starts servers, sends each a burst of prompts, prints reports."""
 
 import asyncio
 import signal
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from shoal.cli.demo_client import Burst, run_burst, time_alone
-from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
-from shoal.cli.demo_report import DemoReport, report_notes, report_table, summarise
+from shoal.cli.demo_prompts import DemoPrompt, typical_prompts
+from shoal.cli.demo_report import DemoReport, comparison, report_notes, report_table, summarise
 from shoal.cli.demo_server import ServerProcess, free_port
+from shoal.cli.demo_setup import MODELS, DemoSetup
 from shoal.cli.demo_view import BurstView
 from shoal.cli.output import STANDARD_OUTPUT, json_text, output_file
 from shoal.cli.progress import ProgressDisplay
+from shoal.engine.build import default_threads
 from shoal.models import resolve_model
 
-MODELS = {CHAT: "smollm2", COMPLETE: "gemma3-270m"}
 _START_TIMEOUT_S = 300.0
 
 
-def run_demo(
-    requests: int, max_tokens: int, flags: Sequence[str], json_path: Path | None, kill: bool = False
-) -> bool:
-    """Run the demo with ``flags`` for its server; returns whether every request finished.
-
-    kill: run two engines, and kill one of them amid the burst.
-    """
+def run_demo(prompts: list[DemoPrompt], setup: DemoSetup, json_path: Path | None) -> bool:
+    """Run the demo; returns whether every request finished."""
     console = Console(stderr=json_path == STANDARD_OUTPUT)
     with ProgressDisplay() as progress:
         for model in MODELS.values():
             resolve_model(model, progress.update)
-    services = [f"--service={name}={model}" for name, model in MODELS.items()]
-    devices = ["--device=cpu"] * 2 if kill else []
-    with _interrupted_by_sigterm(), ServerProcess([*services, *flags, *devices], free_port()) as server:
-        with ProgressDisplay() as progress:
-            server.wait_ready(
-                _START_TIMEOUT_S, lambda _: progress.message("starting and loading both models")
-            )
-        engines = "two engines" if kill else "one engine"
-        console.print(f"[bold]{' and '.join(MODELS.values())}[/] share {engines} at {server.url}")
-        prompts = demo_prompts(requests, max_tokens)
-        with ProgressDisplay() as progress:
-            progress.message("timing one request of each service alone")
-            alone_s = asyncio.run(time_alone(server.url, typical_prompts(prompts)))
-        burst = send_burst(server.url, prompts, console, alone_s, kill)
-    report = summarise(burst)
-    print_report(report, console, json_path)
-    return report.succeeded
+    both = " and ".join(MODELS.values())
+    with _interrupted_by_sigterm():
+        shared = "two engines" if setup.kill else "one engine"
+        with _serving(setup.together()) as url:
+            console.print(f"[bold]{both}[/] share {shared} at {url}")
+            with ProgressDisplay() as progress:
+                progress.message("timing one request of each service alone")
+                alone_s = asyncio.run(time_alone(url, typical_prompts(prompts)))
+            report = summarise(send_burst(url, prompts, console, alone_s, setup.kill))
+        print_report(report, console)
+        apart = None
+        if setup.compare:
+            with _serving(setup.apart(default_threads())) as url:
+                console.print(
+                    f"\n[bold]{both}[/] have an engine each, with half of cores and memory, at {url}"
+                )
+                apart = summarise(send_burst(url, prompts, console, alone_s))
+            print_report(apart, console)
+            console.print()
+            for line in comparison(report, apart):
+                console.print(line, highlight=False, markup=False)
+    if json_path is not None:
+        with output_file(json_path) as path:
+            compared = {} if apart is None else {"engine_for_each_model": apart.to_json()}
+            path.write_text(json_text(report.to_json() | compared), encoding="utf-8")
+    return report.succeeded and (apart is None or apart.succeeded)
+
+
+@contextmanager
+def _serving(config: str) -> Iterator[str]:
+    """The URL of a server with a configuration, once it is ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "shoal.yaml"
+        file.write_text(config, encoding="utf-8")
+        with ServerProcess(["--config", str(file)], free_port()) as server:
+            with ProgressDisplay() as progress:
+                server.wait_ready(
+                    _START_TIMEOUT_S, lambda _: progress.message("starting and loading both models")
+                )
+            yield server.url
 
 
 def send_burst(
@@ -63,17 +83,14 @@ def send_burst(
         return asyncio.run(run_burst(url, prompts, view.update, alone_s, kill))
 
 
-def print_report(report: DemoReport, console: Console, json_path: Path | None) -> None:
-    """Print the table, its notes and the failures; write the JSON to ``json_path`` if given."""
+def print_report(report: DemoReport, console: Console) -> None:
+    """Print the table, its notes and the failures."""
     console.print()
     console.print(report_table(report))
     for note in report_notes(report):
         console.print(note, highlight=False, markup=False)
     for failure in report.failures:
         console.print(f"failed: {failure}", style="red", markup=False, highlight=False)
-    if json_path is not None:
-        with output_file(json_path) as path:
-            path.write_text(json_text(report.to_json()), encoding="utf-8")
 
 
 @contextmanager
