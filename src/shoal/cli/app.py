@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shoal.cli.chat import chat
-from shoal.cli.command import Command
+from shoal.cli.command import Commands
 from shoal.cli.demo import demo
 from shoal.cli.engines import engines
 from shoal.cli.generate import generate
@@ -31,12 +31,10 @@ from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsup
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
 _MISUSE_ERRORS = (ConfigError, InvalidRequest, ModelUnavailable, ModelUnsupported)
 
-app = typer.Typer(
+app = Commands(
     name="shoal",
     help="Serve many LLMs on few devices: one KV-cache pool, one stream of iterations, one scheduler.",
-    epilog="Start with:  **shoal demo**  or  **shoal serve smollm2 gemma3-270m**",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+    epilog="Start with `shoal demo` or `shoal serve smollm2 gemma3-270m`.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -54,7 +52,7 @@ for command in (
     place,
     reproduce,
 ):
-    app.command(cls=Command)(command)
+    app.command()(command)
 for group, name in ((models, "models"), (engines, "engines"), (services, "services")):
     app.add_typer(group, name=name)
 app.command()(version)

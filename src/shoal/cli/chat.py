@@ -24,7 +24,7 @@ _HELP = "/reset forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stop
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Model to load; with --url, a service of that server."),
+        typer.Argument(metavar="MODEL", help="Model to load; with --url, a service of that server."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="Chat with a running server.")] = None,
     api_key: Annotated[

@@ -1,15 +1,18 @@
-"""The base class of all commands."""
+"""The base classes of all commands."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from shoal.cli.help import PlainHelp
 from shoal.config import RENAMED_FLAGS
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class Command(TyperCommand):
+
+class Command(PlainHelp, TyperCommand):
     """Rejects an option that is given twice but takes one value; otherwise the last would win silently.
 
     Of a flag that got another name it tells the new one.
@@ -34,3 +37,18 @@ class Command(TyperCommand):
             new_name = RENAMED_FLAGS.get(old_name, "")
             if new_name.partition(" ")[0] in known and old_name not in known:
                 raise typer.BadParameter(f"{old_name} is now called {new_name}", ctx)
+
+
+class Group(PlainHelp, TyperGroup):
+    """A command with commands below it."""
+
+
+class Commands(typer.Typer):
+    """Commands below one: ``shoal``, or a part of it such as ``shoal models``."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode=None, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        """Decorates a function that becomes one of the commands."""
+        return super().command(name, cls=Command, **settings)

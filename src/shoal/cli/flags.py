@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from shoal.config import Flag, flag_settings
+from shoal.config.sections import Section
 from shoal.config.units import parse_number
 from shoal.core import ConfigError
 
@@ -17,7 +18,36 @@ ConfigFile = Annotated[
     typer.Option("--config", "-c", metavar="FILE", help="YAML file; flags go over what it says."),
 ]
 
-_PANEL = "Configuration (each flag is a key of the file)"
+_ENGINES = "Services and engines"
+_PANELS = {
+    "kv_cache": "KV memory",
+    "scheduler": "Scheduler",
+    "cluster": "Cluster",
+    "server": "Server",
+    "workload": "Workload",
+    "latency": "Step times",
+}
+"""Titles of flags in the help, by the section of the configuration that has their keys."""
+
+
+def server_defaults() -> dict[str, str]:
+    """What holds for each key of a server's configuration that is not written, as it is written."""
+    from shoal.config import config_section
+    from shoal.serve import ServerOptions
+
+    return _defaults(config_section(ServerOptions))
+
+
+def scenario_defaults() -> dict[str, str]:
+    """The same of a scenario."""
+    from shoal.config.scenario_file import scenario_section
+
+    return _defaults(scenario_section())
+
+
+def _defaults(section: Section) -> dict[str, str]:
+    keys = {path: key for path, key in section.walk() if not key.required and key.default not in (None, ())}
+    return {path: key.kind.show(key.default) for path, key in keys.items()}
 
 
 def share_flag(text: str, flag: str, *, whole: bool) -> float:
@@ -32,10 +62,16 @@ def share_flag(text: str, flag: str, *, whole: bool) -> float:
     return share
 
 
-def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any], Any]:
+def with_flags(
+    flags: Sequence[Flag],
+    *,
+    models: bool = False,
+    defaults: Callable[[], Mapping[str, str]] = server_defaults,
+) -> Callable[[Any], Any]:
     """Add ``flags`` and ``--service`` to a command, which receives them as a Table ``settings``.
 
-    models: also take positional MODEL arguments; each becomes a service.
+    models: also take positional MODEL arguments; each becomes a service. defaults: what holds for keys that
+    are not written; asked for when the help is shown.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,6 +92,9 @@ def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any]
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         wrapped.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in keywords}
+        wrapped.flag_defaults = lambda: {  # type: ignore[attr-defined]
+            flag.argument: shown for flag in flags if (shown := defaults().get(flag.key)) is not None
+        }
         return wrapped
 
     return decorate
@@ -63,7 +102,7 @@ def with_flags(flags: Sequence[Flag], *, models: bool = False) -> Callable[[Any]
 
 def _models_parameter() -> inspect.Parameter:
     text = "Models to serve: a name from `shoal models list`, a Hugging Face folder or hub id, a GGUF file."
-    argument = typer.Argument(metavar="[MODEL]...", help=text, show_default=False)
+    argument = typer.Argument(metavar="MODEL", help=text, show_default=False)
     return _keyword("models", Annotated[list[str] | None, argument])
 
 
@@ -72,21 +111,22 @@ def _service_parameter() -> inspect.Parameter:
         "--service",
         metavar="NAME=MODEL[,KEY=VALUE..]",
         help="A service and its model, e.g. chat=smollm2,dtype=float32,slo.ttft=2s; may be repeated.",
-        rich_help_panel=_PANEL,
+        rich_help_panel=_ENGINES,
     )
     return _keyword("service", Annotated[list[str] | None, option])
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
+    panel = _PANELS.get(flag.key.partition(".")[0], _ENGINES)
     if flag.switch:
-        switch = typer.Option(f"--{flag.name}/--no-{flag.name}", help=flag.help, rich_help_panel=_PANEL)
+        switch = typer.Option(f"--{flag.name}/--no-{flag.name}", help=flag.help, rich_help_panel=panel)
         return _keyword(flag.argument, Annotated[bool | None, switch])
     option = typer.Option(
         f"--{flag.name}",
         metavar=flag.metavar,
         help=flag.help,
         envvar=flag.envvar,
-        rich_help_panel=_PANEL,
+        rich_help_panel=panel,
     )
     if flag.several:
         return _keyword(flag.argument, Annotated[list[str] | None, option])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @with_flags(ENGINE_FLAGS)
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", show_default=False)] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", show_default=False)] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Model, or a service of the configuration.")
     ] = None,

@@ -6,11 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-models = typer.Typer(
-    help="List the models that Shoal knows by name, and fetch them.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+from shoal.cli.command import Commands
+
+models = Commands(help="List the models that Shoal knows by name, and fetch them.")
 
 
 @models.command("list")

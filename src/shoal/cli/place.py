@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.flags import ConfigFile, scenario_defaults, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.cli.planning_flags import (
     PLAN_FLAGS,
@@ -21,7 +21,7 @@ from shoal.cli.planning_flags import (
 from shoal.config.nodes import Table
 
 
-@with_flags(PLAN_FLAGS)
+@with_flags(PLAN_FLAGS, defaults=scenario_defaults)
 def place(
     devices: Annotated[
         Path,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.flags import ConfigFile, scenario_defaults, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.cli.planning_flags import (
     PLAN_FLAGS,
@@ -23,7 +23,7 @@ from shoal.config.nodes import Table
 from shoal.core import ShoalError
 
 
-@with_flags(PLAN_FLAGS)
+@with_flags(PLAN_FLAGS, defaults=scenario_defaults)
 def plan(
     devices: Annotated[
         Path,

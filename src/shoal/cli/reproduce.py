@@ -18,7 +18,7 @@ EVERYTHING = "all"
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Which; `all` is all of them.", show_default=False),
+        typer.Argument(metavar="NAME", help="Which; `all` is all of them.", show_default=False),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Describe what can be reproduced.")] = False,
     quick: Annotated[

@@ -20,12 +20,9 @@ from shoal.cli.admin_commands import (
     print_table,
     settings_of,
 )
+from shoal.cli.command import Commands
 
-services = typer.Typer(
-    help="Look at the services of a running server, and change them.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+services = Commands(help="Look at the services of a running server, and change them.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The service, as in `shoal services list`.")]
 

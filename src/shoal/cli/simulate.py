@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, with_flags
+from shoal.cli.flags import ConfigFile, scenario_defaults, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file, print_written
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
@@ -18,7 +18,7 @@ _RESULTS = "Results"
 _MEASURED = "Against a measured run"
 
 
-@with_flags(SCENARIO_FLAGS)
+@with_flags(SCENARIO_FLAGS, defaults=scenario_defaults)
 def simulate(
     config: ConfigFile = None,
     out: Annotated[

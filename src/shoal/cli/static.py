@@ -27,7 +27,7 @@ _BATCHING = "Static batching"
 
 @with_flags(_FLAGS)
 def static(
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", show_default=False)] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", show_default=False)] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Model, or a service of the configuration.")
     ] = None,

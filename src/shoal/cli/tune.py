@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, share_flag, with_flags
+from shoal.cli.flags import ConfigFile, scenario_defaults, share_flag, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
@@ -14,7 +14,7 @@ _SEARCH = "Search"
 _RESULTS = "Results"
 
 
-@with_flags(SCENARIO_FLAGS)
+@with_flags(SCENARIO_FLAGS, defaults=scenario_defaults)
 def tune(
     config: ConfigFile = None,
     out: Annotated[
