@@ -113,3 +113,33 @@ def test_the_level_of_the_log_is_a_flag(served, capsys):
     assert [options.log_level for options in served] == ["info", "error"]
     assert run(["serve", "smollm2", "--log-level", "debug"]) == 2
     assert "expected one of info, warning, error" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("variable", "key"), [("SHOAL_API_KEY", "api_keys"), ("SHOAL_ADMIN_KEY", "admin_key")]
+)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "set but empty"),
+        ("  ", "set but empty"),
+        ("${KEY}", "not expanded"),
+        ("sk-\u00e4", "visible ASCII"),
+    ],
+)
+def test_a_variable_that_holds_no_key_is_named(served, monkeypatch, capsys, variable, key, value, message):
+    for name in ("SHOAL_API_KEY", "SHOAL_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    assert run(["serve", "smollm2"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{variable}: server.{key}" in error
+    assert message in error
+    flag = f"--{variable.removeprefix('SHOAL_').lower().replace('_', '-')}"
+    assert run(["serve", "smollm2", flag, "sk-flag"]) == 0
+    assert not served[1:]
+
+
+def test_an_empty_key_is_refused_where_a_server_is_asked(capsys):
+    assert run(["services", "list", "--admin-key", ""]) == 2
+    assert "this one is empty (here --admin-key or SHOAL_ADMIN_KEY gives it)" in capsys.readouterr().err

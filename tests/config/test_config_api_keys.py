@@ -69,3 +69,63 @@ def test_mistakes_name_their_place_and_no_key(tmp_path, text, message):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*no\.yaml"):
         server(tmp_path, "server: {api_key_file: no.yaml}")
+
+
+VARIABLES = [
+    "${API_KEY}", "${API_KEY:-none}", "$API_KEY", "$api_key", "$(API_KEY)", "%API_KEY%", "{{API_KEY}}",
+    "${{secrets.API_KEY}}", "sk-${API_KEY}", "os.environ/API_KEY",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", VARIABLES)
+def test_a_variable_that_was_not_expanded_is_no_key(tmp_path, key):
+    (tmp_path / "keys.yaml").write_text(f"api_keys:\n  - {{name: a, key: '{key}'}}")
+    (tmp_path / "admin.key").write_text(f"{key}\n")
+    for text, place in (
+        (f"server: {{api_keys: ['{key}']}}", r"line 2: server.api_keys\[0\].key: "),
+        (f"server:\n  admin_key: '{key}'", r"line 3: server.admin_key: "),
+        ("server: {api_key_file: keys.yaml}", r"keys.yaml, line 2: api_keys\[0\].key: "),
+        ("server: {admin_key_file: admin.key}", r"line 2: server.admin_key_file: .*admin.key: "),
+    ):
+        with pytest.raises(ConfigError, match=place + "this is a variable that was not expanded"):
+            server(tmp_path, text)
+    for flag, path in (("api_key", r"server.api_keys\[0\].key"), ("admin_key", "server.admin_key")):
+        given = (key,) if flag == "api_key" else key
+        with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}: {path}: this is a variable"):
+            server(tmp_path, "", **{flag: given})
+    with pytest.raises(ConfigError, match="this is a variable"):
+        ApiKey(key=key)
+
+
+@pytest.mark.parametrize("key", ["sk-$1", "a$b", "100%", "%", "$1abc", "{a}", "environ", "sk-(x)"])
+def test_keys_with_such_characters_are_keys(tmp_path, key):
+    assert server(tmp_path, f"server: {{api_keys: ['{key}']}}").api_keys == (ApiKey(key=key),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "server: {api_keys: ['']}",
+            r"line 2: server.api_keys\[0\].key: a key must be .*, and this one is empty",
+        ),
+        ("server: {api_keys: [{key: ' '}]}", r"line 2: server.api_keys\[0\].key: .*without spaces"),
+        ("server: {api_keys: [{key: [a]}]}", r"server.api_keys\[0\].key: expected a key, got a list"),
+        ("server: {admin_key: ''}", "line 2: server.admin_key: .*empty"),
+        ("server: {admin_key: 'a b'}", "line 2: server.admin_key: .*without spaces"),
+        ("server: {admin_key_file: empty}", "server.admin_key_file: .*empty: a key .*empty"),
+        ("server: {admin_key_file: lines}", "server.admin_key_file: .*lines: .*without spaces"),
+        (
+            "server: {api_key_file: none.yaml}",
+            "none.yaml: api_keys: the file has no key|none.yaml, line 1: api_keys",
+        ),
+        ("server: {admin_key: !env ADMIN_KEY}", "line 2: the YAML tag !env means nothing here"),
+        ("server: {api_keys: [!ENV '${API_KEY}']}", "line 2: the YAML tag !ENV means nothing here"),
+    ],
+)
+def test_empty_keys_and_keys_with_spaces_are_refused_with_their_place(tmp_path, text, message):
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    (tmp_path / "none.yaml").write_text("api_keys: []")
+    with pytest.raises(ConfigError, match=message):
+        server(tmp_path, text)

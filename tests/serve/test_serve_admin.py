@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 import pytest
-from serve_builders import FakeEngine, make_app
+from serve_builders import FakeEngine, make_app, serving
 
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
@@ -96,21 +96,119 @@ def test_without_an_admin_key_only_this_machine_is_answered(route):
         assert "server.admin_key" in response.json()["error"]["message"]
 
 
+OF_PROXIES = (
+    "X-Forwarded-For",
+    "X-Forwarded-Host",
+    "X-Forwarded-Proto",
+    "X-Forwarded",
+    "Forwarded",
+    "Via",
+    "X-Real-IP",
+    "X-Original-Forwarded-For",
+    "X-Original-Host",
+    "X-Client-IP",
+    "X-Cluster-Client-IP",
+    "X-Envoy-External-Address",
+    "X-Amzn-Trace-Id",
+    "X-Azure-ClientIP",
+    "X-ProxyUser-IP",
+    "True-Client-IP",
+    "CF-Connecting-IP",
+    "CF-Ray",
+    "Fly-Client-IP",
+    "Fastly-Client-IP",
+    "Cdn-Loop",
+    "Max-Forwards",
+    "Proxy-Connection",
+    "Early-Data",
+    "Remote-Addr",
+    "X-A-Proxy-Of-Which-Nobody-Has-Heard",
+)
+
+
+@pytest.mark.parametrize("name", OF_PROXIES)
+@pytest.mark.parametrize("value", ["127.0.0.1", ""])
+def test_whatever_a_proxy_sends_is_taken_as_one(name, value):
+    response = ask("/admin/engines", {name: value})
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "admin_only")
+    assert name.lower() in response.json()["error"]["message"]
+    assert "server.admin_key" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "headers",
     [
         {"Host": "shoal.example.org"},
         {"Host": "evil.org:8000"},
+        {"Host": "10.0.0.7"},
+        {"Host": "localhost.evil.org"},
+        {"Host": ""},
         {"Origin": "http://localhost:3000"},
-        {"X-Forwarded-For": "10.0.0.7"},
-        {"Forwarded": "for=10.0.0.7"},
-        {"Via": "1.1 proxy"},
+        {"Referer": "http://evil.org/"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        *({name: "10.0.0.7"} for name in ("X-Forwarded-For", "CF-Connecting-IP")),
     ],
 )
 def test_proxies_and_web_pages_on_this_machine_are_not_this_machine(headers):
     assert ask("/admin/engines", headers).status_code == 403
     key = {"Authorization": "Bearer sk-admin"}
     assert ask("/admin/engines", headers | key, admin_key="sk-admin").status_code == 200
+
+
+BROWSER = {
+    "Accept-Language": "de",
+    "Cache-Control": "no-cache",
+    "Cookie": "a=b",
+    "DNT": "1",
+    "Priority": "u=0, i",
+    "Sec-CH-UA": "x",
+    "Sec-Fetch-Site": "none",
+    "Sec-GPC": "1",
+    "Upgrade-Insecure-Requests": "1",
+}
+
+
+@pytest.mark.parametrize("headers", [BROWSER, {"X-Request-Id": "a"}, {"Authorization": "Bearer anything"}])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "127.0.0.9", "[::1]:8000", "LOCALHOST.:1"])
+def test_what_programs_and_browsers_on_this_machine_send_is_answered(headers, host):
+    assert ask("/admin/engines", headers, host=host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\n", 200),
+        ("GET /%61dmin/engines HTTP/1.1\r\nHost: localhost\r\nVia: 1.1 x\r\n", 403),
+        ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\nX_Forwarded_For: x\r\n", 403),
+        ("GET /admin/engines HTTP/1.0\r\nHost: localhost\r\n", 403),
+        ("GET /admin/engines HTTP/1.0\r\n", 403),
+        ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\nHost: evil.org\r\n", 403),
+        ("GET /admin/engines HTTP/1.1\r\nHost: evil.org\r\nHost: localhost\r\n", 403),
+    ],
+)
+def test_over_a_socket(head, status):
+    async def main():
+        async with serving(FakeEngine(), allowed_hosts=("*",)) as (url, _, _):
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head.encode() + b"Connection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return int(answer.split()[1])
+
+    assert asyncio.run(main()) == status
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.7"])
+@pytest.mark.parametrize("sent", [None, "Bearer sk-alice", "Bearer sk-other"])
+def test_with_api_keys_and_no_admin_key_nobody_is_answered(route, peer, sent):
+    keys = (ApiKey(key="sk-alice", name="alice"),)
+    headers = {} if sent is None else {"Authorization": sent}
+    response = ask(f"/admin/{route}", headers, peer, api_keys=keys)
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "admin_only")
+    assert "set server.admin_key (or SHOAL_ADMIN_KEY)" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -139,11 +237,10 @@ def test_an_admin_key_is_needed_where_there_is_one(route, peer, sent, status, co
         assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_the_admin_key_is_no_api_key_and_an_api_key_is_not_needed_here():
+def test_the_admin_key_is_no_api_key():
     keys = (ApiKey(key="sk-alice", name="alice"),)
     headers = {"Authorization": "Bearer sk-admin"}
     assert ask("/v1/models", headers, admin_key="sk-admin", api_keys=keys).status_code == 401
-    assert ask("/admin/engines", api_keys=keys).status_code == 200
 
 
 def test_the_routes_are_for_operators_and_not_in_the_document_for_clients():
@@ -157,6 +254,7 @@ def test_the_routes_are_for_operators_and_not_in_the_document_for_clients():
         ({"admin_key": ""}, "visible ASCII"),
         ({"admin_key": "two words"}, "visible ASCII"),
         ({"admin_key_file": "sk-\u00e4"}, "visible ASCII"),
+        ({"admin_key": "${ADMIN_KEY}"}, "not expanded"),
         ({"admin_key": "sk-a", "admin_key_file": "sk-b"}, "not both"),
         ({"admin_key": "sk-a", "api_keys": (ApiKey(key="sk-a", name="alice"),)}, "also the API key 'alice'"),
     ],

@@ -15,7 +15,7 @@ AdminKey = Annotated[
     typer.Option(
         metavar="KEY",
         envvar="SHOAL_ADMIN_KEY",
-        help="The server's admin key; without one it answers only on its own machine.",
+        help="The server's admin key; one without any keys answers only on its own machine.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what the server says, as JSON.")]

@@ -2,7 +2,7 @@
 
 import httpx
 
-from shoal.config.api_keys import is_secret
+from shoal.config.api_keys import secret_problem
 from shoal.core import ConfigError
 
 
@@ -17,10 +17,10 @@ def bearer(key: str | None, source: str) -> dict[str, str]:
 
     source: where users write the key, for the ConfigError that is raised for one that no header can hold.
     """
-    if not key:
+    if key is None:
         return {}
-    if not is_secret(key):
-        raise ConfigError(f"a key must be visible ASCII characters without spaces (here {source})")
+    if wrong := secret_problem(key):
+        raise ConfigError(f"{wrong} (here {source})")
     return {"Authorization": f"Bearer {key}"}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,18 +79,22 @@ def with_flags(
         signature = inspect.signature(command, eval_str=True)
 
         @functools.wraps(command)
-        def wrapped(**arguments: Any) -> None:
+        def wrapped(context: typer.Context, **arguments: Any) -> None:
+            from_environment = [flag.name for flag in flags if _from_environment(flag, context)]
             values = {flag.name: arguments.pop(flag.argument) for flag in flags}
             values.update({flag.name: tuple(values[flag.name] or ()) for flag in flags if flag.several})
             services = arguments.pop("service") or ()
             names = arguments.pop("models", None) or ()
-            settings = flag_settings(values, services=services, models=names, flags=flags)
+            settings = flag_settings(
+                values, services=services, models=names, flags=flags, from_environment=from_environment
+            )
             command(**arguments, settings=settings)
 
         own_parameters = [p for p in signature.parameters.values() if p.name != "settings"]
         flag_parameters = [_service_parameter(), *(_parameter(flag) for flag in flags)]
         parameters = [*([_models_parameter()] if models else []), *own_parameters, *flag_parameters]
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        keywords.insert(0, _keyword("context", typer.Context))
         wrapped.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in keywords}
         wrapped.flag_defaults = lambda: {  # type: ignore[attr-defined]
@@ -98,6 +103,21 @@ def with_flags(
         return wrapped
 
     return decorate
+
+
+def _from_environment(flag: Flag, context: typer.Context) -> bool:
+    """Whether the flag's value is that of its environment variable.
+
+    Raises ConfigError where that is empty and the flag is not given: a variable of Compose or of a unit that
+    was never filled would otherwise leave the server open.
+    """
+    if flag.envvar is None:
+        return False
+    source = context.get_parameter_source(flag.argument)
+    given = source is not None and source.name == "COMMANDLINE"
+    if not given and flag.envvar in os.environ and not os.environ[flag.envvar].strip():
+        raise ConfigError(f"{flag.envvar}: {flag.key}: is set but empty; write a key, or unset it")
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def _models_parameter() -> inspect.Parameter:

@@ -1,8 +1,9 @@
 """``shoal serve``: models behind OpenAI's HTTP API."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -35,6 +36,7 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
     """
     from shoal.config import load_config
     from shoal.serve import ServerOptions
+    from shoal.serve.exposure import exposure
     from shoal.serve.launch import run_server
 
     options = load_config(ServerOptions, file=config, flags=settings)
@@ -43,6 +45,7 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
 
         def on_ready(url: str, backend: "Backend") -> None:
             progress.stop()
+            print_access(exposure(options.server, urlsplit(url).hostname or ""), console)
             print_summary(url, backend.engines, console, keyed=bool(options.server.named_api_keys()))
 
         run_server(
@@ -53,6 +56,12 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
             on_load=progress.message,
             on_ready=on_ready,
         )
+
+
+def print_access(access: Mapping[str, str], console: Console) -> None:
+    """Print who may use which routes, a line for each."""
+    for what, who in access.items():
+        console.print(Text.assemble(("open", "bold"), f"     {what}: {who}"), soft_wrap=True)
 
 
 def print_summary(

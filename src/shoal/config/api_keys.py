@@ -1,15 +1,18 @@
 """API keys of the HTTP server: what each may do, and how a configuration or a file of keys says it."""
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shoal.config.kinds import Maybe, Several, Text, integer
+from shoal.config.kinds import Maybe, ScalarKind, Several, Text, integer
 from shoal.config.nodes import Node, Scalar, Table, problem, read_yaml
-from shoal.config.sections import Section, section_of
+from shoal.config.sections import Rules, Section, section_of
 from shoal.core import ConfigError
 
 _MAX_NAME_CHARACTERS = 64
+_UNEXPANDED = re.compile(r"\$\{.*\}|\{\{.*\}\}|\$\(\w+\)|^\$[A-Za-z_]\w*$|^%\w+%$|^(os\.)?environ[/.[].*$")
+"""How shells, Compose, Kubernetes, templates and other servers write a variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,8 @@ class ApiKey:
 
     def __post_init__(self) -> None:
         """Check key and name; raises ConfigError, which never quotes the key."""
-        if not is_secret(self.key):
-            raise ConfigError("a key must be visible ASCII characters without spaces")
+        if wrong := secret_problem(self.key):
+            raise ConfigError(wrong)
         if len(self.name) > _MAX_NAME_CHARACTERS or not self.name.isprintable() or " " in self.name:
             raise ConfigError(f"a key's name has at most {_MAX_NAME_CHARACTERS} characters and no spaces")
 
@@ -46,14 +49,41 @@ class ApiKeySection(Section):
         return self.build(self.read_fields(node, path), node, path)  # type: ignore[no-any-return]
 
 
-def is_secret(text: str) -> bool:
-    """Whether ``text`` can be a key: visible ASCII characters, which a header can hold."""
-    return bool(text) and all("!" <= character <= "~" for character in text)
+def secret_problem(text: str) -> str:
+    """Why ``text`` cannot be a key, which a header must hold; "": it can. The text is not quoted."""
+    if not text:
+        return "a key must be visible ASCII characters, and this one is empty"
+    if _UNEXPANDED.search(text):
+        return (
+            "this is a variable that was not expanded, and no key: neither files nor flags expand any; write "
+            "the key itself, or set SHOAL_API_KEY or SHOAL_ADMIN_KEY"
+        )
+    if not all("!" <= character <= "~" for character in text):
+        return "a key must be visible ASCII characters without spaces"
+    return ""
+
+
+class Secret(ScalarKind):
+    """A key; errors do not show it."""
+
+    label = "text"
+    expected = "a key"
+
+    def parse(self, text: str) -> str:
+        """The key as written."""
+        if wrong := secret_problem(text):
+            raise ValueError(wrong)
+        return text
+
+    def show(self, value: object) -> str:
+        """Nothing: keys are not shown."""
+        return "..."
 
 
 def api_key_section() -> ApiKeySection:
     """The section for a key."""
-    rules: Mapping[tuple[type, str], Maybe] = {
+    rules: Rules = {
+        (ApiKey, "key"): Secret(),
         (ApiKey, "requests_per_minute"): Maybe(integer(1)),
         (ApiKey, "tokens_per_minute"): Maybe(integer(1)),
     }
@@ -76,7 +106,10 @@ class KeyFile:
         table = read_yaml(file)
         if tuple(table.entries) != ("api_keys",):
             raise problem(table.where, path, "the file of keys must have the key api_keys and no other")
-        return Several(api_key_section()).read(table.entries["api_keys"], "api_keys")
+        keys: tuple[ApiKey, ...] = Several(api_key_section()).read(table.entries["api_keys"], "api_keys")
+        if not keys:
+            raise problem(table.where, "api_keys", "the file has no key, which would let everybody in")
+        return keys
 
     def show(self, value: object) -> str:
         """Nothing: keys are not shown."""
@@ -95,10 +128,13 @@ class SecretFile:
         """The key, without white space around it."""
         file = (self.folder / Path(Text().read(node, path)).expanduser()).resolve()
         try:
-            return file.read_text(encoding="utf-8").strip()
+            secret = file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
             raise problem(node.where, path, f"cannot read the key file {file}: {reason}") from None
+        if wrong := secret_problem(secret):
+            raise problem(node.where, path, f"{file}: {wrong}")
+        return secret
 
     def show(self, value: object) -> str:
         """Nothing: keys are not shown."""

@@ -1,6 +1,6 @@
 """Command-line flags as settings: the same keys as in a file, laid over those of a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.config.nodes import Listing, Node, Scalar, Table, problem
@@ -138,7 +138,7 @@ SERVER_FLAGS = (
         "admin-key",
         "server.admin_key",
         "KEY",
-        "The key of operators; without one their routes answer only this machine.",
+        "The key of operators; without any key their routes answer only this machine.",
         envvar="SHOAL_ADMIN_KEY",
     ),
     Flag("admin-key-file", "server.admin_key_file", "FILE", "File with nothing but the key of operators."),
@@ -162,10 +162,12 @@ def flag_settings(
     services: Sequence[str] = (),
     models: Sequence[str] = (),
     flags: Sequence[Flag] = ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS,
+    from_environment: Collection[str] = (),
 ) -> Table:
     """Settings from flags; ``values`` maps flag names to what was given, None or () where nothing was.
 
     services: ``name=model[,key=value...]`` each; models: model names, each a service of its own.
+    from_environment: flags whose values are those of their environment variables.
     """
     entries: dict[str, Node] = {}
     for flag in flags:
@@ -173,6 +175,8 @@ def flag_settings(
         if value is None or value == ():
             continue
         place = f"--{'no-' if value is False else ''}{flag.name}"
+        if flag.envvar is not None and flag.name in from_environment:
+            place = flag.envvar
         put(entries, flag.key.split("."), _node(value, place), flag.key)
     written: list[Node] = [Table({"model": Scalar(m, "MODEL")}, "MODEL", {"model": "MODEL"}) for m in models]
     written += [_service(text) for text in services]

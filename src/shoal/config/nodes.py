@@ -12,6 +12,8 @@ import yaml
 
 from shoal.core import ConfigError
 
+_PLAIN_TAG = "tag:yaml.org,2002:"
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -155,8 +157,10 @@ class _Converter:
 
     def _convert(self, node: yaml.Node) -> Node:
         where = self._place(node)
+        if not node.tag.startswith(_PLAIN_TAG):
+            raise problem(where, "", f"the YAML tag {node.tag} means nothing here; write the value itself")
         if isinstance(node, yaml.ScalarNode):
-            return Scalar(None if node.tag == "tag:yaml.org,2002:null" else node.value, where)
+            return Scalar(None if node.tag == f"{_PLAIN_TAG}null" else node.value, where)
         if isinstance(node, yaml.SequenceNode):
             return Listing(tuple(self.convert(item) for item in node.value), where)
         entries: dict[str, Node] = {}

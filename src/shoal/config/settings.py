@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.config.api_keys import KeyFile, SecretFile, api_key_section
+from shoal.config.api_keys import KeyFile, Secret, SecretFile, api_key_section
 from shoal.config.devices import (
     EngineDevice,
     Placement,
@@ -194,6 +194,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (server, "port"): integer(0, 65_535),
         (server, "api_keys"): Several(api_key_section()),
         (server, "api_key_file"): Maybe(KeyFile(folder)),
+        (server, "admin_key"): Maybe(Secret()),
         (server, "admin_key_file"): Maybe(SecretFile(folder)),
         (Config, "threads"): Maybe(integer(1)),
         (Config, "devices"): Several(device_section()),

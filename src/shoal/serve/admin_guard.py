@@ -1,52 +1,83 @@
-"""Who may use the operators' routes: the holder of the admin key, or without one who sits at this machine."""
+"""Who may use the operators' routes: who has the admin key or, without keys, programs on this machine."""
 
 import hmac
 from collections.abc import Iterable
-from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.serve.errors import AdminKeyNeeded, InvalidApiKey, NotForThisClient, error_response
-from shoal.serve.hosts import LOOPBACK_NAMES, host_name
+from shoal.serve.errors import AdminKeyNeeded, InvalidApiKey, NotForThisClient, error_response, shorten
+from shoal.serve.hosts import is_loopback, is_loopback_host
 from shoal.serve.keys import ADMIN_PREFIX, Keyring, bearer, digest
 
-# Who sends one of these is a proxy, on whose behalf anybody may ask, or a web page.
-_NOT_LOCAL = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via", b"origin"})
+# What programs and browsers send by themselves. No list of proxies' headers is ever complete, so any other
+# header is taken as a proxy's.
+_DIRECT_HEADERS = frozenset(
+    {
+        b"accept",
+        b"accept-charset",
+        b"accept-encoding",
+        b"accept-language",
+        b"authorization",
+        b"cache-control",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"cookie",
+        b"dnt",
+        b"expect",
+        b"host",
+        b"if-match",
+        b"if-modified-since",
+        b"if-none-match",
+        b"if-unmodified-since",
+        b"keep-alive",
+        b"pragma",
+        b"priority",
+        b"range",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade-insecure-requests",
+        b"user-agent",
+        b"x-request-id",
+    }
+)
+_DIRECT_PREFIX = b"sec-"
+_OWN_SITES = (b"none", b"same-origin")
+_MAX_NAME_CHARACTERS = 80
 _HOW = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
 
 
-class AdminGuard:
-    """Rejects requests for operators' routes from others than operators.
+class OperatorAccess:
+    """Tells operators' requests from those of others.
 
     key: the admin key, if there is one. keyring: the keys of clients, which are none for operators.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, keyring: Keyring) -> None:
-        self._app = app
+    def __init__(self, key: str | None, keyring: Keyring) -> None:
         self._digest = None if key is None else digest(key.encode())
         self._keyring = keyring
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
-        if scope["type"] == "http" and scope["path"].startswith(ADMIN_PREFIX):
-            try:
-                self._check(scope)
-            except (AdminKeyNeeded, NotForThisClient) as error:
-                await error_response(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    def check(self, scope: Scope) -> None:
+        """Raise AdminKeyNeeded or NotForThisClient for a request that may not do what operators may.
 
-    def _check(self, scope: Scope) -> None:
-        """Raise AdminKeyNeeded or NotForThisClient."""
-        if self._digest is None:
-            if not _is_local(scope):
-                raise NotForThisClient(f"without an admin key this route answers only this machine; {_HOW}")
-            return
-        headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        Where there is no admin key but clients have keys, that is every request: it cannot be told whether
+        a request from this machine was made here, and who sets keys does not want strangers.
+        """
+        if self._digest is not None:
+            self._check_key(self._digest, scope["headers"])
+        elif self._keyring:
+            raise NotForThisClient(f"with API keys and no admin key this route answers nobody; {_HOW}")
+        elif sign := _sign_of_others(scope):
+            raise NotForThisClient(
+                f"without an admin key this route answers only this machine, and the request {sign}; {_HOW}"
+            )
+
+    def _check_key(self, known: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         secret = bearer(headers)
         if secret is None:
             raise AdminKeyNeeded("this route needs the admin key; send it as Authorization: Bearer KEY")
-        if hmac.compare_digest(self._digest, digest(secret)):
+        if hmac.compare_digest(known, digest(secret)):
             return
         try:
             holder = self._keyring.holder(headers)
@@ -55,20 +86,44 @@ class AdminGuard:
         raise NotForThisClient(f"the API key {holder.name!r} is not the admin key, which this route needs")
 
 
-def _is_local(scope: Scope) -> bool:
-    """Whether a request was made on this machine, by no proxy and no web page."""
-    headers = dict(scope["headers"])
-    host = headers.get(b"host", b"localhost").decode("latin-1")
-    return (
-        _is_loopback((scope.get("client") or ("", 0))[0])
-        and not _NOT_LOCAL & headers.keys()
-        and host_name(host) in LOOPBACK_NAMES
-    )
+class AdminGuard:
+    """Rejects requests for operators' routes from others than operators."""
+
+    def __init__(self, app: ASGIApp, access: OperatorAccess) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it."""
+        if scope["type"] == "http" and scope["path"].startswith(ADMIN_PREFIX):
+            try:
+                self._access.check(scope)
+            except (AdminKeyNeeded, NotForThisClient) as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return False
-    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+def _sign_of_others(scope: Scope) -> str:
+    """What tells that a request was not made by a program on this machine for this machine, or "".
+
+    A proxy that sends nothing of its own, and the Host of a loopback address, cannot be told.
+    """
+    address = (scope.get("client") or ("", 0))[0]
+    if not is_loopback(address):
+        return f"comes from {address or 'an unknown address'}"
+    if scope.get("http_version") == "1.0":
+        return "is HTTP/1.0, which proxies speak"
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if not hosts:
+        return "has no Host"
+    for host in hosts:
+        if not is_loopback_host(host):
+            return f"is for the host {shorten(host, _MAX_NAME_CHARACTERS)!r}"
+    for name, value in scope["headers"]:
+        if name == b"sec-fetch-site" and value.lower() not in _OWN_SITES:
+            return "is a web page's (Sec-Fetch-Site)"
+        if name not in _DIRECT_HEADERS and not name.startswith(_DIRECT_PREFIX):
+            shown = shorten(name.decode("latin-1"), _MAX_NAME_CHARACTERS)
+            return f"has the header {shown!r}, as a proxy or a web page may send it"
+    return ""

@@ -9,7 +9,8 @@ from shoal.serve.errors import HostNotAllowed, error_response, shorten
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Names that a machine has for itself."""
-_ANY = "*"
+ANY = "*"
+"""Stands for every name."""
 _MAX_NAME_CHARACTERS = 80
 
 
@@ -20,10 +21,10 @@ def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) 
     only a loopback address limits the names, because other addresses may have names that are not known here.
     """
     if configured is None:
-        if not ip_address(address).is_loopback:
+        if not is_loopback(address):
             return None
         configured = (*LOOPBACK_NAMES, bound)
-    return None if _ANY in configured else frozenset(map(host_name, configured))
+    return None if ANY in configured else frozenset(map(host_name, configured))
 
 
 class AllowedHosts:
@@ -48,6 +49,21 @@ class AllowedHosts:
                 f"possible: {', '.join(sorted(self._hosts))} (server.allowed_hosts)"
             )
         )
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a Host, or an address, is one that a machine has for itself; any port may follow."""
+    name = host_name(host)
+    return name == "localhost" or is_loopback(name)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address`` is an IP address that only this machine can reach."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
 def host_name(host: str) -> str:

@@ -65,6 +65,10 @@ class Keyring:
         check_key_services(keys, services)
         self._holders = [(digest(key.key.encode()), KeyHolder(key)) for key in keys]
 
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._holders)
+
     def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder:
         """Whose key the Authorization header has; raises InvalidApiKey.
 

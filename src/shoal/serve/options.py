@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.config.api_keys import ApiKey, is_secret, named_keys
+from shoal.config.api_keys import ApiKey, named_keys, secret_problem
 from shoal.core import ConfigError
 
 LogFormat = Literal["text", "json"]
@@ -41,7 +41,8 @@ class ServerOptions:
     api_key_file: tuple[ApiKey, ...] | None = None
     """Further keys, from a file."""
     admin_key: str | None = field(default=None, repr=False)
-    """Key of the operators' routes; none here and in admin_key_file: they answer only this machine."""
+    """Key of the operators' routes; none here and in admin_key_file: they answer only this machine,
+    and nobody where there are API keys."""
     admin_key_file: str | None = field(default=None, repr=False)
     """The same, from a file."""
     cors_origins: tuple[str, ...] = ()
@@ -89,8 +90,8 @@ class ServerOptions:
         if self.admin_key is not None and self.admin_key_file is not None:
             raise ConfigError("server: write admin_key or admin_key_file, not both")
         secret = self.admin_secret
-        if secret is not None and not is_secret(secret):
-            raise ConfigError("server.admin_key must be visible ASCII characters without spaces")
+        if secret is not None and (wrong := secret_problem(secret)):
+            raise ConfigError(f"server.admin_key: {wrong}")
         for key in self.named_api_keys():
             if key.key == secret:
                 raise ConfigError(f"server.admin_key is also the API key {key.name!r}; they must differ")
