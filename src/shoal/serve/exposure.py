@@ -1,8 +1,11 @@
 """What of a server is open to whom, told when it starts."""
 
+import logging
+
 from shoal.serve.hosts import ANY, is_loopback
 from shoal.serve.options import ServerOptions
 
+_log = logging.getLogger(__name__)
 _KEY = "server.api_keys, --api-key-file or SHOAL_API_KEY"
 _ADMIN_KEY = "server.admin_key, --admin-key-file or SHOAL_ADMIN_KEY"
 
@@ -22,6 +25,12 @@ def exposure(options: ServerOptions, address: str) -> dict[str, str]:
             "programs on this machine, and a proxy on it that does not show (set an admin key behind one)"
         )
     return {"models": models, "/admin": operators, "/health, /metrics, /docs": anybody}
+
+
+def log_warnings(options: ServerOptions, address: str) -> None:
+    """Log what is open wider than its owner may know."""
+    for warning in warnings(options, address):
+        _log.warning(warning)
 
 
 def warnings(options: ServerOptions, address: str) -> list[str]:

@@ -17,7 +17,7 @@ from shoal.serve.address import connection_limit, listen
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.connection import Connection
-from shoal.serve.exposure import warnings
+from shoal.serve.exposure import log_warnings
 from shoal.serve.hosts import allowed_hosts
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.listener import Listener
@@ -64,8 +64,7 @@ async def serve_until_stopped(
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
     app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options)
     server = _Server(_uvicorn_config(app, options))
-    for warning in warnings(options, host):
-        _log.warning(warning)
+    log_warnings(options, host)
     # Without sockets: the listener accepts the connections.
     serving = asyncio.create_task(server.serve(sockets=[]))
     while not (server.started or serving.done()):
