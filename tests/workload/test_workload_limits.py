@@ -207,6 +207,7 @@ def test_every_format_names_the_line_of_a_length_that_is_too_long(tmp_path: Path
     texts = {
         "azure": build.AZURE.replace("396", HUGE),
         "mooncake": build.MOONCAKE.replace('h": 513', f'h": {HUGE}'),
+        "bailian": build.BAILIAN.replace('h": 48', f'h": {HUGE}'),
         "burstgpt": build.BURSTGPT.replace("1087", HUGE),
         "turns": build.TURNS.replace("244", HUGE),
         "timed-lengths": build.TIMED_LENGTHS.replace("36,", f"{HUGE},"),

@@ -27,8 +27,9 @@ def trace_rows(draw: st.DrawFn) -> TraceRow:
     hashes = draw(st.lists(st.integers(0, 2**63), max_size=-(-prompt // 512)))
     client = draw(st.none() | st.text(max_size=5))
     arrival = draw(st.integers(0, 2**50) | st.integers(0, 10**6).map(lambda ms: ms * 10**6))
-    name = draw(st.none() | st.text(max_size=5))
-    return TraceRow(arrival, prompt, draw(st.integers(1, 10**6)), client, tuple(hashes), request_id=name)
+    name, service = draw(st.none() | st.text(max_size=5)), draw(st.none() | st.text(max_size=5))
+    output = draw(st.integers(1, 10**6))
+    return TraceRow(arrival, prompt, output, client, tuple(hashes), request_id=name, service=service)
 
 
 @given(st.lists(trace_rows(), max_size=6))

@@ -8,11 +8,12 @@ import pytest
 import workload_builders as build
 
 from shoal.core import ConfigError
-from shoal.workload import FORMATS, guess_format, load_trace, read_trace
+from shoal.workload import FORMATS, block_hashes, guess_format, load_trace, read_trace
 
 SAMPLES = {
     "azure": build.AZURE,
     "mooncake": build.MOONCAKE,
+    "bailian": build.BAILIAN,
     "burstgpt": build.BURSTGPT,
     "maf-counts": build.COUNTS,
     "maf-invocations": build.INVOCATIONS,
@@ -75,6 +76,66 @@ def test_mooncake_without_hashes_shares_nothing(tmp_path: Path) -> None:
     assert read_trace(build.write(tmp_path, text))[0].hashes == ()
 
 
+def test_bailian_has_seconds_and_hashes_of_16_tokens_and_conversations(tmp_path: Path) -> None:
+    rows = read_trace(build.write(tmp_path, build.BAILIAN))
+    assert [row.arrival_ns for row in rows] == [0, 886_000_000, 4_386_000_000]
+    assert build.lengths(rows) == [(40, 132), (3, 9), (48, 8)]
+    assert [(row.hash_tokens, len(row.hashes)) for row in rows] == [(16, 3), (16, 1), (16, 3)]
+    assert [(row.request_id, row.client) for row in rows] == [("159", "159"), ("160", "160"), ("7", "159")]
+    first, _, last = (block_hashes(row, 16) for row in rows)
+    assert first == last[:2]
+
+
+SHORT = '"timestamp": 2.5, "input_length": 5, "output_length": 6'
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "arrival_s"),
+    [
+        (
+            '{"chat_id": 1, "parent_chat_id": -1, %s, "type": "text", "turn": 1, "hash_ids": [1]}',
+            "bailian",
+            2.5,
+        ),
+        ('{"chat_id": 1, %s, "hash_ids": [1]}', "bailian", 2.5),
+        ('{%s, "chat_id": "a"}', "bailian", 2.5),
+        ('{%s, "hash_ids": [1]}', "mooncake", 0.0025),
+        ("{%s}", "mooncake", 0.0025),
+        ('{"session_id": "a", %s}', "mooncake", 0.0025),
+    ],
+)
+def test_members_and_not_lengths_tell_bailian_from_mooncake(
+    line: str, name: str, arrival_s: float, tmp_path: Path
+) -> None:
+    trace = load_trace(build.write(tmp_path, line % SHORT), from_zero=False)
+    assert (trace.format, trace.rows[0].arrival_ns / 1e9) == (name, arrival_s)
+
+
+def test_bailian_without_a_parent_or_an_answer(tmp_path: Path) -> None:
+    lines = [
+        '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 1, "input_length": 5, "output_length": 6}',
+        '{"chat_id": 3, "parent_chat_id": 2, "timestamp": 2, "input_length": 5, "output_length": 0}',
+        '{"chat_id": 4, "parent_chat_id": 3, "timestamp": 3, "input_length": 5, "output_length": 6}',
+    ]
+    trace = load_trace(build.write(tmp_path, "\n".join(lines)))
+    assert [(row.request_id, row.client) for row in trace.rows] == [("2", "1"), ("4", "1")]
+    assert trace.skipped == 1
+    with pytest.raises(
+        ConfigError, match=r":1: 2 hash_ids; expected .* at most 1 for 16 tokens in blocks of 16"
+    ):
+        read_trace(
+            build.write(
+                tmp_path,
+                '{"chat_id": 1, "timestamp": 0, "input_length": 16, "output_length": 1,"hash_ids": [1, 2]}',
+            )
+        )
+
+
+def test_sessions_of_mooncake_lines_are_clients(tmp_path: Path) -> None:
+    text = '{"timestamp": 1, "input_length": 6, "output_length": 5, "session_id": "s"}\n'
+    assert read_trace(build.write(tmp_path, text))[0].client == "s"
+
+
 def test_burstgpt_skips_failures_and_counts_them(tmp_path: Path) -> None:
     trace = load_trace(build.write(tmp_path, build.BURSTGPT))
     assert build.lengths(trace.rows) == [(472, 18), (417, 276)]
@@ -106,6 +167,47 @@ def test_length_table_with_times_and_clients(tmp_path: Path) -> None:
     assert [(row.arrival_ns, row.client) for row in trace.rows] == [(0, "a"), (207_938_000, "b")]
 
 
+def test_vidur_keeps_its_arrivals(tmp_path: Path) -> None:
+    trace = load_trace(build.write(tmp_path, build.VIDUR), from_zero=False)
+    assert (trace.format, trace.timed, trace.skipped) == ("timed-lengths", True, 1)
+    assert [row.arrival_ns for row in trace.rows] == [500_000_000, 4_814_579_000]
+    assert build.lengths(trace.rows) == [(374, 44), (396, 109)]
+
+
+@pytest.mark.parametrize(
+    ("column", "arrival_ns"),
+    [
+        ("arrival_s", 2_500_000_000), ("arrived_at", 2_500_000_000), ("arrival_time", 2_500_000_000),
+        ("arrival_time_s", 2_500_000_000), ("arrival_ms", 2_500_000), ("Arrival_Time_ms", 2_500_000),
+    ],
+)  # fmt: skip
+def test_columns_of_arrivals_have_their_units(column: str, arrival_ns: int, tmp_path: Path) -> None:
+    text = f"prompt_len,output_len,{column},session_id,request_id,service\n3,4,2.5,s,a,chat\n"
+    trace = load_trace(build.write(tmp_path, text), from_zero=False)
+    [row] = trace.rows
+    assert (trace.timed, row.arrival_ns) == (True, arrival_ns)
+    assert (row.client, row.request_id, row.service) == ("s", "a", "chat")
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["timestamp", "arrival", "arrives", "time", "time_ms", "start_time", "sent_ts", "created_at", "date"],
+)
+def test_times_in_an_unknown_unit_are_not_dropped_without_a_word(column: str, tmp_path: Path) -> None:
+    path = build.write(tmp_path, f"prompt_tokens,output_tokens,{column}\n3,4,7\n")
+    with pytest.raises(ConfigError, match=f"column '{column}' seems to say when .* arrival_s, arrived_at"):
+        load_trace(path)
+    assert load_trace(path, "lengths").timed is False
+
+
+@pytest.mark.parametrize(
+    "column", ["e2e_time", "time_to_first_token", "latency_s", "num_total_tokens", "pd_ratio"]
+)
+def test_other_columns_of_tables_may_be_there(column: str, tmp_path: Path) -> None:
+    path = build.write(tmp_path, f"prompt_tokens,output_tokens,{column}\n3,4,7\n")
+    assert load_trace(path).format == "lengths"
+
+
 def test_request_logs(tmp_path: Path) -> None:
     rows = read_trace(build.write(tmp_path, build.REQUESTS))
     assert build.lengths(rows) == [(2358, 531), (1034, 769)]
@@ -125,6 +227,14 @@ def test_counts_become_arrivals_within_their_minutes(tmp_path: Path) -> None:
     assert minutes == [("A/f", 0), ("A/f", 0), ("A/f", 2), ("B/g", 1), ("B/g", 1), ("B/g", 1)]
     assert rows == load_trace(path, seed=1, from_zero=False).rows
     assert rows != load_trace(path, seed=2, from_zero=False).rows
+
+
+def test_minutes_are_those_of_the_header(tmp_path: Path) -> None:
+    head = "HashOwner,HashApp,HashFunction,Trigger,"
+    path = build.write(tmp_path, f"{head}61,90\no,A,f,http,1,1\n")
+    assert [row.arrival_ns // (60 * 10**9) for row in load_trace(path, from_zero=False).rows] == [60, 89]
+    with pytest.raises(ConfigError, match=":1: a column of a minute is 'first'"):
+        load_trace(build.write(tmp_path, f"{head}first\no,A,f,http,1\n"))
 
 
 def test_out_of_order_times_are_sorted_and_ties_keep_the_order_of_the_file(tmp_path: Path) -> None:
@@ -239,6 +349,11 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
         read_trace(path, "azure")
     with pytest.raises(ConfigError, match="no columns of lengths"):
         read_trace(path, "lengths")
+    path = build.write(tmp_path, build.LENGTHS_TABLE)
+    with pytest.raises(
+        ConfigError, match=":1: no column of arrival times; expected one of arrival_s, arrived_at"
+    ):
+        read_trace(path, "timed-lengths")
 
 
 def test_unknown_formats_say_what_there_is(tmp_path: Path) -> None:

@@ -12,6 +12,13 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 MOONCAKE = """{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
 {"timestamp": 3000, "input_length": 513, "output_length": 6, "hash_ids": [0, 7]}
 """
+BAILIAN = """{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 40, \
+"output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090, 7182]}
+{"chat_id": 160, "parent_chat_id": -1, "timestamp": 62, "input_length": 3, "output_length": 9, \
+"type": "search", "turn": 1, "hash_ids": [5]}
+{"chat_id": 7, "parent_chat_id": 159, "timestamp": 65.5, "input_length": 48, "output_length": 8, \
+"type": "text", "turn": 2, "hash_ids": [1089, 1090, 7183]}
+"""
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
 45,GPT-4,1087,0,1087,API log
@@ -23,6 +30,7 @@ Log Type
 """
 LENGTHS_TABLE = "prompt_tokens,output_tokens\n10,20\n0,5\n30,40\n"
 TIMED_LENGTHS = "req_id,client,arrival_s,prompt_len,output_len\n0,a,0.0,13,199\n1,b,0.207938,36,137\n"
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,374,44\n4.814579,396,109\n2.0,10,0\n"
 TURNS = """conv,turn,role,tokens
 0,0,human,34
 0,1,gpt,244

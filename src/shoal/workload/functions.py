@@ -21,11 +21,12 @@ from shoal.workload.lines import (
     parse_int,
     parse_ns,
 )
-from shoal.workload.rows import LARGEST_REQUESTS, TraceRow
+from shoal.workload.rows import LARGEST_REQUESTS, LARGEST_S, TraceRow
 
 INVOCATION_COLUMNS = ("app", "func", "end_timestamp", "duration")
 COUNT_COLUMNS = ("hashowner", "hashapp", "hashfunction", "trigger")
 _MINUTE_NS = 60 * 10**9
+_LARGEST_MINUTE = int(LARGEST_S / 60)
 
 
 def read_invocations(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
@@ -47,13 +48,17 @@ def read_counts(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     fixed = len(COUNT_COLUMNS)
     if tuple(header_of(",".join(header[:fixed]))) != COUNT_COLUMNS:
         raise line_error(path, number, "another header", "HashOwner,HashApp,HashFunction,Trigger,1,2,3,...")
+    minutes = [
+        parse_int(name, "a column of a minute", path, number, most=_LARGEST_MINUTE) - 1
+        for name in header[fixed:]
+    ]
     arrivals: list[tuple[int, str]] = []
     for line, cells in lines:
         if len(cells) != len(header):
             raise line_error(path, line, f"{len(cells)} columns", str(len(header)))
         client = "/".join(cells[1:3])
-        for minute, cell in enumerate(cells[fixed:]):
-            count = parse_int(cell, f"minute {header[fixed + minute]}", path, line, 0, LARGEST_COUNT)
+        for minute, cell in zip(minutes, cells[fixed:], strict=True):
+            count = parse_int(cell, f"minute {minute + 1}", path, line, 0, LARGEST_COUNT)
             if len(arrivals) + count > LARGEST_REQUESTS:
                 most = f"at most {LARGEST_REQUESTS:,}; keep fewer lines, or fewer minutes"
                 raise line_error(path, line, f"more than {LARGEST_REQUESTS:,} invocations so far", most)

@@ -1,11 +1,20 @@
 """Tables of lengths: CSV files with a prompt length and an output length in every line."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shoal.core import ConfigError
-from shoal.workload.lines import ReadOptions, csv_columns, csv_lines, header_of, parse_int, parse_ns
-from shoal.workload.rows import TraceRow
+from shoal.workload.lines import (
+    ReadOptions,
+    csv_columns,
+    csv_lines,
+    header_of,
+    line_error,
+    parse_float,
+    parse_int,
+)
+from shoal.workload.rows import LARGEST_S, TraceRow
 
 COLUMN_PAIRS = (
     ("prompt_tokens", "output_tokens"),
@@ -13,12 +22,35 @@ COLUMN_PAIRS = (
     ("prompt_len", "output_len"),
     ("input_tokens", "output_tokens"),
 )
-ARRIVAL = "arrival_s"
+ARRIVALS = {
+    "arrival_s": 1.0,
+    "arrived_at": 1.0,
+    "arrival_time": 1.0,
+    "arrival_time_s": 1.0,
+    "arrival_ms": 1e-3,
+    "arrival_time_ms": 1e-3,
+}
+"""Columns of arrival times, and the seconds in their unit. Vidur writes ``arrived_at``."""
+_CLIENTS = ("client", "session_id")
+_IDS = ("request_id", "req_id")
+_TIMES = re.compile(
+    r"arriv|timestamp|^(date)?time(_s|_ms|_us|_ns)?$|^date$|_at$|^(start|submit|sen[dt]|issue|queued)\w*"
+)
 
 
-def lengths_columns(header: list[str]) -> tuple[str, str] | None:
+def lengths_columns(header: Sequence[str]) -> tuple[str, str] | None:
     """The columns of prompt and output lengths in a header, None where it has neither pair."""
     return next((pair for pair in COLUMN_PAIRS if set(pair) <= set(header)), None)
+
+
+def arrival_column(header: Sequence[str]) -> str | None:
+    """The column of arrival times in a header; None: it has none."""
+    return next((name for name in ARRIVALS if name in header), None)
+
+
+def unknown_times(header: Sequence[str]) -> str | None:
+    """A column that seems to say when requests come, in a unit that nobody has told; None: there is none."""
+    return next((name for name in header if _TIMES.search(name)), None)
 
 
 def read_lengths(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
@@ -27,15 +59,34 @@ def read_lengths(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
 
 
 def read_timed_lengths(path: Path, options: ReadOptions, timed: bool = True) -> Iterator[TraceRow | None]:
-    """Lengths with a column ``arrival_s``, in seconds; columns ``client`` and ``service`` are optional."""
-    _, header = next(csv_lines(path), (0, list(COLUMN_PAIRS[0])))
-    pair = lengths_columns(header_of(",".join(header)))
+    """Lengths with a column of ARRIVALS; clients, services and names of requests are optional."""
+    _, first = next(csv_lines(path), (0, [*COLUMN_PAIRS[0], next(iter(ARRIVALS))]))
+    header = header_of(",".join(first))
+    pair, arrival = lengths_columns(header), arrival_column(header)
     if pair is None:
         possible = " or ".join(",".join(pair) for pair in COLUMN_PAIRS)
         raise ConfigError(f"{path}:1: no columns of lengths; expected {possible}")
-    required = (*pair, ARRIVAL) if timed else pair
-    for line, (prompt, output, *more) in csv_columns(path, required, ("client", "service")):
+    if timed and arrival is None:
+        raise line_error(path, 1, "no column of arrival times", f"one of {', '.join(ARRIVALS)}")
+    optional = (*_CLIENTS, *_IDS, "service", *ARRIVALS)
+    for line, (prompt, output, *more) in csv_columns(path, pair, optional):
+        told = dict(zip(optional, more, strict=True))
         lengths = parse_int(prompt, pair[0], path, line, 0), parse_int(output, pair[1], path, line, 0)
-        arrival = parse_ns(more[0], ARRIVAL, path, line) if timed else 0
-        client, service = more[-2] or None, more[-1] or None
-        yield TraceRow(arrival, *lengths, client, service=service) if all(lengths) else None
+        row = TraceRow(
+            _arrival_ns(told[arrival], arrival, path, line) if timed and arrival else 0,
+            *lengths,
+            _first(told, _CLIENTS),
+            request_id=_first(told, _IDS),
+            service=told["service"] or None,
+        )
+        yield row if all(lengths) else None
+
+
+def _arrival_ns(value: str, name: str, path: Path, line: int) -> int:
+    unit_s = ARRIVALS[name]
+    most = LARGEST_S / unit_s
+    return round(parse_float(value, name, path, line, -most, most) * (unit_s * 1e9))
+
+
+def _first(told: dict[str, str], names: Sequence[str]) -> str | None:
+    return next((told[name] for name in names if told[name]), None)

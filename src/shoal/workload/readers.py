@@ -1,14 +1,21 @@
 """Reading a trace, whatever its format."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core import ConfigError
-from shoal.workload import azure, burstgpt, functions
+from shoal.workload import azure, bailian, burstgpt, functions
 from shoal.workload.conversations import CHARACTERS_PER_TOKEN, TURN_COLUMNS, read_sharegpt, read_turns
-from shoal.workload.length_tables import ARRIVAL, lengths_columns, read_lengths, read_timed_lengths
+from shoal.workload.length_tables import (
+    ARRIVALS,
+    arrival_column,
+    lengths_columns,
+    read_lengths,
+    read_timed_lengths,
+    unknown_times,
+)
 from shoal.workload.lines import Reader, ReadOptions, header_of, open_text
 from shoal.workload.mooncake import read_mooncake
 from shoal.workload.request_logs import is_request_log, read_request_log
@@ -35,6 +42,9 @@ FORMATS: Mapping[str, TraceFormat] = {
     "mooncake": TraceFormat(
         "JSON lines with timestamp, input_length, output_length, hash_ids", read_mooncake
     ),
+    "bailian": TraceFormat(
+        "JSON lines with chat_id, timestamp, input_length, output_length, hash_ids", bailian.read_bailian
+    ),
     "burstgpt": TraceFormat(
         "CSV Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", burstgpt.read_burstgpt
     ),
@@ -47,7 +57,7 @@ FORMATS: Mapping[str, TraceFormat] = {
     ),
     "sharegpt": TraceFormat("JSON list of conversations with from and value", read_sharegpt, timed=False),
     "turns": TraceFormat("CSV conv,turn,role,tokens", read_turns, timed=False),
-    "timed-lengths": TraceFormat("CSV prompt_tokens,output_tokens,arrival_s", read_timed_lengths),
+    "timed-lengths": TraceFormat("CSV prompt_tokens,output_tokens,arrival_s, or Vidur's", read_timed_lengths),
     "lengths": TraceFormat("CSV prompt_tokens,output_tokens", read_lengths, timed=False),
     "requests": TraceFormat(
         "JSON lines with input_toks, output_toks, arrival_time, or our own requests.jsonl", read_request_log
@@ -157,7 +167,7 @@ def guess_format(path: Path) -> str | None:
         return "sharegpt"
     if "\ufffd" in head or "\0" in head:
         raise _unknown(path, "it is not UTF-8 text")
-    found = _by_members(head) if head.startswith("{") else _by_columns(header_of(head))
+    found = _by_members(head) if head.startswith("{") else _by_columns(path, header_of(head))
     if found is None:
         raise _unknown(path, f"its first line is {head[:80]!r}")
     return found
@@ -167,11 +177,15 @@ def _by_members(head: str) -> str | None:
     try:
         members = json.loads(head)
     except (ValueError, RecursionError):
-        return "mooncake" if "input_length" in head else "requests" if "input_toks" in head else None
-    return "mooncake" if "input_length" in members else "requests" if is_request_log(members) else None
+        return _hashed(head) if "input_length" in head else "requests" if "input_toks" in head else None
+    return _hashed(members) if "input_length" in members else "requests" if is_request_log(members) else None
 
 
-def _by_columns(header: list[str]) -> str | None:
+def _hashed(members: Container[str]) -> str:
+    return "bailian" if bailian.CHAT in members else "mooncake"
+
+
+def _by_columns(path: Path, header: list[str]) -> str | None:
     names = set(header)
     for required, name in (
         (azure.COLUMNS, "azure"),
@@ -184,7 +198,14 @@ def _by_columns(header: list[str]) -> str | None:
             return name
     if lengths_columns(header) is None:
         return None
-    return "timed-lengths" if ARRIVAL in names else "lengths"
+    if arrival_column(header) is not None:
+        return "timed-lengths"
+    if (column := unknown_times(header)) is not None:
+        raise ConfigError(
+            f"{path}: the column {column!r} seems to say when requests come, but not in which unit; call it "
+            f"one of {', '.join(ARRIVALS)}, or give the format lengths, which leaves times out"
+        )
+    return "lengths"
 
 
 def _unknown(path: Path, why: str) -> ConfigError:

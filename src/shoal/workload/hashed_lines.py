@@ -1,0 +1,51 @@
+"""JSON lines with hashes of shared prefixes: what Mooncake's and Bailian's traces have in common."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.workload.lines import get_member, json_lines, line_error, parse_float, parse_int
+from shoal.workload.rows import LARGEST_S, TraceRow
+
+
+@dataclass(frozen=True, slots=True)
+class HashedLines:
+    """What one format says of its numbers; it cannot be told from them."""
+
+    ns_per_unit: int
+    """Nanoseconds in the unit of ``timestamp``."""
+    hash_tokens: int
+    """Tokens that one of ``hash_ids`` covers."""
+    like: str
+    """A line."""
+    least_output: int = 1
+    """0 where the trace also has requests without an answer."""
+
+    def read(self, path: Path) -> Iterator[tuple[dict[str, Any], TraceRow]]:
+        """Members and request of every line; ``hash_ids`` may be missing."""
+        for line, record in json_lines(path, self.like):
+            prompt, output = (
+                parse_int(get_member(record, name, path, line, self.like), name, path, line, least)
+                for name, least in (("input_length", 1), ("output_length", self.least_output))
+            )
+            arrival = self._arrival(get_member(record, "timestamp", path, line, self.like), path, line)
+            hashes = self._hashes(record.get("hash_ids", []), prompt, path, line)
+            yield record, TraceRow(arrival, prompt, output, hashes=hashes, hash_tokens=self.hash_tokens)
+
+    def _arrival(self, value: object, path: Path, line: int) -> int:
+        latest = LARGEST_S * 1e9 / self.ns_per_unit
+        units = parse_float(value, "timestamp", path, line, 0.0, latest)
+        return value * self.ns_per_unit if isinstance(value, int) else round(units * self.ns_per_unit)
+
+    def _hashes(self, value: object, prompt: int, path: Path, line: int) -> tuple[int, ...]:
+        size = self.hash_tokens
+        most = -(-prompt // size)
+        expected = f"a list of whole numbers, at most {most} for {prompt} tokens in blocks of {size}"
+        if not isinstance(value, list):
+            raise line_error(path, line, f"hash_ids is {str(value)[:80]!r}", expected)
+        if any(type(number) is not int for number in value):
+            raise line_error(path, line, "hash_ids has something else than numbers", expected)
+        if len(value) > most:
+            raise line_error(path, line, f"{len(value)} hash_ids", expected)
+        return tuple(value)
