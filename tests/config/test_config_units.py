@@ -18,6 +18,17 @@ from shoal.config.units import format_byte_rate, parse_byte_rate
         (".5kb", 500),
         ("3TiB", 3 * 2**40),
         (" 7 b ", 7),
+        ("2G", 2 * 10**9),
+        ("2g", 2 * 10**9),
+        ("2Gi", 2 * 2**30),
+        ("2GB", 2 * 10**9),
+        ("2 GiB", 2 * 2**30),
+        ("512M", 512 * 10**6),
+        ("512mi", 512 * 2**20),
+        ("1.5Ki", 1536),
+        ("1t", 10**12),
+        ("1 Ti", 2**40),
+        ("100 bytes", 100),
     ],
 )
 def test_sizes(text, size):
@@ -77,13 +88,36 @@ def test_bytes_per_second_survive_being_written(bytes_per_s):
         ("1h", 3600),
         ("7us", 7e-6),
         ("0", 0),
+        ("5 minutes", 300),
+        ("5min", 300),
+        ("1 minute", 60),
+        ("10 mins", 600),
+        ("1 Hour", 3600),
+        ("2 hrs", 7200),
+        ("3 days", 3 * 86_400),
+        ("1.5 seconds", 1.5),
+        ("20 sec", 20),
+        ("250 milliseconds", 0.25),
+        ("7 microseconds", 7e-6),
+        ("1h30m", 5400),
+        ("1h 30min", 5400),
+        ("1 hour 30 minutes 5 s", 5405),
+        ("5m0s", 300),
+        ("1m0.5s", 60.5),
+        ("2s500ms", 2.5),
     ],
 )
 def test_times(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize("text", ["", "s", "two seconds", "-1s", "1 fortnight", "inf", "99999999999999h"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "s", "two seconds", "-1s", "1 fortnight", "inf", "99999999999999h", "30m1h", "1h2h", "1h30", "30 1h",
+        "1m1minute", "1h, 30m", "5 minutess", "1e3s",
+    ],
+)  # fmt: skip
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="expected a time"):
         parse_duration(text)

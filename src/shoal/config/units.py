@@ -9,23 +9,29 @@ _PERCENT = re.compile(rf"^{_NUMBER}\s*%$")
 LONGEST_S = 10 * 365 * 86_400.0
 """The longest time that can be written."""
 
-SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
+_PREFIXES = {
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40
+}  # fmt: skip
+SIZE_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    prefix + ending: factor for prefix, factor in _PREFIXES.items() for ending in ("", "b")
 }
-TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+"""Bytes of each unit, in lower case. ``2G`` is ``2GB`` and ``2Gi`` is ``2GiB``, as in Kubernetes."""
+_TIME_WORDS = {
+    "us microsecond microseconds": 1e-6,
+    "ms msec msecs millisecond milliseconds": 1e-3,
+    "s sec secs second seconds": 1.0,
+    "m min mins minute minutes": 60.0,
+    "h hr hrs hour hours": 3600.0,
+    "d day days": 86_400.0,
+}
+TIME_UNITS = {word: factor for words, factor in _TIME_WORDS.items() for word in words.split()}
+"""Seconds of each unit, in lower case."""
+_TIME = re.compile(rf"(?:{_NUMBER}\s*[a-z]+\s*)+|{_NUMBER}")
+_TIME_PART = re.compile(rf"{_NUMBER}\s*([a-z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Bytes in ``2GiB``, ``512MB``, ``1.5 KiB`` or ``4096``; raises ValueError saying what is possible."""
+    """Bytes in ``2GiB``, ``2Gi``, ``512MB`` or ``4096``; raises ValueError saying what is possible."""
     match = _QUANTITY.match(text.strip())
     factor = SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -50,12 +56,18 @@ def parse_byte_rate(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in ``200ms``, ``2s``, ``1.5m`` or plain ``2``; raises ValueError saying what is possible."""
-    match = _QUANTITY.match(text.strip())
-    factor = TIME_UNITS.get(match[2].lower() or "s") if match else None
-    if match is None or factor is None:
-        raise ValueError(f"expected a time such as 200ms, 2s, 1.5m or a number of seconds, got {text!r}")
-    seconds = float(match[1]) * factor
+    """Seconds in ``200ms``, ``1.5m``, ``5 minutes``, ``1h30m`` or plain ``2``.
+
+    Raises ValueError saying what is possible.
+    """
+    written = text.strip().lower()
+    parts = _TIME_PART.findall(written) if _TIME.fullmatch(written) else []
+    factors = [TIME_UNITS.get(unit or "s", 0.0) for _, unit in parts]
+    if not factors or not all(factors) or factors != sorted(set(factors), reverse=True):
+        raise ValueError(
+            f"expected a time such as 200ms, 2s, 1.5m, 5 minutes, 1h30m or a number of seconds, got {text!r}"
+        )
+    seconds = math.fsum(float(part[0]) * factor for part, factor in zip(parts, factors, strict=True))
     if seconds > LONGEST_S:
         raise ValueError(f"expected a time of at most ten years, got {text!r}")
     return seconds
