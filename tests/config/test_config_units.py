@@ -114,8 +114,8 @@ def test_times(text, seconds):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "s", "two seconds", "-1s", "1 fortnight", "inf", "99999999999999h", "30m1h", "1h2h", "1h30", "30 1h",
-        "1m1minute", "1h, 30m", "5 minutess", "1e3s",
+        "", "s", "two seconds", "-1s", "1 fortnight", "inf", "99999999999999h", "30m1h", "1h2h", "1h30",
+        "30 1h", "1m1minute", "1h, 30m", "5 minutess", "1e3s",
     ],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(text):
