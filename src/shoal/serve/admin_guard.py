@@ -48,8 +48,8 @@ _MAX_NAME_CHARACTERS = 80
 _HOW = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
 
 
-class OperatorAccess:
-    """Tells operators' requests from those of others.
+class OperatorRights:
+    """Who is an operator.
 
     key: the admin key, if there is one. keyring: the keys of clients, which are none for operators.
     """
@@ -89,15 +89,15 @@ class OperatorAccess:
 class AdminGuard:
     """Rejects requests for operators' routes from others than operators."""
 
-    def __init__(self, app: ASGIApp, access: OperatorAccess) -> None:
+    def __init__(self, app: ASGIApp, rights: OperatorRights) -> None:
         self._app = app
-        self._access = access
+        self._rights = rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
         if scope["type"] == "http" and scope["path"].startswith(ADMIN_PREFIX):
             try:
-                self._access.check(scope)
+                self._rights.check(scope)
             except (AdminKeyNeeded, NotForThisClient) as error:
                 await error_response(error)(scope, receive, send)
                 return

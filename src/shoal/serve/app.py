@@ -12,7 +12,7 @@ from shoal.core import Service
 from shoal.engine.options import EngineOptions
 from shoal.serve.access_log import log_exchange
 from shoal.serve.admin_endpoints import AdminEndpoints
-from shoal.serve.admin_guard import AdminGuard, OperatorAccess
+from shoal.serve.admin_guard import AdminGuard, OperatorRights
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.cluster_admin import ClusterAdmin
@@ -72,7 +72,8 @@ def create_app(
     # The last one added is the first that a request meets.
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
     keyring = Keyring(keys, [service.name for service in services])
-    app.add_middleware(AdminGuard, access=OperatorAccess(options.admin_secret, keyring))
+    rights = OperatorRights(options.admin_secret, keyring)
+    app.add_middleware(AdminGuard, rights=rights)
     if keys:
         app.add_middleware(KeyMiddleware, keyring=keyring)
     if options.cors_origins:
