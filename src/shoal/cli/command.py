@@ -1,6 +1,7 @@
 """The base classes of all commands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import typer
@@ -8,6 +9,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal.cli.help import PlainHelp
 from shoal.config import RENAMED_FLAGS
+from shoal.config.other_flags import ALIASES, HINTS, POSITIONAL, VALUES, plain_name
+
+_OF_ENGINES = "--threads"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -15,12 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Command(PlainHelp, TyperCommand):
     """Rejects an option that is given twice but takes one value; otherwise the last would win silently.
 
-    Of a flag that got another name it tells the new one.
+    Flags that have another name in other servers are read; of a flag that got another name, and of one that
+    only others have, it tells what to write.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; raises BadParameter."""
-        self._refuse_renamed(ctx, args)
+        args = list(self._translated(ctx, args))
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for parameter in set[Any](given):
             count = given.count(parameter)
@@ -28,15 +33,50 @@ class Command(PlainHelp, TyperCommand):
                 raise typer.BadParameter(f"given {count} times, but takes one value", ctx, parameter)
         return super().parse_args(ctx, args)
 
-    def _refuse_renamed(self, ctx: Any, args: Sequence[str]) -> None:
+    def _translated(self, ctx: Any, args: Sequence[str]) -> Iterator[str]:
+        """The arguments with our names of flags; raises BadParameter for flags that we do not have."""
         known = {
-            option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)
+            option: parameter
+            for parameter in self.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
         }
-        for argument in args:
-            old_name = argument.partition("=")[0]
-            new_name = RENAMED_FLAGS.get(old_name, "")
-            if new_name.partition(" ")[0] in known and old_name not in known:
-                raise typer.BadParameter(f"{old_name} is now called {new_name}", ctx)
+        rest = iter(args)
+        for argument in rest:
+            if argument == "--":
+                yield argument
+                break
+            if not argument.startswith("-"):
+                yield argument
+                continue
+            flag, equals, value = argument.partition("=") if argument.startswith("--") else (argument, "", "")
+            name = self._our_name(ctx, flag, known)
+            if name != POSITIONAL and getattr(known.get(name), "is_flag", True):
+                yield name + equals + value
+                continue
+            # Whatever follows a flag that takes a value is that value, even if it looks like a flag.
+            values = [value] if equals else list(islice(rest, 1))
+            values = [VALUES.get(name, {}).get(written, written) for written in values]
+            yield from values if name == POSITIONAL else (name, *values)
+        yield from rest
+
+    def _our_name(self, ctx: Any, flag: str, known: Mapping[str, Any]) -> str:
+        """What ``flag`` is called here; raises BadParameter if it is nothing, and we know what to write."""
+        plain = plain_name(flag)
+        if flag in known:
+            return flag
+        renamed = RENAMED_FLAGS.get(flag, "")
+        if renamed.partition(" ")[0] in known:
+            raise typer.BadParameter(f"{flag} is now called {renamed}", ctx)
+        ours = ALIASES.get(plain)
+        if ours in known or (ours == POSITIONAL and self._takes_models):
+            return str(ours)
+        if plain in HINTS and _OF_ENGINES in known:
+            raise typer.BadParameter(f"{flag} is not a flag of Shoal: {HINTS[plain]}", ctx)
+        return plain if plain in known else flag
+
+    @property
+    def _takes_models(self) -> bool:
+        return any(parameter.name == "models" for parameter in self.params)
 
 
 class Group(PlainHelp, TyperGroup):

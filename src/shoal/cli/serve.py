@@ -1,6 +1,7 @@
 """``shoal serve``: models behind OpenAI's HTTP API."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -11,8 +12,9 @@ from rich.text import Text
 
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import ProgressDisplay
-from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, SERVER_FLAGS
+from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
 from shoal.config.nodes import Table
+from shoal.config.other_flags import VARIABLES
 
 if TYPE_CHECKING:
     from shoal.cluster.status import EngineStatus
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.serve.backend import Backend
 
 
-@with_flags(ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS, models=True)
+@with_flags(MODEL_FLAGS + ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS, models=True)
 def serve(config: ConfigFile = None, *, settings: Table) -> None:
     """Serve one or more models over OpenAI's HTTP API, from one engine with one KV pool or from several.
 
@@ -41,6 +43,7 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
 
     options = load_config(ServerOptions, file=config, flags=settings)
     console = Console(stderr=True)
+    print_without_effect(os.environ, console)
     with ProgressDisplay(console) as progress:
 
         def on_ready(url: str, backend: "Backend") -> None:
@@ -56,6 +59,14 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
             on_load=progress.message,
             on_ready=on_ready,
         )
+
+
+def print_without_effect(environment: Mapping[str, str], console: Console) -> None:
+    """Print which variables of other servers are set, and what is written here instead."""
+    for name, instead in VARIABLES.items():
+        if name in environment:
+            note = Text.assemble(("note", "bold"), f"     {name} has no effect here; write {instead}")
+            console.print(note, soft_wrap=True)
 
 
 def print_access(access: Mapping[str, str], console: Console) -> None:

@@ -8,7 +8,15 @@ that read them; the command line's look belongs to ``cli``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shoal.config.flags import CLUSTER_FLAGS, ENGINE_FLAGS, RENAMED_FLAGS, SERVER_FLAGS, Flag, flag_settings
+from shoal.config.flags import (
+    CLUSTER_FLAGS,
+    ENGINE_FLAGS,
+    MODEL_FLAGS,
+    RENAMED_FLAGS,
+    SERVER_FLAGS,
+    Flag,
+    flag_settings,
+)
 from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLUSTER_FLAGS",
     "ENGINE_FLAGS",
+    "MODEL_FLAGS",
     "PRESETS",
     "RENAMED_FLAGS",
     "SERVER_FLAGS",

@@ -32,6 +32,23 @@ class Flag:
         return self.name.replace("-", "_")
 
 
+_OF_MODELS = "services[]."
+MODEL_FLAGS = (
+    Flag(
+        "served-model-name",
+        f"{_OF_MODELS}name",
+        "NAME",
+        "What clients call the MODEL, where there is one; of several write --service NAME=MODEL.",
+    ),
+    Flag(
+        "dtype", f"{_OF_MODELS}dtype", "NAME", "Precision of each MODEL: auto, float32, bfloat16, ..., int8."
+    ),
+    Flag("max-model-len", f"{_OF_MODELS}max_model_len", "TOKENS", "Longest prompt and output of each MODEL."),
+    Flag(
+        "chat-template", f"{_OF_MODELS}chat_template", "TEXT or PATH", "Chat template of each MODEL (Jinja)."
+    ),
+)
+"""Flags of the models that are named as arguments."""
 ENGINE_FLAGS = (
     Flag(
         "device",
@@ -170,6 +187,7 @@ def flag_settings(
     from_environment: flags whose values are those of their environment variables.
     """
     entries: dict[str, Node] = {}
+    of_models: dict[str, Node] = {}
     for flag in flags:
         value = values.get(flag.name)
         if value is None or value == ():
@@ -177,12 +195,32 @@ def flag_settings(
         place = f"--{'no-' if value is False else ''}{flag.name}"
         if flag.envvar is not None and flag.name in from_environment:
             place = flag.envvar
-        put(entries, flag.key.split("."), _node(value, place), flag.key)
-    written: list[Node] = [Table({"model": Scalar(m, "MODEL")}, "MODEL", {"model": "MODEL"}) for m in models]
+        if flag.key.startswith(_OF_MODELS):
+            of_models[flag.key.removeprefix(_OF_MODELS)] = _node(value, place)
+        else:
+            put(entries, flag.key.split("."), _node(value, place), flag.key)
+    written: list[Node] = _models(models, of_models)
     written += [_service(text) for text in services]
     if written:
         entries["services"] = Listing(tuple(written), written[0].where)
     return Table(entries, "the command line", dict.fromkeys(entries, "the command line"))
+
+
+def _models(models: Sequence[str], keys: Mapping[str, Node]) -> list[Node]:
+    """A service for each of ``models``, all with ``keys``; raises ConfigError for keys without a model."""
+    for key, value in keys.items():
+        if not models or (key == "name" and len(models) > 1):
+            which = (
+                "needs one MODEL on the command line"
+                if key == "name"
+                else "is of each MODEL of the command line"
+            )
+            how = f"--service NAME=MODEL{'' if key == 'name' else f',{key}=VALUE'}"
+            raise problem(value.where, "", f"{which}; here write {how}, or services[].{key} in the file")
+    return [
+        Table({"model": Scalar(model, "MODEL"), **keys}, "MODEL", dict.fromkeys(("model", *keys), "MODEL"))
+        for model in models
+    ]
 
 
 def _node(value: str | bool | Sequence[str], place: str) -> Node:

@@ -1,0 +1,142 @@
+"""Flags and variables of vLLM, SGLang, llama.cpp and Ollama: what each is called here.
+
+An alias has exactly the meaning of ours and is read as ours. Everything else is a hint: what to write
+instead, or that there is nothing to write.
+"""
+
+from collections.abc import Mapping
+
+POSITIONAL = ""
+"""The alias of a flag whose value is written as a MODEL argument."""
+ALIASES: Mapping[str, str] = {
+    "--model": POSITIONAL,
+    "-m": POSITIONAL,
+    "--max-num-batched-tokens": "--max-batched-tokens",
+    "--kv-cache-memory-bytes": "--kv-memory",
+    "--enable-prefix-caching": "--prefix-caching",
+    "--no-enable-prefix-caching": "--no-prefix-caching",
+    "--scheduling-policy": "--order",
+    # SGLang's
+    "--model-path": POSITIONAL,
+    "--context-length": "--max-model-len",
+    "--page-size": "--block-size",
+    "--disable-radix-cache": "--no-prefix-caching",
+    "--admin-api-key": "--admin-key",
+    # llama.cpp's
+    "--alias": "--served-model-name",
+    "-a": "--served-model-name",
+    "--chat-template-file": "--chat-template",
+}
+"""What a flag of another server is here; "--" is written with both."""
+VALUES: Mapping[str, Mapping[str, str]] = {"--dtype": {"half": "float16", "float": "float32"}}
+"""Other words for values, by our flag."""
+
+_ONE_DEVICE = (
+    "leave it out: an engine runs a model on one device; every further --device is an engine with a copy, "
+    "as with --device cuda:0 --device cuda:1"
+)
+_POOL = "write --kv-memory SIZE for the KV pool, such as 8GiB; without it, it takes what is left of 90%"
+_RUNNING = "write --max-running N, which counts the requests of all services together"
+_CHUNKS = "leave it out: prompts are always cut into chunks; --max-batched-tokens N bounds a step"
+_GRAPHS = "write --attention batched for an engine without CUDA graphs, or leave it out"
+_QUANTISED = (
+    "leave it out: the model's files say how they are quantised; --dtype int8 does it at load, on CPUs"
+)
+_NO_CODE = "leave it out: no code from model folders is run, and a model that needs some is refused"
+_TOKENIZER = "leave it out: the tokenizer is the one in the model's folder"
+_TOOLS = "leave it out: tools and reasoning are read as the model's chat template writes them"
+_FILES = "leave it out, and name a folder that has these files as MODEL"
+_NO_ADAPTERS = "leave it out: there are no adapters (LoRA)"
+_NO_SPECULATION = "leave it out: there is no speculative decoding"
+_NO_IMAGES = "leave it out: text is all that goes in"
+_NO_TLS = "put a proxy with TLS in front"
+_GRAMMARS = "leave it out: llguidance is the only backend of structured output"
+_SAMPLING = "write the defaults of a service, as in --service NAME=MODEL,sampling.temperature=0"
+_METRICS = "leave it out: /metrics is always there"
+_ACCESS = "leave it out: requests are not logged unless --access-log is given"
+_SEED = "leave it out: requests bring seeds of their own"
+_SLOTS = "write --max-running N; the KV pool is shared, and a slot has no context of its own"
+_ALWAYS = "leave it out: that is always so"
+
+_HINTS: tuple[tuple[str, str], ...] = (
+    ("--max-num-seqs --max-running-requests", _RUNNING),
+    ("--gpu-memory-utilization --mem-fraction-static --max-total-tokens --num-gpu-blocks-override", _POOL),
+    ("--swap-space --kv-offloading-size", "write --swap SIZE with its unit, such as --swap 4GiB"),
+    ("--cpu-offload-gb", "leave it out: weights stay on the device"),
+    (
+        "--tensor-parallel-size -tp --tp --tp-size --pipeline-parallel-size -pp --pp --pp-size"
+        " --data-parallel-size -dp --dp --dp-size --enable-expert-parallel --ep-size --nnodes --main-gpu"
+        " --tensor-split --split-mode",
+        _ONE_DEVICE,
+    ),
+    ("--distributed-executor-backend", "write --backend local (processes here) or --backend ray"),
+    ("--enforce-eager --disable-cuda-graph --compilation-config -O --cuda-graph-max-bs", _GRAPHS),
+    ("--attention-backend --flash-attn -fa", "write --attention auto, native, triton, batched or reference"),
+    ("--quantization -q --load-format --torchao-config", _QUANTISED),
+    ("--cache-type-k --cache-type-v -ctk -ctv", "write --kv-cache-dtype auto or int8, which is of both"),
+    ("--trust-remote-code", _NO_CODE),
+    ("--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init", _TOKENIZER),
+    ("--revision --code-revision --hf-config-path --hf-overrides --json-model-override-args", _FILES),
+    ("--hf-token", "set HF_TOKEN"),
+    ("--download-dir", "set SHOAL_CACHE to the folder"),
+    ("--generation-config --override-generation-config --sampling-defaults", _SAMPLING),
+    ("--temp --temperature --top-k --top-p --min-p --repeat-penalty", _SAMPLING),
+    (
+        "--enable-chunked-prefill --no-enable-chunked-prefill --chunked-prefill-size --max-prefill-tokens"
+        " --max-num-partial-prefills --long-prefill-token-threshold --batch-size --ubatch-size",
+        _CHUNKS,
+    ),
+    ("--num-scheduler-steps", "write --max-iterations N"),
+    ("--async-scheduling", "write --depth 2"),
+    ("--no-async-scheduling --disable-overlap-schedule", "write --depth 1, which is the default"),
+    ("--schedule-policy", "write --order NAME, such as fcfs or shortest-remaining"),
+    ("--schedule-conservativeness", "write --admission NAME, such as past-future or conservative"),
+    (
+        "--enable-auto-tool-choice --tool-call-parser --tool-parser-plugin --reasoning-parser"
+        " --enable-reasoning --reasoning-format --jinja",
+        _TOOLS,
+    ),
+    ("--enable-lora --lora-modules --max-loras --max-lora-rank --lora-paths --lora", _NO_ADAPTERS),
+    (
+        "--speculative-config --speculative-model --num-speculative-tokens --speculative-algorithm"
+        " --model-draft --draft-max",
+        _NO_SPECULATION,
+    ),
+    ("--limit-mm-per-prompt --mm-processor-kwargs --enable-multimodal --mmproj", _NO_IMAGES),
+    ("--task --runner --convert --is-embedding --embedding --embeddings", _ALWAYS),
+    ("--guided-decoding-backend --structured-outputs-config --grammar-backend", _GRAMMARS),
+    ("--seed --random-seed", _SEED),
+    ("--allowed-origins", "write --cors-origins ORIGIN, once for each, or --cors-origins '*'"),
+    ("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-key-file --ssl-cert-file", _NO_TLS),
+    ("--uvicorn-log-level --log-level-http --log-verbosity", "write --log-level info, warning or error"),
+    ("--disable-log-requests --disable-uvicorn-access-log --no-enable-log-requests", _ACCESS),
+    ("--enable-log-requests --log-requests", "write --access-log"),
+    ("--disable-log-stats --enable-metrics --metrics", _METRICS),
+    ("--enable-prompt-tokens-details --enable-cache-report --cont-batching --no-webui", _ALWAYS),
+    ("--hf-repo -hf", "write the hub id as MODEL, without the flag"),
+    ("--ctx-size", "write --max-model-len TOKENS, which is of one request"),
+    ("--parallel -np", _SLOTS),
+    ("--n-gpu-layers --gpu-layers -ngl", "write --device cuda:0 or --device cpu; a model is on one device"),
+    ("--mlock --no-mmap", "leave it out: weights are read into memory"),
+)
+HINTS: Mapping[str, str] = {name: hint for names, hint in _HINTS for name in names.split()}
+"""What to write instead of a flag of another server."""
+VARIABLES: Mapping[str, str] = {
+    "VLLM_API_KEY": "SHOAL_API_KEY",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-memory",
+    "OLLAMA_HOST": "--host and --port",
+    "OLLAMA_ORIGINS": "--cors-origins",
+    "OLLAMA_KEEP_ALIVE": "idle_after of a service, as in --service NAME=MODEL,idle_after=5m",
+    "OLLAMA_CONTEXT_LENGTH": "--max-model-len",
+    "OLLAMA_NUM_PARALLEL": "--max-running",
+    "OLLAMA_MAX_QUEUE": "--max-queue",
+    "OLLAMA_KV_CACHE_TYPE": "--kv-cache-dtype",
+    "OLLAMA_MODELS": "a folder or GGUF file as MODEL",
+    "LLAMA_API_KEY": "SHOAL_API_KEY",
+}
+"""Environment variables of other servers that have no effect here, and what has."""
+
+
+def plain_name(flag: str) -> str:
+    """A flag as the tables have it: other servers also read underscores."""
+    return flag.replace("_", "-") if flag.startswith("--") else flag

@@ -1,0 +1,177 @@
+"""Flags of other servers: read where they mean the same, and told what to write where they do not."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shoal.cli.app import app, run
+from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
+from shoal.config.other_flags import ALIASES, HINTS, POSITIONAL, VALUES, VARIABLES
+
+runner = CliRunner()
+OURS = {
+    f"--{'no-' if no else ''}{flag.name}": flag
+    for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)
+    for no in ((False, True) if flag.switch else (False,))
+}
+VALUE = {
+    "kv-memory": "1GiB", "order": "priority", "admin-key": "sk-a", "dtype": "float32", "max-model-len": "512",
+    "chat-template": "{{ x }}",
+}  # fmt: skip
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Arguments of the servers that were run: plans of engines, and the server's options."""
+    for name in (*VARIABLES, "SHOAL_API_KEY", "SHOAL_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    calls = []
+    monkeypatch.setattr(
+        "shoal.serve.launch.run_server", lambda plans, server, *_, **__: calls.append((plans, server))
+    )
+    return calls
+
+
+def value_of(ours):
+    flag = OURS[ours]
+    return [] if flag.switch else [VALUE.get(flag.name, "7")]
+
+
+@pytest.mark.parametrize("other", [other for other, ours in ALIASES.items() if ours != POSITIONAL])
+@pytest.mark.parametrize("form", ["apart", "joined", "underscores"])
+def test_an_alias_says_what_our_flag_says(served, other, form):
+    ours = ALIASES[other]
+    value = value_of(ours)
+    written = other.replace("-", "_").replace("__", "--", 1) if form == "underscores" else other
+    if form == "joined" and value and other.startswith("--"):
+        assert run(["serve", "smollm2", f"{written}={value[0]}"]) == 0
+    else:
+        assert run(["serve", "smollm2", written, *value]) == 0
+    assert run(["serve", "smollm2", ours, *value]) == 0
+    assert served[0] == served[1]
+    assert run(["serve", "smollm2"]) == 0
+    # Where it is the default, its opposite is not.
+    if served[2] == served[0]:
+        opposite = ours.replace("--no-", "--") if ours.startswith("--no-") else ours.replace("--", "--no-", 1)
+        assert run(["serve", "smollm2", opposite]) == 0
+        assert served[3] != served[0]
+
+
+@pytest.mark.parametrize("other", [other for other, ours in ALIASES.items() if ours == POSITIONAL])
+def test_a_model_may_be_a_flag(served, other):
+    assert run(["serve", other, "smollm2", "--port", "9000"]) == 0
+    assert run(["serve", "smollm2", "--port", "9000"]) == 0
+    assert served[0] == served[1]
+
+
+@pytest.mark.parametrize("other", HINTS)
+def test_a_hint_names_flags_that_there_are(served, other, capsys):
+    assert run(["serve", "smollm2", other, "1"]) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"{other} is not a flag of Shoal: " in told
+    assert not served
+    hint = HINTS[other]
+    assert hint.startswith(("write ", "leave it out", "set ", "put "))
+    for word in hint.replace(",", " ").replace(";", " ").split():
+        assert not word.startswith("--") or word in OURS or word == "--service", word
+
+
+def test_no_table_hides_a_flag_of_ours_and_aliases_lead_to_flags():
+    assert not set(OURS) & (set(ALIASES) | set(HINTS))
+    assert not set(ALIASES) & set(HINTS)
+    assert set(ALIASES.values()) - {POSITIONAL} <= set(OURS)
+    assert set(VALUES) <= set(OURS)
+    for command in typer.main.get_command(app).commands["serve"].params:
+        assert not set(command.opts) & (set(ALIASES) | set(HINTS))
+
+
+@pytest.mark.parametrize("flag", ["--gpu_memory_utilization", "--gpu-memory-utilization=0.9", "-tp"])
+def test_hints_come_in_every_spelling(served, flag, capsys):
+    assert run(["serve", "smollm2", flag]) == 2
+    assert "is not a flag of Shoal" in capsys.readouterr().err
+
+
+def test_a_command_of_vllm(served, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    arguments = ["smollm2", "--served-model-name", "chat", "--max-model-len", "512", "--dtype", "half"]
+    arguments += ["--chat-template", str(template), "--max_num_batched_tokens=256", "--api-key", "sk-a"]
+    assert run(["serve", *arguments, "--host", "0.0.0.0", "--port", "9000", "--block-size", "32"]) == 0
+    [(plans, server)] = served
+    [service] = plans[0].options.services
+    assert (service.name, service.model, service.dtype) == ("chat", "smollm2", "float16")
+    assert (service.max_model_len, service.chat_template) == (512, "{{ messages }}")
+    assert (plans[0].options.scheduler.max_batched_tokens, plans[0].options.kv_cache.block_size) == (256, 32)
+    assert (server.host, server.port, server.api_keys[0].key) == ("0.0.0.0", 9000, "sk-a")
+
+
+def test_flags_of_models_are_of_each_model_that_is_an_argument(served):
+    command = ["serve", "smollm2", "gemma3-270m", "--service", "x=smollm2", "--max-model-len", "64"]
+    assert run(command) == 0
+    services = served[0][0][0].options.services
+    assert [(s.name, s.max_model_len) for s in services] == [
+        ("smollm2", 64),
+        ("gemma3-270m", 64),
+        ("x", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["smollm2", "--served-model-name", "a", "b"],
+            "--served-model-name: needs one MODEL on the command line; here",
+        ),
+        (
+            ["smollm2", "--served-model-name", "a", "b"],
+            "write --service NAME=MODEL, or services[].name in the file",
+        ),
+        (
+            ["--service", "a=smollm2", "--dtype", "auto"],
+            "--dtype: is of each MODEL of the command line; here write",
+        ),
+        (
+            ["--service", "a=smollm2", "--dtype", "auto"],
+            "write --service NAME=MODEL,dtype=VALUE, or services[].dtype",
+        ),
+        (["smollm2", "--dtype", "int4"], "--dtype: services[0].dtype: expected one of auto"),
+        (
+            ["smollm2", "--max-model-len", "32k"],
+            "--max-model-len: services[0].max_model_len: expected a whole",
+        ),
+        (["smollm2", "--max-batched-tokens", "1", "--max-num-batched-tokens", "2"], "given 2 times"),
+    ],
+)
+def test_mistakes(served, arguments, message, capsys):
+    assert run(["serve", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_values_and_what_comes_behind_two_dashes_are_no_flags(served, capsys):
+    assert run(["serve", "smollm2", "--api-key", "--max-num-seqs"]) == 0
+    assert served[0][1].api_keys[0].key == "--max-num-seqs"
+    assert run(["serve", "--", "smollm2", "--max-num-seqs"]) in (0, 2)
+    assert "is not a flag of Shoal" not in capsys.readouterr().err
+
+
+def test_other_commands_keep_their_own_flags(monkeypatch, capsys):
+    """--model and --seed are flags of ``generate``; an empty prompt stays one."""
+    seen = []
+    monkeypatch.setattr(
+        "shoal.cli.generate.collect_prompts", lambda prompts, *_, **__: seen.append(prompts) or []
+    )
+    run(["generate", "--model", "smollm2", "", "--seed", "3", "x=y"])
+    assert seen == [["", "x=y"]]
+    assert run(["generate", "--model", "smollm2", "x", "--gpu-memory-utilization", "0.5"]) == 2
+    assert "write --kv-memory SIZE" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_of_other_servers_are_told_to_have_no_effect(served, monkeypatch, capsys, name):
+    assert run(["serve", "smollm2"]) == 0
+    assert "no effect" not in capsys.readouterr().err
+    monkeypatch.setenv(name, "1")
+    assert run(["serve", "smollm2"]) == 0
+    assert f"note     {name} has no effect here; write {VARIABLES[name]}" in capsys.readouterr().err
+    assert served[0] == served[1]
