@@ -2,13 +2,11 @@
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
 from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
 from shoal.config.other_flags import ALIASES, HINTS, POSITIONAL, VALUES, VARIABLES
 
-runner = CliRunner()
 OURS = {
     f"--{'no-' if no else ''}{flag.name}": flag
     for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)
@@ -32,6 +30,11 @@ def served(monkeypatch):
     return calls
 
 
+def told(capsys):
+    """What went to standard error, without frames and lines."""
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
 def value_of(ours):
     flag = OURS[ours]
     return [] if flag.switch else [VALUE.get(flag.name, "7")]
@@ -42,7 +45,7 @@ def value_of(ours):
 def test_an_alias_says_what_our_flag_says(served, other, form):
     ours = ALIASES[other]
     value = value_of(ours)
-    written = other.replace("-", "_").replace("__", "--", 1) if form == "underscores" else other
+    written = f"--{other[2:].replace('-', '_')}" if form == "underscores" and other[:2] == "--" else other
     if form == "joined" and value and other.startswith("--"):
         assert run(["serve", "smollm2", f"{written}={value[0]}"]) == 0
     else:
@@ -67,8 +70,7 @@ def test_a_model_may_be_a_flag(served, other):
 @pytest.mark.parametrize("other", HINTS)
 def test_a_hint_names_flags_that_there_are(served, other, capsys):
     assert run(["serve", "smollm2", other, "1"]) == 2
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert f"{other} is not a flag of Shoal: " in told
+    assert f"{other} is not a flag of Shoal: " in told(capsys)
     assert not served
     hint = HINTS[other]
     assert hint.startswith(("write ", "leave it out", "set ", "put "))
@@ -145,7 +147,7 @@ def test_flags_of_models_are_of_each_model_that_is_an_argument(served):
 )
 def test_mistakes(served, arguments, message, capsys):
     assert run(["serve", *arguments]) == 2
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in told(capsys)
 
 
 def test_values_and_what_comes_behind_two_dashes_are_no_flags(served, capsys):
@@ -164,7 +166,7 @@ def test_other_commands_keep_their_own_flags(monkeypatch, capsys):
     run(["generate", "--model", "smollm2", "", "--seed", "3", "x=y"])
     assert seen == [["", "x=y"]]
     assert run(["generate", "--model", "smollm2", "x", "--gpu-memory-utilization", "0.5"]) == 2
-    assert "write --kv-memory SIZE" in " ".join(capsys.readouterr().err.split())
+    assert "write --kv-memory SIZE" in told(capsys)
 
 
 @pytest.mark.parametrize("name", VARIABLES)
