@@ -4,6 +4,7 @@ from pathlib import Path
 from config_builders import from_yaml
 
 from shoal.config import PRESETS, config_section
+from shoal.config.other_flags import ALIASES, VALUES
 from shoal.config.policies import Policy
 from shoal.serve import ServerOptions
 
@@ -59,3 +60,15 @@ def test_the_example_on_the_page_loads(tmp_path):
     config = from_yaml(tmp_path, example)
     assert [service.name for service in config.services] == ["chat", "complete"]
     assert config.scheduler.admission.reserved == 0.05
+
+
+def test_every_alias_of_other_servers_flags_is_told():
+    text = PAGE.read_text().split("## Coming from another server")[1]
+    for other, ours in ALIASES.items():
+        line = next(line for line in text.splitlines() if f"`{other}`" in line)
+        assert (f"`{ours}`" if ours else "a MODEL argument") in line
+    for ours, words in VALUES.items():
+        for other, own in words.items():
+            assert any(
+                f"`{ours} {other}`" in line and f"`{ours} {own}`" in line for line in text.splitlines()
+            )

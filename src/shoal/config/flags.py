@@ -32,6 +32,7 @@ class Flag:
         return self.name.replace("-", "_")
 
 
+_OF_FILES = (".yaml", ".yml", "Modelfile")
 _OF_MODELS = "services[]."
 MODEL_FLAGS = (
     Flag(
@@ -217,6 +218,9 @@ def _models(models: Sequence[str], keys: Mapping[str, Node]) -> list[Node]:
             )
             how = f"--service NAME=MODEL{'' if key == 'name' else f',{key}=VALUE'}"
             raise problem(value.where, "", f"{which}; here write {how}, or services[].{key} in the file")
+    for model in models:
+        if model.endswith(_OF_FILES):
+            raise problem("MODEL", "", f"{model} is no model; for a configuration write --config {model}")
     return [
         Table({"model": Scalar(model, "MODEL"), **keys}, "MODEL", dict.fromkeys(("model", *keys), "MODEL"))
         for model in models

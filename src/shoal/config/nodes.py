@@ -108,13 +108,17 @@ def describe(node: Node) -> str:
 
 def read_yaml(path: Path) -> Table:
     """The settings in a YAML file; raises ConfigError with the line of what is wrong."""
+    return parse_yaml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a configuration file; raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the configuration file {path}: it is not UTF-8 text") from error
-    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, source: str) -> Table:

@@ -17,7 +17,8 @@ from shoal.config.devices import (
 )
 from shoal.config.flags import overlay
 from shoal.config.kinds import Choice, Maybe, OrNever, Several, as_table, integer, seconds
-from shoal.config.nodes import Node, Table, problem, read_yaml
+from shoal.config.nodes import Node, Table, parse_yaml, problem, read_text
+from shoal.config.other_files import refuse_modelfile, refuse_other_yaml
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
@@ -215,7 +216,7 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
 
     Relative paths of chat templates and files of keys start at the file's folder, or where the command runs.
     """
-    table = read_yaml(file) if file else Table({}, "", {})
+    table = _read_file(file) if file else Table({}, "", {})
     section = config_section(server, file.parent if file else Path())
     if flags is not None:
         table = overlay(table, flags)
@@ -232,6 +233,15 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
     services, engines = [s.name for s in config.services], [d.name for d in config.devices]
     check_placement(config.placement, services, engines, table)
     return config
+
+
+def _read_file(file: Path) -> Table:
+    """The settings in a file; raises ConfigError, also for the configuration of another program."""
+    text = read_text(file)
+    refuse_modelfile(text, file)
+    table = parse_yaml(text, str(file))
+    refuse_other_yaml(table, file)
+    return table
 
 
 def elsewhere(key: str, section: Section) -> str:
