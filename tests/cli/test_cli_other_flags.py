@@ -73,7 +73,7 @@ def test_a_hint_names_flags_that_there_are(served, other, capsys):
     assert f"{other} is not a flag of Shoal: " in told(capsys)
     assert not served
     hint = HINTS[other]
-    assert hint.startswith(("write ", "leave it out", "set ", "put "))
+    assert hint.startswith(("write ", "leave it out", "set ", "put ", "let "))
     for word in hint.replace(",", " ").replace(";", " ").split():
         assert not word.startswith("--") or word in OURS or word == "--service", word
 
@@ -87,7 +87,7 @@ def test_no_table_hides_a_flag_of_ours_and_aliases_lead_to_flags():
         assert not set(command.opts) & (set(ALIASES) | set(HINTS))
 
 
-@pytest.mark.parametrize("flag", ["--gpu_memory_utilization", "--gpu-memory-utilization=0.9", "-tp"])
+@pytest.mark.parametrize("flag", ["--gpu_memory_utilization", "--gpu-memory-utilization=0.9", "-tp", "-tp=2"])
 def test_hints_come_in_every_spelling(served, flag, capsys):
     assert run(["serve", "smollm2", flag]) == 2
     assert "is not a flag of Shoal" in capsys.readouterr().err

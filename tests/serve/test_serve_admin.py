@@ -169,7 +169,12 @@ BROWSER = {
 }
 
 
-@pytest.mark.parametrize("headers", [BROWSER, {"X-Request-Id": "a"}, {"Authorization": "Bearer anything"}])
+HTTP2_CURL = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
+
+
+@pytest.mark.parametrize(
+    "headers", [BROWSER, HTTP2_CURL, {"X-Request-Id": "a"}, {"Authorization": "Bearer anything"}]
+)
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "127.0.0.9", "[::1]:8000", "LOCALHOST.:1"])
 def test_what_programs_and_browsers_on_this_machine_send_is_answered(headers, host):
     assert ask("/admin/engines", headers, host=host).status_code == 200

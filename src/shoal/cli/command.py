@@ -48,7 +48,9 @@ class Command(PlainHelp, TyperCommand):
             if not argument.startswith("-"):
                 yield argument
                 continue
-            flag, equals, value = argument.partition("=") if argument.startswith("--") else (argument, "", "")
+            flag, equals, value = argument.partition("=")
+            if not argument.startswith("--") and flag not in HINTS:
+                flag, equals, value = argument, "", ""
             name = self._our_name(ctx, flag, known)
             if name != POSITIONAL and getattr(known.get(name), "is_flag", True):
                 yield name + equals + value

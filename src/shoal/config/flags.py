@@ -46,7 +46,10 @@ MODEL_FLAGS = (
     ),
     Flag("max-model-len", f"{_OF_MODELS}max_model_len", "TOKENS", "Longest prompt and output of each MODEL."),
     Flag(
-        "chat-template", f"{_OF_MODELS}chat_template", "TEXT or PATH", "Chat template of each MODEL (Jinja)."
+        "chat-template",
+        f"{_OF_MODELS}chat_template",
+        "JINJA",
+        "Chat template of each MODEL: its text, or the path of a file.",
     ),
 )
 """Flags of the models that are named as arguments."""

@@ -22,6 +22,9 @@ ALIASES: Mapping[str, str] = {
     "--page-size": "--block-size",
     "--disable-radix-cache": "--no-prefix-caching",
     "--admin-api-key": "--admin-key",
+    # Text Generation Inference's
+    "--model-id": POSITIONAL,
+    "--hostname": "--host",
     # llama.cpp's
     "--alias": "--served-model-name",
     "-a": "--served-model-name",
@@ -57,32 +60,56 @@ _ACCESS = "leave it out: requests are not logged unless --access-log is given"
 _SEED = "leave it out: requests bring seeds of their own"
 _SLOTS = "write --max-running N; the KV pool is shared, and a slot has no context of its own"
 _ALWAYS = "leave it out: that is always so"
+_BY_REQUEST = "leave it out: requests ask for it"
+_ONE_PROCESS = "leave it out: one process answers HTTP, and engines are processes of their own"
 
 _HINTS: tuple[tuple[str, str], ...] = (
     ("--max-num-seqs --max-running-requests", _RUNNING),
-    ("--gpu-memory-utilization --mem-fraction-static --max-total-tokens --num-gpu-blocks-override", _POOL),
-    ("--swap-space --kv-offloading-size", "write --swap SIZE with its unit, such as --swap 4GiB"),
+    (
+        "--gpu-memory-utilization --mem-fraction-static --num-gpu-blocks-override --max-batch-total-tokens"
+        " --cuda-memory-fraction",
+        _POOL,
+    ),
+    (
+        "--max-total-tokens",
+        "write --max-model-len TOKENS for the longest request, or --kv-memory SIZE for the KV pool",
+    ),
+    ("--max-input-tokens --max-input-length", "write --max-model-len TOKENS, of prompt and output together"),
+    ("--max-concurrent-requests --max-queued-requests", "write --max-queue N, of the requests that wait"),
+    (
+        "--swap-space --kv-offloading-size --enable-hierarchical-cache --hicache-size --hicache-ratio",
+        "write --swap SIZE with its unit, such as --swap 4GiB",
+    ),
     ("--cpu-offload-gb", "leave it out: weights stay on the device"),
     (
         "--tensor-parallel-size -tp --tp --tp-size --pipeline-parallel-size -pp --pp --pp-size"
         " --data-parallel-size -dp --dp --dp-size --enable-expert-parallel --ep-size --nnodes --main-gpu"
-        " --tensor-split --split-mode",
+        " --tensor-split --split-mode --dist-init-addr --sharded --num-shard",
         _ONE_DEVICE,
     ),
     ("--distributed-executor-backend", "write --backend local (processes here) or --backend ray"),
-    ("--enforce-eager --disable-cuda-graph --compilation-config -O --cuda-graph-max-bs", _GRAPHS),
+    (
+        "--enforce-eager --disable-cuda-graph --compilation-config -O --cuda-graph-max-bs --cuda-graphs"
+        " --max-seq-len-to-capture --enable-torch-compile",
+        _GRAPHS,
+    ),
     ("--attention-backend --flash-attn -fa", "write --attention auto, native, triton, batched or reference"),
-    ("--quantization -q --load-format --torchao-config", _QUANTISED),
+    ("--quantization -q --quantize --load-format --torchao-config", _QUANTISED),
     ("--cache-type-k --cache-type-v -ctk -ctv", "write --kv-cache-dtype auto or int8, which is of both"),
     ("--trust-remote-code", _NO_CODE),
     ("--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init", _TOKENIZER),
-    ("--revision --code-revision --hf-config-path --hf-overrides --json-model-override-args", _FILES),
+    (
+        "--revision --code-revision --hf-config-path --hf-overrides --json-model-override-args"
+        " --rope-scaling --rope-theta --rope-factor",
+        _FILES,
+    ),
     ("--hf-token", "set HF_TOKEN"),
     ("--download-dir", "set SHOAL_CACHE to the folder"),
     ("--generation-config --override-generation-config --sampling-defaults", _SAMPLING),
     ("--temp --temperature --top-k --top-p --min-p --repeat-penalty", _SAMPLING),
     (
         "--enable-chunked-prefill --no-enable-chunked-prefill --chunked-prefill-size --max-prefill-tokens"
+        " --max-batch-prefill-tokens --enable-mixed-chunk"
         " --max-num-partial-prefills --long-prefill-token-threshold --batch-size --ubatch-size",
         _CHUNKS,
     ),
@@ -106,7 +133,28 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("--task --runner --convert --is-embedding --embedding --embeddings", _ALWAYS),
     ("--guided-decoding-backend --structured-outputs-config --grammar-backend", _GRAMMARS),
     ("--seed --random-seed", _SEED),
+    (
+        "--return-tokens-as-token-ids --enable-force-include-usage --max-logprobs --response-role"
+        " --default-chat-template-kwargs",
+        _BY_REQUEST,
+    ),
+    (
+        "--trust-request-chat-template --chat-template-content-format",
+        "leave it out: requests bring no templates; --chat-template replaces the model's",
+    ),
+    ("--api-server-count --disable-frontend-multiprocessing --headless --tokenizer-worker-num", _ONE_PROCESS),
+    (
+        "--kv-transfer-config --disaggregation-mode",
+        "leave it out: an engine computes prompts and outputs; running requests move by themselves",
+    ),
+    ("--enable-sleep-mode", "write --service NAME=MODEL,idle_after=10m, which unloads it"),
     ("--allowed-origins", "write --cors-origins ORIGIN, once for each, or --cors-origins '*'"),
+    (
+        "--allowed-methods --allowed-headers --allow-credentials",
+        "leave it out: --cors-origins ORIGIN is enough",
+    ),
+    ("--root-path", "let a proxy take the path away"),
+    ("--otlp-traces-endpoint", "leave it out: there are metrics, and no traces"),
     ("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-key-file --ssl-cert-file", _NO_TLS),
     ("--uvicorn-log-level --log-level-http --log-verbosity", "write --log-level info, warning or error"),
     ("--disable-log-requests --disable-uvicorn-access-log --no-enable-log-requests", _ACCESS),
