@@ -126,13 +126,21 @@ OF_PROXIES = (
 )
 
 
-@pytest.mark.parametrize("name", OF_PROXIES)
-@pytest.mark.parametrize("value", ["127.0.0.1", ""])
-def test_whatever_a_proxy_sends_is_taken_as_one(name, value):
-    response = ask("/admin/engines", {name: value})
-    assert (response.status_code, response.json()["error"]["code"]) == (403, "admin_only")
-    assert name.lower() in response.json()["error"]["message"]
-    assert "server.admin_key" in response.json()["error"]["message"]
+def test_whatever_a_proxy_sends_is_taken_as_one():
+    async def main():
+        transport = httpx.ASGITransport(make_app(), client=("127.0.0.1", 40_000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.get("/admin/engines")).status_code == 200
+            for name in OF_PROXIES:
+                for value in ("127.0.0.1", ""):
+                    response = await client.get("/admin/engines", headers={name: value})
+                    assert response.status_code == 403, name
+                    error = response.json()["error"]
+                    assert error["code"] == "admin_only"
+                    assert name.lower() in error["message"]
+                    assert "server.admin_key" in error["message"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -175,9 +183,13 @@ HTTP2_CURL = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-
 @pytest.mark.parametrize(
     "headers", [BROWSER, HTTP2_CURL, {"X-Request-Id": "a"}, {"Authorization": "Bearer anything"}]
 )
+def test_what_programs_and_browsers_on_this_machine_send_is_answered(headers):
+    assert ask("/admin/engines", headers).status_code == 200
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "127.0.0.9", "[::1]:8000", "LOCALHOST.:1"])
-def test_what_programs_and_browsers_on_this_machine_send_is_answered(headers, host):
-    assert ask("/admin/engines", headers, host=host).status_code == 200
+def test_every_name_of_loopback_is_answered(host):
+    assert ask("/admin/engines", host=host).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -205,13 +217,12 @@ def test_over_a_socket(head, status):
     assert asyncio.run(main()) == status
 
 
-@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.7"])
 @pytest.mark.parametrize("sent", [None, "Bearer sk-alice", "Bearer sk-other"])
-def test_with_api_keys_and_no_admin_key_nobody_is_answered(route, peer, sent):
+def test_with_api_keys_and_no_admin_key_nobody_is_answered(peer, sent):
     keys = (ApiKey(key="sk-alice", name="alice"),)
     headers = {} if sent is None else {"Authorization": sent}
-    response = ask(f"/admin/{route}", headers, peer, api_keys=keys)
+    response = ask("/admin/engines", headers, peer, api_keys=keys)
     assert (response.status_code, response.json()["error"]["code"]) == (403, "admin_only")
     assert "set server.admin_key (or SHOAL_ADMIN_KEY)" in response.json()["error"]["message"]
 
