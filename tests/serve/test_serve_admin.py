@@ -155,6 +155,7 @@ def test_whatever_a_proxy_sends_is_taken_as_one():
         {"Referer": "http://evil.org/"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "same-origin"},
         *({name: "10.0.0.7"} for name in ("X-Forwarded-For", "CF-Connecting-IP")),
     ],
 )

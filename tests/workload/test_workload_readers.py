@@ -111,6 +111,13 @@ def test_members_and_not_lengths_tell_bailian_from_mooncake(
     assert (trace.format, trace.rows[0].arrival_ns / 1e9) == (name, arrival_s)
 
 
+def test_neither_is_read_as_the_other_on_demand(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=":1: 'chat_id', so it is Bailian's, with times in seconds"):
+        load_trace(build.write(tmp_path, build.BAILIAN), "mooncake")
+    with pytest.raises(ConfigError, match=":1: no 'chat_id'"):
+        load_trace(build.write(tmp_path, build.MOONCAKE), "bailian")
+
+
 def test_bailian_without_a_parent_or_an_answer(tmp_path: Path) -> None:
     lines = [
         '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 1, "input_length": 5, "output_length": 6}',

@@ -45,7 +45,6 @@ _DIRECT_HEADERS = frozenset(
     }
 )
 _DIRECT_PREFIX = b"sec-"
-_OWN_SITES = (b"none", b"same-origin")
 _MAX_NAME_CHARACTERS = 80
 _HOW = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
 
@@ -123,7 +122,7 @@ def _sign_of_others(scope: Scope) -> str:
         if not is_loopback_host(host):
             return f"is for the host {shorten(host, _MAX_NAME_CHARACTERS)!r}"
     for name, value in scope["headers"]:
-        if name == b"sec-fetch-site" and value.lower() not in _OWN_SITES:
+        if name == b"sec-fetch-site" and value.lower() != b"none":
             return "is a web page's (Sec-Fetch-Site)"
         if name not in _DIRECT_HEADERS and not name.startswith(_DIRECT_PREFIX):
             shown = shorten(name.decode("latin-1"), _MAX_NAME_CHARACTERS)

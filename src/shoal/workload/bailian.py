@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.workload.hashed_lines import HashedLines
+from shoal.workload.hashed_lines import CHAT, HashedLines
 from shoal.workload.lines import ReadOptions
 from shoal.workload.rows import TraceRow
 
-CHAT = "chat_id"
-"""The member that Mooncake's lines do not have."""
 _LIKE = (
     '{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 40, "output_length": 132, '
     '"type": "text", "turn": 2, "hash_ids": [1089, 1090, 7182]}'
 )
-_LINES = HashedLines(ns_per_unit=10**9, hash_tokens=16, like=_LIKE, least_output=0)
+_LINES = HashedLines(ns_per_unit=10**9, hash_tokens=16, like=_LIKE, has_chats=True, least_output=0)
 _NO_PARENT = (None, -1)
 
 
@@ -28,7 +26,7 @@ def read_bailian(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """
     begins: dict[object, str] = {}
     for record, row in _LINES.read(path):
-        chat, parent = record.get(CHAT), record.get("parent_chat_id")
+        chat, parent = record[CHAT], record.get("parent_chat_id")
         begin = str(chat) if parent in _NO_PARENT else begins.get(str(parent), str(parent))
         begins[str(chat)] = begin
         yield replace(row, client=begin, request_id=str(chat)) if row.output_tokens else None

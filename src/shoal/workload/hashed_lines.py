@@ -8,6 +8,9 @@ from typing import Any
 from shoal.workload.lines import get_member, json_lines, line_error, parse_float, parse_int
 from shoal.workload.rows import LARGEST_S, TraceRow
 
+CHAT = "chat_id"
+"""The member of Bailian's lines that Mooncake's do not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class HashedLines:
@@ -19,12 +22,21 @@ class HashedLines:
     """Tokens that one of ``hash_ids`` covers."""
     like: str
     """A line."""
+    has_chats: bool = False
+    """Whether every line has CHAT, or none; it is what tells the formats apart."""
     least_output: int = 1
     """0 where the trace also has requests without an answer."""
 
     def read(self, path: Path) -> Iterator[tuple[dict[str, Any], TraceRow]]:
         """Members and request of every line; ``hash_ids`` may be missing."""
         for line, record in json_lines(path, self.like):
+            if (CHAT in record) != self.has_chats:
+                wrong = (
+                    f"no {CHAT!r}"
+                    if self.has_chats
+                    else f"{CHAT!r}, so it is Bailian's, with times in seconds"
+                )
+                raise line_error(path, line, wrong, f"an object like {self.like}")
             prompt, output = (
                 parse_int(get_member(record, name, path, line, self.like), name, path, line, least)
                 for name, least in (("input_length", 1), ("output_length", self.least_output))

@@ -8,6 +8,7 @@ from pathlib import Path
 from shoal.core import ConfigError
 from shoal.workload import azure, bailian, burstgpt, functions
 from shoal.workload.conversations import CHARACTERS_PER_TOKEN, TURN_COLUMNS, read_sharegpt, read_turns
+from shoal.workload.hashed_lines import CHAT
 from shoal.workload.length_tables import (
     ARRIVALS,
     arrival_column,
@@ -182,7 +183,7 @@ def _by_members(head: str) -> str | None:
 
 
 def _hashed(members: Container[str]) -> str:
-    return "bailian" if bailian.CHAT in members else "mooncake"
+    return "bailian" if CHAT in members else "mooncake"
 
 
 def _by_columns(path: Path, header: list[str]) -> str | None:
