@@ -16,7 +16,7 @@ _LIKE = (
     '"type": "text", "turn": 2, "hash_ids": [1089, 1090, 7182]}'
 )
 _LINES = HashedLines(ns_per_unit=10**9, hash_tokens=16, like=_LIKE, has_chats=True, least_output=0)
-_NO_PARENT = (None, -1)
+_NO_PARENT = ("None", "-1")
 
 
 def read_bailian(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
@@ -24,9 +24,9 @@ def read_bailian(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
 
     The client is the chat with which the conversation began, as far as the trace goes back.
     """
-    begins: dict[object, str] = {}
+    begins: dict[str, str] = {}
     for record, row in _LINES.read(path):
-        chat, parent = record[CHAT], record.get("parent_chat_id")
-        begin = str(chat) if parent in _NO_PARENT else begins.get(str(parent), str(parent))
-        begins[str(chat)] = begin
-        yield replace(row, client=begin, request_id=str(chat)) if row.output_tokens else None
+        chat, parent = str(record[CHAT]), str(record.get("parent_chat_id"))
+        begin = chat if parent in _NO_PARENT else begins.get(parent, parent)
+        begins[chat] = begin
+        yield replace(row, client=begin, request_id=chat) if row.output_tokens else None
