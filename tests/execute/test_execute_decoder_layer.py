@@ -13,12 +13,14 @@ from execute_builders import (
     make_model,
     make_prompt,
     needs_native,
+    reference_tokens,
     tiny_config,
 )
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DeepseekV2Config,
     Ernie4_5Config,
     GraniteConfig,
     Olmo2Config,
@@ -102,6 +104,37 @@ def test_other_architectures(config: PretrainedConfig, fused: int, tmp_path: Pat
     model, probed = load(tmp_path, config)
     assert len(fuse_found(model, probed).done) == fused
     assert difference(model, probed) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_position_embeddings_in_one_tensor_are_no_obstacle(dtype: str, tmp_path: Path) -> None:
+    config = DeepseekV2Config(
+        **SHAPE | {"num_key_value_heads": 4}, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=8,
+        qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+        moe_intermediate_size=32, first_k_dense_replace=1, n_group=1, topk_group=1,
+    )  # fmt: skip
+    folder = make_model(tmp_path / "deepseek", config)
+    scheduler = HandScheduler({"s": folder}, dtype=dtype)
+    prompt = make_prompt(12)
+    output = scheduler.generate("s", [prompt], 6)[0]
+    if dtype == "float32":
+        assert output == reference_tokens(folder, prompt, 6)
+
+
+def test_a_layer_that_cannot_run_in_float32_keeps_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LlamaDecoderLayer.forward
+    bias = torch.zeros(1, 1, 48, dtype=torch.bfloat16)
+
+    def biased(self: Any, hidden_states: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        if hidden_states.dtype != bias.dtype:
+            raise RuntimeError("expected m1 and m2 to have the same dtype")
+        return plain(self, hidden_states, **keywords) + bias
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", biased)
+    model, probed = load(tmp_path, tiny_config("llama"), torch.bfloat16)
+    assert not fuse_found(model, probed).done
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])

@@ -21,7 +21,7 @@ from shoal.execute.int8_linear import Int8Linear
 from shoal.execute.interface import STEP_KEYWORD, TransformersForward
 from shoal.execute.layer_kernels import LAYER_DTYPES, LayerKernels
 from shoal.execute.native_product import Activation
-from shoal.execute.probe import Probed
+from shoal.execute.probe import RUN_ERRORS, Probed
 from shoal.execute.products import FastProducts, SeparateProducts
 from shoal.execute.recording import RecordedCall, RecordingStep, packed_logits
 from shoal.execute.replacements import Replacements, children
@@ -116,12 +116,18 @@ class _Seen:
     """All other arguments."""
     rotary: RotaryTable | None
 
-    def run(self, layer: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """What ``layer`` adds to the hidden states if it is called in the same way, in float32."""
+    def run(self, layer: Callable[..., torch.Tensor]) -> torch.Tensor | None:
+        """What ``layer`` adds to the hidden states if it is called in the same way, in float32.
+
+        None if it cannot be called so, such as one that is given further tensors in the model's dtype.
+        """
         given = self.hidden_states.float()
         keywords = self.keywords | {STEP_KEYWORD: RecordingStep(self.lengths)}
         keywords["position_embeddings"] = tuple(part.float() for part in keywords["position_embeddings"])
-        return layer(given, **keywords) - given
+        try:
+            return layer(given, **keywords) - given
+        except RUN_ERRORS:
+            return None
 
 
 def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
@@ -132,13 +138,13 @@ def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
     seen: list[_Seen] = []
 
     def table_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
-        if isinstance(made, tuple) and len(args) + ("position_ids" in keywords) >= 2:
+        if _is_cos_sin(made) and len(args) + ("position_ids" in keywords) >= 2:
             others = {name: value for name, value in keywords.items() if name != "position_ids"}
             tables.append((made[0], RotaryTable(module, args[2:], others)))
 
     def layer_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
         angles = keywords.get("position_embeddings")
-        if len(args) == 1 and isinstance(made, torch.Tensor) and angles:
+        if len(args) == 1 and isinstance(made, torch.Tensor) and _is_cos_sin(angles):
             table = next((table for cos, table in tables if cos is angles[0]), None)
             place, call = places[module], step.calls[-1]
             seen.append(_Seen(*place, module, call, step.lengths, args[0], keywords, table))
@@ -154,6 +160,13 @@ def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
     return seen
 
 
+def _is_cos_sin(angles: Any) -> bool:
+    """Whether these position embeddings are cosines and sines; DeepSeek-V2's are one complex tensor."""
+    if not isinstance(angles, tuple) or len(angles) != 2:
+        return False
+    return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in angles)
+
+
 def _is_layer(module: nn.Module) -> bool:
     return hasattr(module, "self_attn") and hasattr(module, "mlp")
 
@@ -166,9 +179,13 @@ def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels
     parts = _parts(original, seen.attention)
     assert parts is not None
     theirs = seen.run(original)
+    if theirs is None:
+        return None
     best, least = None, TOLERANCE
     for style in styles:
         ours = seen.run(DecoderLayer(parts, style, SeparateProducts(kernels), kernels))
+        if ours is None:
+            return None
         difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
         if difference <= least:
             best, least = style, difference

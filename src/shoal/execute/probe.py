@@ -36,6 +36,9 @@ HARMLESS_KEYWORDS = frozenset(
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.08, torch.float16: 0.02}
 """Largest relative difference of logits (norm of the difference over norm) that rounding can cause."""
 
+RUN_ERRORS = (AttributeError, RuntimeError, TypeError, ValueError)
+"""What a model or layer raises that cannot be run in the way it was called."""
+
 INT8_TOLERANCE = 0.35
 """The same after weights and inputs of linear layers became int8: twice the largest seen (Gemma 3 270M)."""
 
@@ -89,7 +92,7 @@ class Probed:
         """With the logits that the model gives now; None where it can no longer run."""
         try:
             return replace(self, logits=packed_logits(forward, self.prompts, RecordingStep(PROMPT_LENGTHS)))
-        except (AttributeError, RuntimeError, TypeError, ValueError):
+        except RUN_ERRORS:
             return None
 
     def difference(self, other: "Probed") -> float:
@@ -114,7 +117,7 @@ def probe(model: Any, name: str) -> Probed:
         _check_calls(step, config, name, architecture)
         theirs = _own_logits(model, prompts)
         hidden_window = _has_hidden_window(model, config, step, prompts, theirs)
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except RUN_ERRORS as error:
         raise ModelUnsupported(
             f"{name}: {architecture} cannot run over packed prompts: {type(error).__name__}: {error}"
         ) from error
