@@ -126,6 +126,26 @@ def test_dynamic_rope_scaling_limits_the_context(tmp_path: Path) -> None:
     assert load(make_model(tmp_path / "dynamic", config)).context_tokens["s"] == 64
 
 
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}, 800),
+        ({"rope_type": "linear", "factor": 2.0}, 512),
+    ],
+    ids=["yarn", "linear"],
+)
+def test_scaled_positions_extend_the_context(
+    scaling: dict[str, object], context: int, tmp_path: Path
+) -> None:
+    config = tiny_config("llama")
+    config.rope_parameters = {"rope_theta": 10000.0, **scaling}
+    folder = make_model(tmp_path / "scaled", config)
+    assert load(folder).context_tokens["s"] == context
+    assert load(folder, max_model_len=context).context_tokens["s"] == context
+    with pytest.raises(ConfigError, match=f"beyond the model's context of {context} tokens"):
+        load(folder, max_model_len=context + 1)
+
+
 def test_max_model_len_limits_the_context_and_is_checked(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "m", tiny_config("llama"))
     assert load(folder, max_model_len=100).context_tokens["s"] == 100

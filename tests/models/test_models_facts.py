@@ -78,13 +78,36 @@ def test_nested_text_config_wins(tmp_path: Path) -> None:
     assert facts.eos_token_ids == (1, 106)
 
 
+def rope_of(kind: str, original: int | None = None, **further: object) -> dict[str, object]:
+    known = {} if original is None else {"original_max_position_embeddings": original}
+    return {"rope_type": kind, **known, **further}
+
+
+def rope(kind: str, original: int | None = None, **further: object) -> dict[str, object]:
+    return {"rope_parameters": rope_of(kind, original, **further)}
+
+
 @pytest.mark.parametrize(
     ("changes", "context"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 512),
+        (rope("longrope", original=128), 128),
         ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 128}, 128),
-        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 256}}, 256),
-        ({"rope_parameters": {"rope_type": "llama3", "original_max_position_embeddings": 256}}, 512),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 128}, 128),
+        (rope("longrope", original=128, short_factor=[1, 2], long_factor=[1, 3]), 128),
+        (rope("longrope", original=128, short_factor=[1, 2], long_factor=[1, 2]), 512),
+        (rope("llama3", original=256, factor=8.0), 512),
+        (rope("yarn", factor=4.0), 2048),
+        (rope("yarn", factor=4.0, original=384), 1536),
+        (rope("yarn", factor=2, original=128), 256),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}, 2048),
+        ({**rope("default"), "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 2048),
+        (rope("yarn", factor=float("inf")), 512),
+        (rope("yarn", factor=None, original=128), 512),
+        (rope("linear", factor=2.5), 1280),
+        ({"rope_parameters": {"a": rope_of("yarn", factor=4.0), "b": rope_of("default")}}, 512),
+        ({"rope_parameters": {"a": rope_of("yarn", factor=4.0), "b": rope_of("linear", factor=2.0)}}, 1024),
+        ({"model_type": "gemma3_text", **rope("linear", factor=8.0)}, 512),
         ({"rope_scaling": None}, 512),
     ],
 )

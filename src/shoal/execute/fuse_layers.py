@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -160,7 +160,7 @@ def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
     return seen
 
 
-def _is_cos_sin(angles: Any) -> bool:
+def _is_cos_sin(angles: Any) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
     """Whether these position embeddings are cosines and sines; DeepSeek-V2's are one complex tensor."""
     if not isinstance(angles, tuple) or len(angles) != 2:
         return False

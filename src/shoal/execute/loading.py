@@ -26,7 +26,7 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import read_facts, read_weight_headers, resolve_model
+from shoal.models import context_tokens, read_facts, read_weight_headers, resolve_model
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -265,7 +265,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         forward=forward,
         dtype=dtype,
         kv_shape=KVShape(str(dense).removeprefix("torch."), probed.layers),
-        context_tokens=_safe_context(text_config, facts.context_tokens),
+        context_tokens=_context_tokens(text_config, facts.context_tokens),
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=facts.eos_token_ids,
         weight_bytes=weight_bytes,
@@ -303,20 +303,12 @@ def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
     return replace(answer, tolerance=INT8_TOLERANCE)  # what is rounded otherwise before can change integers
 
 
-def _safe_context(config: Any, stated: int) -> int:
-    """The context within which one position encoding is right for every request of a batch.
-
-    Dynamic and longrope scaling change the encoding with the length of the sequence, and a batch has many
-    lengths; up to the original length they do not change it.
-    """
-    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = scaling.get("rope_type", "default")
-    if kind not in ("dynamic", "longrope"):
+def _context_tokens(config: Any, stated: int) -> int:
+    """stated: by config.json alone, which leaves out what the class of ``config`` has by default."""
+    try:
+        return min(stated, context_tokens(config.to_dict()))
+    except KeyError:
         return stated
-    original = scaling.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    return min(stated, int(original)) if original else stated
 
 
 def context_of(service: Service, model: LoadedModel) -> int:

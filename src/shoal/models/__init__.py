@@ -9,6 +9,7 @@ torch nor transformers; where these are needed (a conversion), a subprocess uses
 
 from shoal.models.cache import cache_dir
 from shoal.models.checks import check_config, check_weights
+from shoal.models.context_length import context_tokens
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
 from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
@@ -37,6 +38,7 @@ __all__ = [
     "check_config",
     "check_weights",
     "check_model",
+    "context_tokens",
     "derived_folder",
     "groups_file",
     "is_quantised",

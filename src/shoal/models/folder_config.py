@@ -46,3 +46,16 @@ def eos_from_configs(folder: Path) -> tuple[int, ...]:
         if ids:
             return tuple(ids)
     return ()
+
+
+def size_of(config: Mapping[str, Any], *names: str) -> int:
+    """The first of the values with these names that is a positive whole number; KeyError if none is."""
+    for name in names:
+        if is_size(config.get(name)):
+            return int(config[name])
+    raise KeyError(" or ".join(names))
+
+
+def is_size(value: Any) -> bool:
+    """Whether this is a positive whole number."""
+    return type(value) is int and value > 0
