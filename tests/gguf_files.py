@@ -58,16 +58,21 @@ def _writer(file: Path, architecture: str, layers: int, hidden: int, inner: int)
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(inner)
     writer.add_head_count(4)
+    add_tokenizer(writer, TOKENS)
+    return writer
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
+    """A tokenizer of bytes, whose last token ends everything."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([1] * (len(TOKENS) - 1) + [3])
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 1) + [3])
     writer.add_token_merges(["Ġ a", "Ġ Ġ"])
-    writer.add_eos_token_id(len(TOKENS) - 1)
-    writer.add_bos_token_id(len(TOKENS) - 1)
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_bos_token_id(len(tokens) - 1)
     writer.add_chat_template("{{ messages[0].content }}")
-    writer.add_vocab_size(len(TOKENS))
-    return writer
+    writer.add_vocab_size(len(tokens))
 
 
 def _write(

@@ -11,9 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shoal.core import ShoalError
+from shoal.models.gguf_config import transformers_config
+from shoal.models.gguf_file import GgufFile
+from shoal.models.gguf_names import gguf_names
+from shoal.models.gguf_rope import TENSORS as ROPE_TENSORS
 from shoal.models.weights import COMPLETE, GROUPS_FILE, refuse_incomplete
 
 _STEPS = 4
+_LOADED_AS = {"mistral": "llama"}
+"""Model types whose tensors transformers does not find in GGUF files, with a type of the same tensors."""
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 """Run no code from beside the file, and load nothing from a network."""
 
@@ -28,6 +35,9 @@ def main(arguments: list[str]) -> int:
                 _convert_gguf(source, folder)
             else:
                 _convert_tokenizer(source, folder)
+        except ShoalError as problem:
+            _send({"error": str(problem)})
+            return 1
         except Exception as problem:  # whatever it is, the parent tells it to the user
             _send({"error": f"{type(problem).__name__}: {problem}"})
             return 1
@@ -44,19 +54,38 @@ def _step(what: str, done: int) -> None:
 
 def _convert_gguf(source: Path, folder: Path) -> None:
     _step("starting the conversion", 0)
-    import torch
     from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    _step("converting the tokenizer", 1)
     reader = GGUFReader(source)  # once: it takes seconds for a large vocabulary
+    _refuse_too_many_layers(reader)
+    file = GgufFile(reader)
+    config = AutoConfig.for_model(**transformers_config(file))
+    _step("converting the tokenizer", 1)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **_LOCAL)
     tokenizer.save_pretrained(folder)
     _restore_pre_tokenizer(reader, folder / "tokenizer.json")
     _step("converting the weights", 2)
-    _refuse_too_many_layers(reader)
+    model = _load_gguf(source, config)
+    file.refuse_unused({*gguf_names(model, file.architecture), *ROPE_TENSORS})
+    _step("saving the weights", 3)
+    model.save_pretrained(folder)
+    _save_config(config, folder)
+    _keep_int8_groups(reader, model, folder)
+    _step("converted", _STEPS)
+
+
+def _load_gguf(source: Path, config: Any) -> Any:
+    """The model of the file, dense and in bfloat16."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    known = _LOADED_AS.get(config.model_type)
+    if known is not None:
+        config = AutoConfig.for_model(**config.to_dict() | {"model_type": known})
     model, info = AutoModelForCausalLM.from_pretrained(
         source.parent,
+        config=config,
         gguf_file=source.name,
         dtype=torch.bfloat16,
         output_loading_info=True,
@@ -65,10 +94,17 @@ def _convert_gguf(source: Path, folder: Path) -> None:
         **_dequantize(),
     )
     refuse_incomplete(info, source.name)
-    _step("saving the weights", 3)
-    model.save_pretrained(folder)
-    _keep_int8_groups(reader, model, folder)
-    _step("converted", _STEPS)
+    return model
+
+
+def _save_config(config: Any, folder: Path) -> None:
+    """Write the config.json: the one that the model was loaded with may be of a like class."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
 
 
 def _keep_int8_groups(reader: Any, model: Any, folder: Path) -> None:

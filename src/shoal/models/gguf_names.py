@@ -1,0 +1,28 @@
+"""Which tensors of a GGUF file the parameters of a model are."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_EXPERTS = re.compile(r"(?:.*\.)?layers\.(\d+)\.mlp\.(experts\.gate_up_proj|experts\.down_proj|e_score_.*)")
+_EXPERT_TENSORS = {
+    "experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "experts.down_proj": ("ffn_down_exps.weight",),
+    "e_score_correction_bias": ("exp_probs_b.bias",),
+}
+
+
+def gguf_names(model: Any, architecture: str) -> Iterator[str]:
+    """Names of the tensors, as llama.cpp calls them in files of ``architecture``, for all parameters."""
+    import gguf
+
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    layers = model.config.get_text_config().num_hidden_layers
+    names = gguf.get_tensor_name_map(numbers[architecture], layers)
+    for name in model.state_dict():
+        experts = _EXPERTS.fullmatch(name)
+        if experts is not None:
+            yield from (f"blk.{experts[1]}.{tensor}" for tensor in _EXPERT_TENSORS[experts[2]])
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored is not None:
+            yield stored

@@ -1,0 +1,177 @@
+"""A GGUF file gives the model that its folder gives: all that moves positions or scales anything is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MiniMaxM2Config,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
+
+from gguf_files import TOKENS
+from gguf_models import write_gguf_model
+from shoal.models import convert
+from shoal.models.gguf_config import ARCHITECTURES
+
+TOKENS_COMPARED = 300
+SHAPE: dict[str, Any] = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 258,
+    "eos_token_id": 258,
+    "pad_token_id": None,
+}
+GEMMA = {**SHAPE, "num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32}
+EXPERTS = {**SHAPE, "num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 32}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 5000.0, "short_factor": [1.0, 1.1, 1.3, 1.5, 1.7, 2.0],
+    "long_factor": [1.0, 2.0, 3.0, 5.0, 9.0, 12.0], "original_max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def rope(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**values, **more}}
+
+
+CASES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SHAPE, **rope({"rope_theta": 5000.0})),
+    "llama-head_dim-biases": LlamaConfig(**SHAPE, head_dim=32, attention_bias=True, mlp_bias=True),
+    "llama-llama3": LlamaConfig(**SHAPE, **rope(LLAMA3)),
+    "llama-linear": LlamaConfig(**SHAPE, **rope(LINEAR)),
+    "llama-yarn": LlamaConfig(**SHAPE, **rope(YARN)),
+    "mistral": MistralConfig(**SHAPE, head_dim=16, sliding_window=None),
+    "mistral-window": MistralConfig(**SHAPE, head_dim=16, sliding_window=19),
+    "qwen2": Qwen2Config(**SHAPE, **rope({"rope_theta": 1e6})),
+    "qwen2-yarn": Qwen2Config(**SHAPE, **rope(YARN, attention_factor=1.3, beta_fast=16.0, beta_slow=2.0)),
+    "qwen2-window": Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=19, max_window_layers=1
+    ),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=32),
+    "qwen3-yarn": Qwen3Config(**SHAPE, head_dim=32, **rope(YARN)),
+    "qwen2moe": Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=48),
+    "qwen3moe": Qwen3MoeConfig(**EXPERTS, head_dim=32, norm_topk_prob=True),
+    "phi3": Phi3Config(**SHAPE, sliding_window=None),
+    "phi3-window": Phi3Config(**SHAPE, sliding_window=19),
+    "phi3-longrope-partial": Phi3Config(
+        **SHAPE, original_max_position_embeddings=128, **rope(LONGROPE, partial_rotary_factor=0.75)
+    ),
+    "stablelm": StableLmConfig(**SHAPE, use_qkv_bias=True, **rope({}, partial_rotary_factor=0.25)),
+    "stablelm-parallel": StableLmConfig(
+        **SHAPE, use_parallel_residual=True, **rope({}, partial_rotary_factor=0.5)
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=len(TOKENS), n_embd=64, n_layer=2, n_head=4, n_positions=320, n_inner=96
+    ),
+    "starcoder2": Starcoder2Config(**SHAPE, **rope({"rope_theta": 999999.0})),
+    "starcoder2-linear": Starcoder2Config(**SHAPE, use_bias=False, **rope(LINEAR)),
+    "starcoder2-window": Starcoder2Config(**SHAPE, sliding_window=19),
+    "gemma2": Gemma2Config(**GEMMA, sliding_window=19),
+    "gemma2-caps": Gemma2Config(
+        **GEMMA, sliding_window=19, attn_logit_softcapping=3.0, final_logit_softcapping=5.0
+    ),
+    "gemma2-pattern": Gemma2Config(
+        **GEMMA, sliding_window=19, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2
+        + ["sliding_attention"],
+    ),
+    "gemma3": Gemma3TextConfig(**GEMMA, sliding_window=19),
+    "gemma3-linear": Gemma3TextConfig(
+        **GEMMA,
+        sliding_window=19,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "gemma3-yarn": Gemma3TextConfig(
+        **GEMMA,
+        sliding_window=19,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 777.0},
+        },
+    ),
+    "minimax-m2": MiniMaxM2Config(
+        **SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2, rotary_dim=8
+    ),
+}  # fmt: skip
+
+
+WINDOWS = {"attention.sliding_window": 19}
+KEYS: dict[str, dict[str, Any]] = {
+    "mistral-window": WINDOWS,
+    "starcoder2-window": WINDOWS,
+    "qwen2-window": {**WINDOWS, "attention.sliding_window_pattern": [False, True]},
+    "gemma2-pattern": {"attention.sliding_window_pattern": 3},
+    "gemma3-yarn": {"rope.freq_base_swa": 777.0},
+}
+"""Keys that the converter does not write, or not for these values."""
+DEFAULT = ("llama-llama3", "mistral-window", "qwen2-yarn", "phi3-longrope-partial", "starcoder2", "gemma3-linear")
+"""Tried in every run of the tests."""
+
+
+def random_model(config: PretrainedConfig) -> Any:
+    """With weights in float32 that bfloat16 has, large enough that attention matters."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if weight.ndim < 2:  # norms and biases are all alike otherwise
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                weight.mul_(1.0 if "embed" in name or "wte" in name else 4.0)
+            weight.copy_(weight.bfloat16().float())
+    return model
+
+
+@torch.inference_mode()
+def log_probabilities(model: Any) -> torch.Tensor:
+    ids = torch.randint(0, len(TOKENS), (1, TOKENS_COMPARED), generator=torch.Generator().manual_seed(1))
+    return model(input_ids=ids, use_cache=False).logits[0].log_softmax(dim=-1)
+
+
+def converted(file: Path, folder: Path) -> Any:
+    folder.mkdir()
+    assert convert.main(["gguf", str(file), str(folder)]) == 0
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in DEFAULT else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
+def test_a_file_gives_the_log_probabilities_of_its_folder(case: str, tmp_path: Path) -> None:
+    model = random_model(CASES[case])
+    write_gguf_model(model, tmp_path / "m.gguf", keys=KEYS.get(case))
+    found = converted(tmp_path / "m.gguf", tmp_path / "folder")
+    torch.testing.assert_close(log_probabilities(found), log_probabilities(model), rtol=0, atol=2e-4)
+
+
+def test_every_architecture_is_tried() -> None:
+    assert {case.partition("-")[0] if "m2" not in case else case for case in CASES} - {"mistral"} == set(
+        ARCHITECTURES
+    )
