@@ -21,13 +21,14 @@ def write_tiny_llama(
     dense: str | None = None,
     without: str | None = None,
     layers: int = LAYERS,
+    architecture: str = "llama",
 ) -> dict[str, np.ndarray]:
     """A llama with four heads and random weights; returns these, its matrices as ``kind`` stores them.
 
     dense: a matrix to store in float32 whatever the kind. without: a weight to leave out. layers: how many
-    the file says it has.
+    the file says it has. architecture: what it says it is.
     """
-    writer = _writer(file, "llama", layers, hidden, inner)
+    writer = _writer(file, architecture, layers, hidden, inner)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(5000.0)

@@ -23,11 +23,17 @@ _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def write_gguf_model(
-    model: Any, file: Path, *, keys: Mapping[str, Any] | None = None, lacks: tuple[str, ...] = ()
+    model: Any,
+    file: Path,
+    *,
+    keys: Mapping[str, Any] | None = None,
+    lacks: tuple[str, ...] = (),
+    tensors: Mapping[str, int] | None = None,
 ) -> None:
     """Write ``model`` in float32 with a tokenizer of bytes.
 
-    keys: further ones of the architecture, or other values. lacks: keys that are left out.
+    keys: further ones of the architecture, or other values. lacks: keys that are left out. tensors: further
+    ones, of so many ones.
     """
     config = model.config
     name = ARCHITECTURES.get(config.model_type, config.model_type)
@@ -39,6 +45,8 @@ def write_gguf_model(
     add_tokenizer(writer, TOKENS)
     for tensor, weight in (*_tensors(model, name), *_factors(config)):
         writer.add_tensor(tensor, np.ascontiguousarray(weight.float().numpy()))
+    for tensor, count in (tensors or {}).items():
+        writer.add_tensor(tensor, np.ones(count, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -14,6 +14,7 @@ from shoal.models.gguf_rope import rope_parameters
 _RMS, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _LOCAL_BASE = 10000.0
+_GEMMA_SCALAR = 256
 _SOFTMAX, _SIGMOID = 1, 2
 
 
@@ -28,12 +29,13 @@ def transformers_config(file: GgufFile) -> dict[str, Any]:
             f"its architecture {file.architecture!r:.40} is not read here, those that are:"
             f" {', '.join(sorted(ARCHITECTURES))}; {INSTEAD}"
         )
-    ends = [token for name in ("eos", "eot", "eom") if (token := file.token(name)) is not None]
+    found = (file.token(name) for name in ("eos", "eot", "eom"))
+    ends = list(dict.fromkeys(token for token in found if token is not None))
     values = build(file) | {
         "vocab_size": file.shape("token_embd.weight")[0],
         "tie_word_embeddings": not file.has("output.weight"),
         "bos_token_id": file.token("bos"),
-        "eos_token_id": list(dict.fromkeys(ends)) or None,
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
         "pad_token_id": file.token("padding"),
     }
     file.refuse_unread()
@@ -201,11 +203,11 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma_scalar(file: GgufFile, *, largest: int) -> int:
-    """Scores are divided by its root. Files do not say it: it is the size of a head, but in the model of 27
-    billion parameters, which has ``largest`` layers, what the heads would share out."""
+    """Scores are divided by its root. Files do not say it: it is 256 in all published sizes but that of 27
+    billion parameters, which has ``largest`` layers and takes what the heads would share out."""
     if file.require("block_count") == largest:
         return int(file.require("embedding_length")) // int(file.require("attention.head_count"))
-    return _head_dim(file)
+    return _GEMMA_SCALAR
 
 
 def _window_of_all(file: GgufFile) -> int | None:
