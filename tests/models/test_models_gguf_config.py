@@ -321,3 +321,10 @@ def test_other_architectures_are_refused_with_those_that_are_read(
     assert error.startswith(
         "its architecture 'granite' is not read here, those that are: gemma2, gemma3, gpt2"
     )
+
+
+def test_a_part_of_a_file_is_refused(tmp_path: Path) -> None:
+    reader = GGUFReader(written(tmp_path, "llama"))
+    reader.fields["split.count"] = reader.fields["llama.block_count"]
+    with pytest.raises(ModelUnsupported, match="it is one of 2 parts; join them"):
+        GgufFile(reader)

@@ -58,8 +58,8 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     reader = GGUFReader(source)  # once: it takes seconds for a large vocabulary
-    _refuse_too_many_layers(reader)
     file = GgufFile(reader)
+    _refuse_too_many_layers(reader)
     config = AutoConfig.for_model(**transformers_config(file))
     _step("converting the tokenizer", 1)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, **_LOCAL)

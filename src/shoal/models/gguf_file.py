@@ -52,13 +52,18 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 class GgufFile:
     """The keys and tensors of a file, some of which are then read; the others can be refused.
 
-    reader: a ``gguf.GGUFReader``. Raises ModelUnsupported where the file names no architecture.
+    reader: a ``gguf.GGUFReader``. Raises ModelUnsupported where the file names no architecture, or is a part.
     """
 
     def __init__(self, reader: Any) -> None:
         named = reader.fields.get("general.architecture")
         if named is None:
             raise ModelUnsupported("it has no general.architecture")
+        parts = reader.fields.get("split.count")
+        if parts is not None and parts.contents() > 1:
+            raise ModelUnsupported(
+                f"it is one of {parts.contents()} parts; join them (llama.cpp's llama-gguf-split --merge)"
+            )
         self.architecture: str = named.contents()
         """As llama.cpp calls it."""
         prefix = f"{self.architecture}."
