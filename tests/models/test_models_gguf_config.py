@@ -32,6 +32,7 @@ from shoal.core import ModelUnsupported
 from shoal.models import convert
 from shoal.models.gguf_config import ARCHITECTURES, transformers_config
 from shoal.models.gguf_file import GgufFile
+from shoal.models.gguf_rope import rope_parameters
 
 TOKENS_COMPARED = 300
 SHAPE: dict[str, Any] = {
@@ -274,6 +275,15 @@ def test_what_a_file_leaves_out_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
     assert (found["num_key_value_heads"], found["head_dim"]) == (4, 16)
     with pytest.raises(ModelUnsupported, match=r"it lacks the key llama\.context_length"):
         config_of(tmp_path, "llama", lacks=("context_length",))
+
+
+def test_the_share_of_a_head_that_is_rotated_is_not_rounded_down(tmp_path: Path) -> None:
+    write_gguf_model(random_model(CASES["stablelm"]), tmp_path / "m.gguf", keys={"rope.dimension_count": 58})
+    share = rope_parameters(GgufFile(GGUFReader(tmp_path / "m.gguf")), 100, partial=True)[
+        "partial_rotary_factor"
+    ]
+    assert int(100 * 0.58) == 57
+    assert int(100 * share) == 58
 
 
 @pytest.mark.parametrize(("case", "layers"), [("gemma2", 46), ("gemma3", 62)])
