@@ -14,8 +14,8 @@ _BY_LENGTH = ("dynamic", "longrope", "su")
 def context_tokens(config: Mapping[str, Any]) -> int:
     """Length of the longest sequence: vLLM's, where one encoding of positions is right for all lengths.
 
-    YaRN and linear scaling extend the length that the model was trained with by their factor; Llama 3's is in
-    the stated length already, and so are those of Gemma 3's layers. Dynamic and longrope scaling change all
+    YaRN and linear scaling extend the length that the model was trained with by their factor, and never shorten
+    the stated one; Llama 3's is in that already, and so are those of Gemma 3's layers. Dynamic and longrope scaling change all
     positions with the length of the sequence, and a batch has many lengths, so the length before scaling
     counts. Raises KeyError where the configuration says no length.
     """
@@ -43,5 +43,5 @@ def _scaled(config: Mapping[str, Any], rope: Mapping[str, Any], longest: int) ->
     if str(config.get("model_type")).startswith("gemma3"):
         return longest
     if kind == "yarn":
-        return int(original * factor)
+        return max(longest, int(original * factor))
     return int(longest * factor) if kind == "linear" else longest
