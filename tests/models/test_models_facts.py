@@ -87,6 +87,10 @@ def rope(kind: str, original: int | None = None, **further: object) -> dict[str,
     return {"rope_parameters": rope_of(kind, original, **further)}
 
 
+def by_layer(full: dict[str, object], sliding: dict[str, object]) -> dict[str, object]:
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+
+
 @pytest.mark.parametrize(
     ("changes", "context"),
     [
@@ -105,8 +109,9 @@ def rope(kind: str, original: int | None = None, **further: object) -> dict[str,
         (rope("yarn", factor=float("inf")), 512),
         (rope("yarn", factor=None, original=128), 512),
         (rope("linear", factor=2.5), 1280),
-        ({"rope_parameters": {"a": rope_of("yarn", factor=4.0), "b": rope_of("default")}}, 512),
-        ({"rope_parameters": {"a": rope_of("yarn", factor=4.0), "b": rope_of("linear", factor=2.0)}}, 1024),
+        (by_layer(rope_of("yarn", factor=4.0), rope_of("default")), 2048),
+        (by_layer(rope_of("default"), rope_of("yarn", factor=4.0)), 512),
+        (by_layer(rope_of("default"), rope_of("longrope", original=128)), 128),
         ({"model_type": "gemma3_text", **rope("linear", factor=8.0)}, 512),
         ({"rope_scaling": None}, 512),
     ],

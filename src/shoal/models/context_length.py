@@ -14,25 +14,34 @@ _BY_LENGTH = ("dynamic", "longrope", "su")
 def context_tokens(config: Mapping[str, Any]) -> int:
     """Length of the longest sequence: vLLM's, where one encoding of positions is right for all lengths.
 
-    YaRN and linear scaling extend the length that the model was trained with by their factor, and never shorten
-    the stated one; Llama 3's is in that already, and so are those of Gemma 3's layers. Dynamic and longrope scaling change all
-    positions with the length of the sequence, and a batch has many lengths, so the length before scaling
-    counts. Raises KeyError where the configuration says no length.
+    YaRN and linear scaling extend the length that the model was trained with by their factor, and never
+    shorten the stated one; Llama 3's is in that already, and so are those of Gemma 3's layers. Dynamic and
+    longrope scaling change all positions with the length of the sequence, and a batch has many lengths, so
+    the length before scaling counts. Raises KeyError where the configuration says no length.
     """
     longest = size_of(config, *_CONTEXT)
     return min((_scaled(config, rope, longest) for rope in _rope_parameters(config)), default=longest)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The parameters of all layers, or of each kind of layer; where both names are there, as transformers."""
+    """The parameters of all layers, or of each kind of layer that bounds the length; those with a window see
+    short distances only. Where both names are there, transformers takes the first.
+    """
     rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if isinstance(rope, Mapping):
-        nested = [part for part in rope.values() if isinstance(part, Mapping)]
-        yield from nested or [rope]
+    if not isinstance(rope, Mapping):
+        return
+    nested = {name: part for name, part in rope.items() if isinstance(part, Mapping)}
+    for name, part in (nested or {"": rope}).items():
+        if name != "sliding_attention" or _kind(part) in _BY_LENGTH:
+            yield part
+
+
+def _kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type"))
 
 
 def _scaled(config: Mapping[str, Any], rope: Mapping[str, Any], longest: int) -> int:
-    kind = rope.get("rope_type", rope.get("type"))
+    kind = _kind(rope)
     original = next((part[_ORIGINAL] for part in (config, rope) if is_size(part.get(_ORIGINAL))), longest)
     if kind in _BY_LENGTH:
         same = "short_factor" in rope and rope["short_factor"] == rope.get("long_factor")
