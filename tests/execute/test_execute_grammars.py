@@ -32,7 +32,7 @@ from shoal.execute import grammar_pool
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_messages import Step, Told
 from shoal.execute.grammar_pool import GrammarModel, GrammarPool
-from shoal.execute.grammar_process import Masks, compile_grammar
+from shoal.execute.grammar_process import Masks, compile_grammar, read_tokenizer
 from shoal.execute.group import RunningSequence
 from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.sampler import sample as sample_rows
@@ -146,6 +146,17 @@ def test_a_sequence_that_comes_back_has_the_masks_that_it_had(
     _, made = masks.answer(Step([Told(1, new)], []))
     _, anew = Masks(start, [EOS], VOCAB).answer(Step([Told(2, output)], []))
     assert bits(made) == bits(anew)
+
+
+def test_a_tokenizer_may_have_more_tokens_than_the_model(folder: Path, letters: Letters) -> None:
+    file, grammar = str(folder / "tokenizer.json"), one_of("ab", "1")
+    longer, shorter = (read_tokenizer(file, size, [EOS]) for size in (letters.size - 40, letters.size + 40))
+    answers = []
+    for tokenizer in (longer, shorter):
+        masks = Masks(compile_grammar(tokenizer, grammar), [EOS], tokenizer.vocab_size)
+        answers.append(bits(masks.answer(Step([Told(1, [])], []))[1]))
+    assert answers[0] == answers[1]
+    assert {letters.piece(token) for token in answers[0][0]} == {"a", "ab", "1"}
 
 
 Sample = Callable[..., Any]

@@ -107,14 +107,15 @@ def test_saved_truncation_and_padding_do_not_apply(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ({"eos_token_id": [7, 9]}, {"eos_token_id": 3}, (7, 9)),
-        ({"eos_token_id": 7}, {}, (7,)),
-        ({}, {"eos_token_id": 3}, (3,)),
-        ({"eos_token_id": None}, {"text_config": {"eos_token_id": [4]}}, (4,)),
-        ({}, {}, (260,)),  # <|im_end|> of tokenizer_config
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 3}, (7, 9, 260)),  # and <|im_end|> of tokenizer_config
+        ({"eos_token_id": 7}, {}, (7, 260)),
+        ({}, {"eos_token_id": 3}, (3, 260)),
+        ({"eos_token_id": None}, {"text_config": {"eos_token_id": [4]}}, (4, 260)),
+        ({"eos_token_id": [260, 7]}, {}, (260, 7)),
+        ({}, {}, (260,)),
     ],
 )
-def test_eos_comes_from_the_first_file_that_names_it(
+def test_eos_comes_from_the_first_file_that_names_it_and_from_the_tokenizer(
     tmp_path: Path, generation: object, config: object, expected: tuple[int, ...]
 ) -> None:
     folder = make_folder(
@@ -136,18 +137,32 @@ def test_chat_template_lays_out_the_conversation(tmp_path: Path) -> None:
     )
 
 
+def templates_of(folder: Path, given: str | None = None) -> tuple[str, str]:
+    """What is written without tools, and with them."""
+    template = Tokenizer.from_folder(folder, given).chat_template
+    messages = [{"role": "user", "content": "x"}]
+    without, having = (template.chosen(with_tools).render(messages) for with_tools in (False, True))
+    return without, having
+
+
 def test_templates_of_a_folder_are_found(tmp_path: Path) -> None:
-    conversation = [{"role": "user", "content": "x"}]
-    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-    folder = make_folder(tmp_path, BYTE_LEVEL, tokenizer_config={"chat_template": several})
-    assert Tokenizer.from_folder(folder).decode(
-        Tokenizer.from_folder(folder).apply_chat_template(conversation)
-    ) == ("yes")
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "yes"}]
+    folder = make_folder(tmp_path, BYTE_LEVEL, chat_template={"chat_template": "processor"})
+    assert templates_of(folder) == ("processor", "processor")
+    make_folder(folder, None, tokenizer_config={"chat_template": several})
+    assert templates_of(folder) == ("yes", "tools")
     (folder / "chat_template.jinja").write_text("file")
-    tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.decode(tokenizer.apply_chat_template(conversation)) == "file"
-    tokenizer = Tokenizer.from_folder(folder, chat_template="given")
-    assert tokenizer.decode(tokenizer.apply_chat_template(conversation)) == "given"
+    assert templates_of(folder) == ("file", "tools")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools file")
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("rag file")
+    assert templates_of(folder) == ("file", "tools file")
+    assert templates_of(folder, "given") == ("given", "given")
+
+
+def test_a_template_for_tools_alone_is_for_everything(tmp_path: Path) -> None:
+    own = {"chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "rag", "template": "rag"}]}
+    assert templates_of(make_folder(tmp_path, BYTE_LEVEL, tokenizer_config=own)) == ("tools", "tools")
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,14 @@ def _fork(channel: socket.socket, tokenizer: llguidance.LLTokenizer, eos: Sequen
     return True
 
 
+def read_tokenizer(file: str, vocab_size: int, end_tokens: Sequence[int]) -> llguidance.LLTokenizer:
+    """The tokenizer in ``file``, which may have more tokens than the ``vocab_size`` of its model."""
+    try:
+        return llguidance.LLTokenizer(file, n_vocab=vocab_size, eos_token=list(end_tokens))
+    except ValueError:  # nothing tells how many it has; what is wrong with the file goes wrong again
+        return llguidance.LLTokenizer(file, eos_token=list(end_tokens))
+
+
 def main() -> None:
     """Read the tokenizer of the model in a folder, and then start processes as they are asked for.
 
@@ -184,7 +192,7 @@ def main() -> None:
     number, file, vocab_size, *eos = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
     end_tokens = [int(token) for token in eos]
-    tokenizer = llguidance.LLTokenizer(file, n_vocab=int(vocab_size), eos_token=end_tokens)
+    tokenizer = read_tokenizer(file, int(vocab_size), end_tokens)
     while _fork(channel, tokenizer, end_tokens):
         pass
 

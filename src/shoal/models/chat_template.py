@@ -5,7 +5,8 @@ The names that templates may use (``raise_exception``, ``strftime_now``, ``tojso
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -17,6 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shoal.core import InvalidRequest
+from shoal.models.continuation import up_to_last_content
+from shoal.models.template_messages import Message, plain_messages
 
 
 class _GenerationBlock(Extension):
@@ -27,10 +30,6 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-Message = Mapping[str, Any]
-"""One message, as OpenAI's chat API has them; the arguments of calls are objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,30 +53,35 @@ _PLAIN_LAYOUT = Layout()
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One template; a value that can be sent to another process."""
+    """A model's template; a value that can be sent to another process."""
 
     source: str
     """Jinja source."""
     special_tokens: Mapping[str, str]
     """Names such as ``bos_token`` and their text, as the template may write them."""
+    tool_use: str | None = None
+    """Jinja source for conversations with tools; None: the same."""
+
+    def chosen(self, with_tools: bool) -> "ChatTemplate":
+        """The template for conversations with tools or without them."""
+        source = self.tool_use if with_tools and self.tool_use is not None else self.source
+        return ChatTemplate(source, self.special_tokens)
 
     def check_syntax(self) -> None:
-        """Raise InvalidRequest that names ``chat_template`` where the source is not valid Jinja."""
-        self._compile()
+        """Raise InvalidRequest that names ``chat_template`` where the source is not valid Jinja.
 
-    def _compile(self) -> Template:
-        try:
-            return _compiled(self.source)
-        except TemplateSyntaxError as error:
-            raise InvalidRequest(
-                f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
-                param="chat_template",
-            ) from error
-        except Exception as error:  # Python cannot compile what Jinja makes of it
-            raise InvalidRequest(
-                f"the chat template cannot be compiled: {error or type(error).__name__}",
-                param="chat_template",
-            ) from error
+        Nothing of it is computed, so this is safe for any source; but names of filters are not looked up.
+        """
+        with _jinja_errors():
+            _environment().parse(self.source)
+
+    def check(self) -> None:
+        """The same of all that can be known without messages.
+
+        Jinja computes constant expressions when it compiles, so this can take as long as rendering.
+        """
+        with _jinja_errors():
+            _compiled(self.source)
 
     def render(
         self,
@@ -87,23 +91,38 @@ class ChatTemplate:
     ) -> str:
         """The conversation as text that ends where the assistant's answer begins, or as ``layout`` says.
 
-        messages: as OpenAI's chat API has them; content parts of type text are joined. Raises
-        InvalidRequest where they are malformed, where the template refuses them or writes more than
-        ``max_characters``.
+        messages: as OpenAI's chat API has them; content parts of type text are joined, keys without a value
+        left out. Raises InvalidRequest where they are malformed, where the template refuses them or writes
+        more than ``max_characters``.
         """
-        plain = [_plain(message, number) for number, message in enumerate(messages)]
-        if not plain:
-            raise InvalidRequest("messages must not be empty", param="messages")
+
+        def write(messages: Sequence[Message]) -> str:
+            try:
+                return self._write(messages, max_characters, layout)
+            except InvalidRequest:
+                # Some templates need the text of a message that is nothing but calls.
+                filled = [{"content": "", **message} for message in messages]
+                if filled == messages:
+                    raise
+                return self._write(filled, max_characters, layout)
+
+        plain = plain_messages(messages)
+        text = write(plain)
+        return up_to_last_content(text, plain, write) if layout.continue_final_message else text
+
+    def _write(self, messages: Sequence[Message], max_characters: int | None, layout: Layout) -> str:
         names = {
             **layout.variables,
             **self.special_tokens,
-            "messages": plain,
+            "messages": messages,
             "tools": list(layout.tools) or None,
             "documents": list(layout.documents) or None,
             "add_generation_prompt": layout.add_generation_prompt and not layout.continue_final_message,
         }
+        with _jinja_errors():
+            template = _compiled(self.source)
         try:
-            text = _join(self._compile().generate(names), max_characters)
+            text = _join(template.generate(names), max_characters)
             text.encode()  # half a character is no text
         except InvalidRequest:
             raise
@@ -112,19 +131,24 @@ class ChatTemplate:
                 f"the model's chat template cannot lay out these messages: {error or type(error).__name__}",
                 param="messages",
             ) from error
-        return _up_to(text, plain[-1]["content"]) if layout.continue_final_message else text
+        return text
 
 
-def _up_to(text: str, content: str | None) -> str:
-    """``text`` up to the end of the last message, which has this ``content``; templates may strip it."""
-    for end in (content or "", (content or "").strip()):
-        at = text.rfind(end)
-        if end and at >= 0:
-            return text[: at + len(end)]
-    raise InvalidRequest(
-        "the last message has no content that the chat template shows, so it cannot be continued",
-        param="continue_final_message",
-    )
+@contextmanager
+def _jinja_errors() -> Iterator[None]:
+    """What is wrong with a template's source, as InvalidRequest."""
+    try:
+        yield
+    except TemplateSyntaxError as error:
+        raise InvalidRequest(
+            f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
+            param="chat_template",
+        ) from error
+    except Exception as error:  # Python cannot compile what Jinja makes of it
+        raise InvalidRequest(
+            f"the chat template cannot be compiled: {error or type(error).__name__}",
+            param="chat_template",
+        ) from error
 
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:
@@ -140,31 +164,6 @@ def _join(pieces: Iterable[str], max_characters: int | None) -> str:
                     param="messages",
                 )
     return "".join(written)
-
-
-def _plain(message: Any, number: int) -> dict[str, Any]:
-    where = f"messages[{number}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"{where} must be an object with a role", param="messages")
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        content = "".join(_part_text(part, where) for part in content)
-    if content is None and not message.get("tool_calls"):
-        content = ""
-    if content is not None and not isinstance(content, str):
-        raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param="messages")
-    return {**message, "content": content}
-
-
-def _part_text(part: Any, where: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise InvalidRequest(
-            f'{where}.content has a part that is not {{"type": "text", "text": ...}};'
-            " models here read text only",
-            param="messages",
-        )
-    return text
 
 
 @lru_cache(maxsize=64)

@@ -6,14 +6,23 @@ process never does.
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.core import ModelUnsupported
+from shoal.models.added_tokens import (
+    ADDED_TOKENS_FILE,
+    CONFIG_FILES,
+    TOKENIZER_FILE,
+    is_complete,
+    write_complete,
+)
 from shoal.models.cache import OTHER_DISK_HINT, build_once, cache_dir, fingerprint
 from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
-from shoal.models.progress import Progress
+from shoal.models.progress import Progress, silent
 
 REVISION = 5
 """Counts up when a conversion's result changes, or what it refuses; part of every cache key."""
@@ -21,6 +30,7 @@ REVISION = 5
 SOURCE_FILE = "shoal-source.json"
 """Says, inside a converted folder, what it was converted from."""
 
+_DESCRIBING = (TOKENIZER_FILE, *CONFIG_FILES, ADDED_TOKENS_FILE)
 _NOT_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".md")
 
 
@@ -47,18 +57,46 @@ def converted_gguf(gguf_file: Path, progress: Progress) -> Path:
 
 
 def tokenizer_folder(folder: Path, progress: Progress) -> Path:
-    """Folder that holds ``tokenizer.json`` for the model in ``folder``.
+    """Folder of the tokenizer of the model in ``folder``; its ``tokenizer.json`` has all tokens.
 
-    Where the model has none (only ``vocab.json``, ``tokenizer.model`` or the like), the tokenizer
-    is converted into the cache; the weights stay where they are. Raises ModelUnsupported where
-    transformers finds no tokenizer in the folder.
+    That is ``folder`` where its own file is complete. Else a tokenizer is made in the cache, and the weights
+    stay where they are: of ``vocab.json``, ``tokenizer.model`` or the like, or of a tokenizer.json that lacks
+    tokens which other files name. Raises ModelUnsupported where transformers finds no tokenizer in the
+    folder, ModelUnavailable where its files are broken.
     """
-    if (folder / "tokenizer.json").is_file():
+    if not (folder / TOKENIZER_FILE).is_file():
+        source = folder.resolve()
+        return build_once(
+            _converted(folder), lambda built: _run("tokenizer", source, built, progress), progress
+        )
+    if is_complete(folder):
         return folder
+
+    def complete(built: Path) -> None:
+        for name in CONFIG_FILES:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, built / name)
+        write_complete(folder, built)
+
+    files = [file for name in _DESCRIBING if (file := folder / name).is_file()]
+    return build_once(_in_cache(folder, files), complete, progress)
+
+
+def ready_tokenizer_folder(folder: Path) -> Path | None:
+    """The same without transformers: None where the tokenizer would have to be converted first."""
+    if (folder / TOKENIZER_FILE).is_file() or _converted(folder).is_dir():
+        return tokenizer_folder(folder, silent)
+    return None
+
+
+def _converted(folder: Path) -> Path:
+    files = (file for file in folder.iterdir() if file.is_file() and file.suffix not in _NOT_TOKENIZER)
+    return _in_cache(folder, sorted(files))
+
+
+def _in_cache(folder: Path, files: Iterable[Path]) -> Path:
     source = folder.resolve()
-    files = sorted(f for f in source.iterdir() if f.is_file() and f.suffix not in _NOT_TOKENIZER)
-    target = cache_dir() / "tokenizers" / f"{source.name}-{fingerprint(REVISION, source, files)}"
-    return build_once(target, lambda built: _run("tokenizer", source, built, progress), progress)
+    return cache_dir() / "tokenizers" / f"{source.name}-{fingerprint(REVISION, source, files)}"
 
 
 def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What a config.json says about a model that others need without loading it."""
+"""What the files of a folder say about a model that others need without loading it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models.context_length import context_tokens
-from shoal.models.folder_config import eos_from_configs, is_size, read_json, size_of, text_config
+from shoal.models.end_tokens import end_token_ids
+from shoal.models.folder_config import is_size, read_json, size_of, text_config
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -59,7 +60,7 @@ def read_facts(folder: Path) -> ModelFacts:
             architecture=str(architecture),
             context_tokens=context_tokens(text),
             vocab_size=size_of(text, "vocab_size"),
-            eos_token_ids=eos_from_configs(folder),
+            eos_token_ids=end_token_ids(folder),
             layers=(_layer(text),) * size_of(text, *_LAYERS),
         )
     except KeyError as missing:

@@ -31,23 +31,6 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
-def eos_from_configs(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: from generation_config.json, else from config.json, else none.
-
-    Raises ModelUnavailable where they are no token ids.
-    """
-    for file in (folder / "generation_config.json", folder / "config.json"):
-        found = text_config(read_json(file)).get("eos_token_id")
-        ids = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-            raise ModelUnavailable(
-                f"{file}: eos_token_id must be a token id or a list of them, got {found!r:.80}"
-            )
-        if ids:
-            return tuple(ids)
-    return ()
-
-
 def size_of(config: Mapping[str, Any], *names: str) -> int:
     """The first of the values with these names that is a positive whole number; KeyError if none is."""
     for name in names:

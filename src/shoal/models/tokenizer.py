@@ -9,10 +9,13 @@ from typing import Any
 import tokenizers
 
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
+from shoal.models.added_tokens import TOKENIZER_FILE, read_backend, special_tokens
 from shoal.models.chat_template import ChatTemplate
 from shoal.models.conversion import tokenizer_folder
-from shoal.models.folder_config import eos_from_configs, read_json
+from shoal.models.end_tokens import end_token_ids
+from shoal.models.folder_config import read_json
 from shoal.models.progress import silent
+from shoal.models.template_files import DEFAULT, TOOL_USE, read_templates
 from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, growth, keeps_text
 
 NO_CHAT_TEMPLATE = "no_chat_template"
@@ -20,8 +23,6 @@ NO_CHAT_TEMPLATE = "no_chat_template"
 
 # Real normalizers replace one character by a few at most.
 _MOST_GROWTH = 64
-
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -42,9 +43,10 @@ class Tokenizer:
         self._template = template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Entries of the vocabulary, added tokens included; a model's embedding may have more rows."""
-        self.eos_token_ids = eos_token_ids or _ids(backend, special_tokens.get("eos_token"))
+        self.eos_token_ids = eos_token_ids
         """Tokens that end the model's output."""
-        self.bos_token_id = next(iter(_ids(backend, special_tokens.get("bos_token"))), None)
+        bos = special_tokens.get("bos_token")
+        self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         """Token that begins a text; None where the model has none."""
         special_ids = backend.encode("", add_special_tokens=True).ids
         self._prepend_bos = (
@@ -59,29 +61,21 @@ class Tokenizer:
         not valid Jinja, ModelUnavailable or ModelUnsupported where the folder has no usable tokenizer.
         """
         files = tokenizer_folder(folder, silent)
-        description = files / "tokenizer.json"
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(description))
-        except Exception as error:  # the library raises plain Exception
-            raise ModelUnavailable(f"{description} cannot be read: {error}") from error
+        description = files / TOKENIZER_FILE
+        backend = read_backend(description)
         if growth(_state(backend.normalizer)) > _MOST_GROWTH:
             raise ModelUnavailable(f"{description} cannot be used: its normalizer makes short texts enormous")
         _check_usable(backend, description)
         # Padding and truncation are settings of the training run that saved the file.
         backend.no_padding()
         backend.no_truncation()
-        config = read_json(files / "tokenizer_config.json")
-        special_tokens = _special_tokens(config, read_json(files / "special_tokens_map.json"))
-        source = chat_template or _own_template(files, config) or _own_template(folder, config)
-        template = ChatTemplate(source, special_tokens) if source else None
-        if chat_template and template:
-            _check_at_start(template)
+        special = special_tokens(files)
         return cls(
             backend,
-            special_tokens=special_tokens,
-            eos_token_ids=eos_from_configs(folder),
-            prepend_bos=config.get("add_bos_token") is True,
-            template=template,
+            special_tokens=special,
+            eos_token_ids=end_token_ids(folder),
+            prepend_bos=read_json(files / "tokenizer_config.json").get("add_bos_token") is True,
+            template=_template((folder, files), special, chat_template),
         )
 
     @property
@@ -194,38 +188,17 @@ def _state(part: Any) -> dict[str, Any] | None:
     return json.loads(part.__getstate__()) if part is not None else None
 
 
-def _check_at_start(template: ChatTemplate) -> None:
-    try:
-        template.check_syntax()
-    except InvalidRequest as error:
-        raise ConfigError(f"chat_template: {error}") from error
-
-
-def _ids(backend: tokenizers.Tokenizer, text: str | None) -> tuple[int, ...]:
-    token = backend.token_to_id(text) if text is not None else None
-    return () if token is None else (token,)
-
-
-def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for config in configs:
-        for name in _SPECIAL:
-            value = config.get(name)
-            text = value.get("content") if isinstance(value, Mapping) else value
-            if isinstance(text, str):
-                found.setdefault(name, text)
-    return found
-
-
-def _own_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
+def _template(
+    folders: Sequence[Path], special_tokens: Mapping[str, str], given: str | None
+) -> ChatTemplate | None:
+    """The template that was ``given`` or, without one, the model's own; None where it has none."""
+    if given:
+        template = ChatTemplate(given, special_tokens)
         try:
-            return file.read_text(encoding="utf-8")
-        except ValueError as error:
-            raise ModelUnavailable(f"{file} is no text in UTF-8: {error}") from error
-    template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = [entry for entry in template if isinstance(entry, Mapping)]
-        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
+            template.check_syntax()
+        except InvalidRequest as error:
+            raise ConfigError(f"chat_template: {error}") from error
+        return template
+    own = read_templates(folders)
+    source = own.get(DEFAULT, own.get(TOOL_USE))
+    return None if source is None else ChatTemplate(source, special_tokens, own.get(TOOL_USE))

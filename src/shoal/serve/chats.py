@@ -51,7 +51,7 @@ async def prepare_chat(
     possible.
     """
     tokenizer = api.tokenizer(service)
-    template = tokenizer.chat_template
+    template = tokenizer.chat_template.chosen(bool(use.tools))
     format = format_of(template.source, tokenizer.special_token)
     own_grammar = sampling.grammar
     with errors_named({GRAMMAR: "tools"}):
@@ -84,7 +84,7 @@ async def chat_text(
 ) -> str:
     """The conversation as the text of a prompt; raises the errors of ``ChatTemplate.render``."""
     tokenizer = api.tokenizer(service)
-    template = tokenizer.chat_template
+    template = tokenizer.chat_template.chosen(bool(tools))
     return await api.workers.run(
         f"chats of {service}",
         f"laying out these messages with the chat template of {service}",

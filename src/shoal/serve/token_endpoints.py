@@ -37,8 +37,8 @@ class TokenEndpoints:
         card = self._api.card(request, body.model, "model")
         conversation, text = body.conversation(), body.prompt or ""
         if conversation is not None:
-            template = self._api.tokenizer(body.model).chat_template
             tools = cast("list[Json]", body.tools or [])
+            template = self._api.tokenizer(body.model).chat_template.chosen(bool(tools))
             layout = body.layout(template.source, thinks=True)
             text = await chat_text(self._api, body.model, conversation, layout, tools)
         adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens

@@ -106,9 +106,10 @@ class TemplateFields(StrictModel):
 
     def check_last(self, messages: Sequence[Json]) -> None:
         """Raise InvalidRequest where the last message cannot go on as it is to."""
-        if self.continue_final_message and messages[-1]["role"] != "assistant":
+        last = messages[-1]
+        if self.continue_final_message and (last["role"] != "assistant" or last.get("tool_calls")):
             raise InvalidRequest(
-                "continue_final_message: the last message must be the assistant's",
+                "continue_final_message: the last message must be the assistant's, and without tool_calls",
                 param="continue_final_message",
             )
 
