@@ -37,7 +37,7 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 FORMS = FURTHER_FORMS | {
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
-    "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} that is not empty '
+    "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} '
     f"and has at most {MAX_PARTS}; "
     "images, audio and files are not supported",
     "role": "must be system, developer, user, assistant or tool",

@@ -15,6 +15,7 @@ from shoal.serve.tool_fields import TemplateFields
 from shoal.serve.tools.described import in_plain_messages
 from shoal.serve.tools.formats import ToolFormat, format_of
 from shoal.serve.tools.pieces import OutputParser
+from shoal.serve.tools.single_calls import with_calls_it_takes
 from shoal.serve.tools.use import ToolUse
 
 # Most characters that a chat template may write for each byte of the largest body.
@@ -108,7 +109,8 @@ def lay_out(
 ) -> str:
     """The conversation as text, with tools as ``format`` has them; raises the errors of ``render``."""
     if not format.described:
-        return template.render(format.in_history(messages), max_characters, replace(layout, tools=tools))
+        history = with_calls_it_takes(template, format.in_history(messages))
+        return template.render(history, max_characters, replace(layout, tools=tools))
     try:
         return template.render(in_plain_messages(messages, tools, True), max_characters, layout)
     except InvalidRequest:

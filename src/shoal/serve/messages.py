@@ -20,15 +20,15 @@ class TextPart(StrictModel):
     text: str
 
 
-TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class EarlierFunction(StrictModel):
     """The function of a call."""
 
     name: str
-    arguments: str
-    """JSON text."""
+    arguments: str | None = None
+    """JSON text; null: there are none."""
     parsed_arguments: Any = None
     """Ignored: clients add it."""
 
@@ -63,8 +63,8 @@ def _of(*roles: str) -> AfterValidator:
 
 
 def _present(content: Any, info: ValidationInfo) -> Any:
-    """Null content is for the assistant only."""
-    if content is None and info.data.get("role", "assistant") != "assistant":
+    """Null content is for the assistant, and for tools that return nothing."""
+    if content is None and info.data.get("role", "assistant") not in ("assistant", "tool"):
         raise PydanticCustomError("missing", "Field required")
     return content
 
@@ -85,7 +85,7 @@ class Message(NeutralMessageFields):
         AfterValidator(_present),
         Field(validate_default=True),
     ] = None
-    """Parts are joined to one text, a line each. Only an assistant's may be null."""
+    """Parts are joined to one text, a line each. Only an assistant's and a tool's may be null."""
     tool_calls: Annotated[ToolCalls | None, _of("assistant")] = None
     """Calls of tools that the assistant made."""
     tool_call_id: Annotated[
@@ -120,7 +120,8 @@ def call_for_template(id: str, function: EarlierFunction) -> dict[str, Any]:
         arguments = json.loads(function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    arguments = arguments if isinstance(arguments, dict) else function.arguments
+    if not isinstance(arguments, dict):
+        arguments = function.arguments
     return {"id": id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 

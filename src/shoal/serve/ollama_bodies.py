@@ -256,7 +256,9 @@ class ShowBody(ServiceBody):
 
 def _message(message: OllamaMessage, number: int, open_calls: list[str]) -> dict[str, Any]:
     """An OpenAI message; open_calls: ids of calls that have no answer yet."""
-    fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    # A message that is nothing but calls has no content for the chat template either.
+    content = message.content or (None if message.tool_calls else "")
+    fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "tool":
         answered = message.tool_call_id or (open_calls[0] if open_calls else f"call_{number}")
         if answered in open_calls:
