@@ -114,7 +114,7 @@ class ChangingCluster(FakeEngine):
 class Operator:
     """Talks to a server in front of a fake cluster; pulls wait for ``pulling``."""
 
-    def __init__(self, cluster, folder, **options):
+    def __init__(self, cluster, folder, workers=None, **options):
         self.cluster = cluster
         self.pulled = []
         self.progress = ("downloading", 1, 4)
@@ -133,7 +133,7 @@ class Operator:
             make_tokenizers(),
             SERVICES,
             ServerOptions(**options),
-            workers=InlineWorkers(),
+            workers=workers or InlineWorkers(),
             pull=pull,
         )
         self.client = make_client(app)

@@ -153,6 +153,13 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"continue_final_message": True}, "continue_final_message"),
         (
             {
+                "messages": [{"role": "assistant", "content": "a", "tool_calls": [CALL]}],
+                "continue_final_message": True,
+            },
+            "continue_final_message",
+        ),
+        (
+            {
                 "messages": [{"role": "assistant", "content": "a"}],
                 "continue_final_message": True,
                 "add_generation_prompt": True,

@@ -227,3 +227,18 @@ def test_a_terminal_that_closes_drains_the_server():
         assert await process.wait() == 0
 
     asyncio.run(main())
+
+
+def test_a_template_of_the_configuration_is_compiled_before_engines_start(monkeypatch, tmp_path):
+    from shoal.serve import launch as server
+    from shoal.serve.model_source import PulledService
+
+    async def never(*_, **__):
+        pytest.fail("engines were started")
+
+    monkeypatch.setattr(server, "pull_service", lambda service, _: PulledService(service, tmp_path, None))
+    monkeypatch.setattr(server.Router, "start", never)
+    service = Service(name="a", model="smollm2", chat_template="{{ 1 | no_such_filter }}")
+    options = EngineOptions(services=(service,))
+    with pytest.raises(ConfigError, match="chat_template of service 'a': .*no_such_filter"):
+        run_server([EnginePlan(name="0", options=options)], ServerOptions(port=free_port()))

@@ -276,8 +276,8 @@ class Several:
 class Template:
     """Jinja source, inline or in a file beside the configuration file."""
 
-    folder: Path
-    """Where relative paths start."""
+    folder: Path | None
+    """Where relative paths start; None: no files are read."""
     label: str = "Jinja text or path"
 
     def read(self, node: Node, path: str) -> str:
@@ -285,6 +285,8 @@ class Template:
         text: str = Text().read(node, path)
         if "{" in text:
             return text
+        if self.folder is None:
+            raise problem(node.where, path, "write Jinja source, with braces; paths are not read here")
         file = (self.folder / Path(text).expanduser()).resolve()
         try:
             return file.read_text(encoding="utf-8")

@@ -33,8 +33,11 @@ class ServiceSection(Section):
         return service
 
 
-def service_section(template_folder: Path) -> Section:
-    """The section for a service; ``template_folder`` is where relative template paths start."""
+def service_section(template_folder: Path | None) -> Section:
+    """The section for a service.
+
+    template_folder: where relative paths of templates start; None: templates are text, never read from files.
+    """
     rules: Rules = {
         (Service, "dtype"): Choice(DTYPES),
         (Service, "max_model_len"): Maybe(integer(1)),
@@ -61,7 +64,7 @@ def read_added_service(settings: Table) -> tuple[Service, tuple[str, ...] | None
     entries = dict(settings.entries)
     engines = entries.pop("engines", None)
     node = Table(entries, settings.where, settings.key_places)
-    service: Service = service_section(Path()).read(node, "")
+    service: Service = service_section(None).read(node, "")
     return service, None if engines is None else Maybe(Several(Text())).read(engines, "engines")
 
 

@@ -83,6 +83,7 @@ class AdminEndpoints:
         settings = await _settings(request)
         with _as_invalid_request():
             service, engines = read_added_service(settings)
+            await self._admin.check_template(service)
             return _started(self._admin.add_service(service, engines))
 
     async def remove_service(self, request: Request) -> Response:

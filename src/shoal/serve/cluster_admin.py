@@ -17,7 +17,7 @@ from shoal.models import check_model
 from shoal.serve.api import Api
 from shoal.serve.cluster_responses import EngineCard, Operation, ServiceCard
 from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
-from shoal.serve.model_source import PulledService, PullService
+from shoal.serve.model_source import PulledService, PullService, check_template
 from shoal.serve.operations import Operations
 
 _DRAIN_POLL_S = 0.1
@@ -59,6 +59,10 @@ class ClusterAdmin:
             service: [engine.name for engine in engines if service in engine.services]
             for service in self._backend.services
         }
+
+    async def check_template(self, service: Service) -> None:
+        """Raise InvalidRequest for a chat template that cannot be used."""
+        await check_template(self._api.workers, service)
 
     def add_service(self, service: Service, engines: Sequence[str] | None) -> Operation:
         """Fetch the model of a new service, and load it on ``engines``; None: on all.

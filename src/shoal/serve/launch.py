@@ -13,14 +13,14 @@ from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.config.api_keys import check_key_services
-from shoal.core import ConfigError, Service
+from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.child import check_open_files
 from shoal.models import Progress, check_model
 from shoal.serve.address import check_address
-from shoal.serve.model_source import PulledService, pull_service
+from shoal.serve.model_source import PulledService, check_template, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
-from shoal.serve.workers import WorkerProcesses
+from shoal.serve.workers import WorkerProcesses, Workers
 
 _log = logging.getLogger(__name__)
 OnReady = Callable[[str, Router], None]
@@ -114,7 +114,7 @@ class _Server:
         workers = WorkerProcesses()
         with stop.on_signals():
             warming = asyncio.create_task(_warm(workers))
-            starting = asyncio.create_task(self._start(on_load))
+            starting = asyncio.create_task(self._start(workers, on_load))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
             stop_requested.cancel()
@@ -147,7 +147,12 @@ class _Server:
                 await router.close()
             _log.info("stopped, and all engines have ended")
 
-    async def _start(self, on_load: Callable[[str], None] | None) -> Router:
+    async def _start(self, workers: Workers, on_load: Callable[[str], None] | None) -> Router:
+        for service in self._services:
+            try:
+                await check_template(workers, service)
+            except InvalidRequest as error:
+                raise ConfigError(f"chat_template of service {service.name!r}: {error}") from error
         return await Router.start(
             self._plans,
             self._folders,

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.core import Service
+from shoal.core import InvalidRequest, Service
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, resolve_model
+from shoal.models.chat_template import ChatTemplate
 from shoal.serve.backend import TextCodec
+from shoal.serve.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,20 @@ class PulledService:
 
 PullService = Callable[[Service, Progress | None], PulledService]
 """Downloads and converts what is missing; blocks for as long as that takes."""
+
+
+async def check_template(workers: Workers, service: Service) -> None:
+    """Compile the chat template that ``service`` brings, within the limits that rendering has.
+
+    Raises InvalidRequest that names ``chat_template`` where that fails.
+    """
+    if service.chat_template is None:
+        return
+    template = ChatTemplate(service.chat_template, {})
+    try:
+        await workers.run("templates", "compiling this chat template", template.check)
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error), param="chat_template") from None
 
 
 def pull_service(service: Service, progress: Progress | None = None) -> PulledService:
