@@ -240,5 +240,5 @@ def test_a_template_of_the_configuration_is_compiled_before_engines_start(monkey
     monkeypatch.setattr(server.Router, "start", never)
     service = Service(name="a", model="smollm2", chat_template="{{ 1 | no_such_filter }}")
     options = EngineOptions(services=(service,))
-    with pytest.raises(ConfigError, match="chat_template of service 'a': .*no_such_filter"):
+    with pytest.raises(ConfigError, match=r"chat_template of service 'a': .*no_such_filter"):
         run_server([EnginePlan(name="0", options=options)], ServerOptions(port=free_port()))
