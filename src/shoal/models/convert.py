@@ -16,6 +16,7 @@ from shoal.models.gguf_config import transformers_config
 from shoal.models.gguf_file import GgufFile
 from shoal.models.gguf_names import gguf_names
 from shoal.models.gguf_rope import TENSORS as ROPE_TENSORS
+from shoal.models.gguf_text import keep_text_metadata
 from shoal.models.weights import COMPLETE, GROUPS_FILE, refuse_incomplete
 
 _STEPS = 4
@@ -71,6 +72,7 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     _step("saving the weights", 3)
     model.save_pretrained(folder)
     _save_config(config, folder)
+    keep_text_metadata(reader, folder)
     _keep_int8_groups(reader, model, folder)
     _step("converted", _STEPS)
 

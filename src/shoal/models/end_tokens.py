@@ -4,17 +4,17 @@ from pathlib import Path
 
 from shoal.core import ModelUnavailable
 from shoal.models.added_tokens import TOKENIZER_FILE, special_tokens, stored_tokens
-from shoal.models.conversion import ready_tokenizer_folder
 from shoal.models.folder_config import read_json, text_config
 
 
-def end_token_ids(folder: Path) -> tuple[int, ...]:
+def end_token_ids(folder: Path, tokenizer: Path | None) -> tuple[int, ...]:
     """Ids from generation_config.json, else from config.json, and that of the tokenizer's ``eos_token``.
 
-    The files often name different ones: that of the base model and that of the chat format. Raises
-    ModelUnavailable where they are no token ids.
+    The files often name different ones: that of the base model and that of the chat format. tokenizer: folder
+    of the tokenizer, as ``tokenizer_folder`` returns it; None: there is none. Raises ModelUnavailable where
+    files have no token ids.
     """
-    own = _of_tokenizer(folder)
+    own = None if tokenizer is None else _of_tokenizer(folder, tokenizer)
     return tuple(dict.fromkeys([*_from_configs(folder), *([] if own is None else [own])]))
 
 
@@ -31,12 +31,11 @@ def _from_configs(folder: Path) -> list[int]:
     return []
 
 
-def _of_tokenizer(folder: Path) -> int | None:
-    files = ready_tokenizer_folder(folder)
-    text = None if files is None else special_tokens(files).get("eos_token")
-    if files is None or text is None:
+def _of_tokenizer(folder: Path, tokenizer: Path) -> int | None:
+    text = special_tokens(tokenizer).get("eos_token")
+    if text is None:
         return None
-    id = stored_tokens(files / TOKENIZER_FILE).get(text, {}).get("id")
+    id = stored_tokens(tokenizer / TOKENIZER_FILE).get(text, {}).get("id")
     rows = text_config(read_json(folder / "config.json")).get("vocab_size")
     # A token that was added to the tokenizer alone is none that the model can write.
     return None if type(id) is not int or (type(rows) is int and id >= rows) else id

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models.context_length import context_tokens
+from shoal.models.conversion import ready_tokenizer_folder
 from shoal.models.end_tokens import end_token_ids
 from shoal.models.folder_config import is_size, read_json, size_of, text_config
 
@@ -60,7 +61,7 @@ def read_facts(folder: Path) -> ModelFacts:
             architecture=str(architecture),
             context_tokens=context_tokens(text),
             vocab_size=size_of(text, "vocab_size"),
-            eos_token_ids=end_token_ids(folder),
+            eos_token_ids=end_token_ids(folder, ready_tokenizer_folder(folder)),
             layers=(_layer(text),) * size_of(text, *_LAYERS),
         )
     except KeyError as missing:

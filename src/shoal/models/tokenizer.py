@@ -73,7 +73,7 @@ class Tokenizer:
         return cls(
             backend,
             special_tokens=special,
-            eos_token_ids=end_token_ids(folder),
+            eos_token_ids=end_token_ids(folder, files),
             prepend_bos=read_json(files / "tokenizer_config.json").get("add_bos_token") is True,
             template=_template((folder, files), special, chat_template),
         )
