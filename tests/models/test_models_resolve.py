@@ -83,11 +83,14 @@ def test_a_hub_id_is_downloaded_without_superfluous_files(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_model("owner/model", lambda *report: reports.append(report)) == folder
     assert asked["repo"] == "owner/model"
-    names = ["model-00001-of-2.safetensors", "tokenizer.model", "pytorch_model.bin", "onnx/config.json"]
+    names = [
+        *("model-00001-of-2.safetensors", "tokenizer.model", "additional_chat_templates/tool_use.jinja"),
+        *("pytorch_model.bin", "onnx/config.json", "assets/a.json", "adapter/adapter.safetensors"),
+    ]
     kept = huggingface_hub.utils.filter_repo_objects(
         names, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
     )
-    assert list(kept) == names[:2]
+    assert list(kept) == names[:3]
     assert reports[-1] == ("downloading owner/model", 10, 10)
 
 

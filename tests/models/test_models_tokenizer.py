@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokenizers import models, normalizers
 
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
 from shoal.models import Tokenizer
+from shoal.models.chat_template import ChatTemplate
 
 BYTE_LEVEL = byte_level_backend()
 PIECES = pieces_backend()
@@ -183,6 +185,21 @@ def test_templates_may_use_what_the_ecosystem_gives_them(
     tokenizer = byte_level(tmp_path, template)
     tokens = tokenizer.apply_chat_template([{"role": "user", "content": "<ü>"}])
     assert tokenizer.decode(tokens, skip_special_tokens=False) == expected
+
+
+def test_keys_without_a_value_do_not_reach_a_template() -> None:
+    call = {"id": None, "type": "function", "function": {"name": "f", "arguments": {"a": None}, "x": None}}
+    messages = [
+        {"role": "user", "content": None, "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "assistant", "content": "x", "tool_calls": [], "audio": None},
+    ]
+    function = {"name": "f", "arguments": {"a": None}}
+    assert json.loads(ChatTemplate("{{ messages | tojson }}", {}).render(messages)) == [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "assistant", "content": "x"},
+    ]
 
 
 def test_odd_templates_of_a_folder_are_no_tracebacks(tmp_path: Path) -> None:

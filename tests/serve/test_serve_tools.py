@@ -6,11 +6,23 @@ from functools import cache
 
 import llguidance
 import pytest
-from serve_builders import FakeEngine, chat, events, post, tool
+from serve_builders import (
+    SERVICES,
+    ByteTokenizer,
+    FakeEngine,
+    InlineWorkers,
+    chat,
+    events,
+    make_client,
+    make_tokenizers,
+    post,
+    tool,
+)
 from tool_templates import CALLS, GEMMA, GEMMA_FUNCTIONS, HERMES, MISTRAL, PLAIN, TEMPLATES
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
 from shoal.models.chat_template import ChatTemplate
+from shoal.serve import create_app
 from shoal.serve.chats import lay_out
 from shoal.serve.messages import Message, messages_for_template
 from shoal.serve.tool_fields import TemplateFields
@@ -83,6 +95,31 @@ def test_tools_are_in_the_models_own_layout():
     }
     assert f"<tools>{json.dumps(described)}" in prompt
     assert prompt.endswith("<|im_start|>assistant\n")
+
+
+def test_a_template_for_tools_is_used_where_there_are_some():
+    class Two(ByteTokenizer):
+        chat_template = ChatTemplate(PLAIN, {}, tool_use=HERMES)
+
+    def prompt(path, body):
+        engine = FakeEngine(context=4000, says=CALLS["hermes"])
+        app = create_app(engine, make_tokenizers() | {"chat": Two()}, SERVICES, workers=InlineWorkers())
+
+        async def main():
+            async with make_client(app) as client:
+                return (await client.post(path, json=body)).json()
+
+        answer = asyncio.run(main())
+        tokens = answer["tokens"] if "tokens" in answer else engine.submitted[0].prompt
+        return engine.decoder.decode(tokens), answer
+
+    with_tools = chat(messages=ASKED, tools=TOOLS)
+    written, answer = prompt(CHAT, with_tools)
+    assert "<tools>" in written
+    assert len(answer["choices"][0]["message"]["tool_calls"]) == 2
+    assert prompt("/tokenize", {"model": "chat", "messages": ASKED, "tools": TOOLS})[0] == written
+    for path in (CHAT, "/tokenize"):
+        assert prompt(path, {"model": "chat", "messages": ASKED})[0] == "<user>Weather in Oslo?"
 
 
 def test_arguments_in_histories_are_objects_for_the_template():

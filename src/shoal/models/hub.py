@@ -9,7 +9,8 @@ from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
-_UNWANTED = ["*/*"]  # other formats and training leftovers live in subfolders
+# Other formats and training leftovers live in subfolders. No pattern says: all but additional_chat_templates.
+_UNWANTED = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*"]
 
 
 def snapshot(hub_id: str, progress: Progress, hint: str) -> Path:
