@@ -56,6 +56,18 @@ FOLDERS: dict[str, dict[str, Any]] = {
             "added_tokens_decoder": {},
         }
     },
+    "stale-map": {
+        "tokenizer_config": {
+            "pad_token": "<pad>",
+            "added_tokens_decoder": {"263": token("<pad>"), "264": token("<|end|>")},
+        },
+        "special_tokens_map": {
+            "sep_token": "<sep>",
+            "pad_token": "<|a|>",
+            "additional_special_tokens": ["<|b|>"],
+        },
+        "added_tokens": {"<|x|>": 265},
+    },
     "in-the-vocabulary": {"tokenizer_config": {"eos_token": "Ġthe", "pad_token": "🦈"}},
     "extra-list": {"tokenizer_config": {"extra_special_tokens": ["<|x|>", "<|y|>"], "pad_token": "<pad>"}},
     "extra-names": {"tokenizer_config": {"extra_special_tokens": {"boi_token": "<boi>", "eoi": "<eoi>"}}},
@@ -134,6 +146,7 @@ def test_a_template_beside_a_tokenizer_that_was_completed_is_found(empty_cache: 
         ("tokenizer_config", {"added_tokens_decoder": {"x": {"content": "<|user|>"}}}),
         ("tokenizer_config", {"added_tokens_decoder": {"7": {"text": "<|user|>"}}}),
         ("tokenizer_config", {"added_tokens_decoder": {"7": 7}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"7": {"content": 7}}}),
         ("added_tokens", {"<|user|>": "7"}),
     ],
 )

@@ -117,9 +117,11 @@ def _named_tokens(folder: Path, stored: Mapping[str, NamedToken]) -> list[NamedT
     These come again where the files describe them, since their descriptions may differ.
     """
     config, special_map = (read_json(folder / name) for name in CONFIG_FILES)
+    lists_all = "added_tokens_decoder" in config
+    special_map = {} if lists_all else special_map
     roles = _roles(config, special_map)
     further = list(_further(config, special_map))
-    if "added_tokens_decoder" in config:
+    if lists_all:
         listed = _by_id(config["added_tokens_decoder"], folder / CONFIG_FILES[0])
     else:
         special = {token.text for token in (*roles.values(), *further)}
@@ -181,12 +183,16 @@ def _of_object(value: Mapping[str, Any], special: bool) -> NamedToken:
 
 def _by_id(entries: Any, file: Path) -> list[NamedToken]:
     try:
-        ordered = sorted((int(number), entry) for number, entry in entries.items())
-        return [_of_object(entry, bool(entry.get("special"))) for _, entry in ordered if entry["content"]]
+        ordered = [entries[number] for number in sorted(entries, key=int)]
+        tokens = [_of_object(entry, bool(entry.get("special"))) for entry in ordered]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelUnavailable(
-            f"{file}: added_tokens_decoder must be an object of tokens by their ids: {error}"
+            f"{file}: added_tokens_decoder must be an object of tokens by their ids: {error!r:.80}"
         ) from error
+    for token in tokens:
+        if not isinstance(token.text, str):
+            raise ModelUnavailable(f"{file}: the content of an added token must be a text")
+    return [token for token in tokens if token.text]
 
 
 def _by_text(entries: Mapping[str, Any], special: set[str], file: Path) -> list[NamedToken]:
