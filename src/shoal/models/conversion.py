@@ -24,7 +24,7 @@ from shoal.models.child import end_child, start_child
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress, silent
 
-REVISION = 5
+REVISION = 6
 """Counts up when a conversion's result changes, or what it refuses; part of every cache key."""
 
 SOURCE_FILE = "shoal-source.json"
