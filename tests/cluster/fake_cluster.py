@@ -152,7 +152,7 @@ class FakeBackend:
         if not process.alive:
             return
         if not process.hung:
-            self.on_event(Beat(engine=process.engine, incarnation=process.incarnation, pid=1, overdue_s=0.0))
+            self.on_event(Beat(engine=process.engine, incarnation=process.incarnation, pid=1))
         self.loop.call_later(interval_s, self._beat, process, interval_s)
 
     def _step(self, process: FakeProcess) -> None:

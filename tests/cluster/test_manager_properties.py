@@ -37,9 +37,11 @@ from shoal.cluster.events import (
     EngineDraining,
     EngineEnded,
     EngineFound,
+    EngineLoading,
     EngineReady,
     EngineRemoved,
     EngineUndrained,
+    EngineWorked,
     EpochBegan,
     MoveCopied,
     MoveDeclined,
@@ -236,10 +238,19 @@ class ManagerMachine(RuleBasedStateMachine):
         self.arrive(self.messages[at] if stays else self.messages.pop(at))
 
     @precondition(lambda self: self.processes)
-    @rule(data=st.data(), overdue=st.sampled_from([0.0, 0.0, 0.0, 1.0]))
-    def beat(self, data: st.DataObject, overdue: float) -> None:
+    @rule(data=st.data(), hung=st.sampled_from(["", "", "", "a step stands still"]))
+    def beat(self, data: st.DataObject, hung: str) -> None:
         engine, incarnation = data.draw(st.sampled_from(sorted(self.processes)))
-        self.messages.append(EngineBeat(engine, incarnation, overdue))
+        self.messages.append(EngineBeat(engine, incarnation, hung))
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data(), cpu_s=st.sampled_from([0.0, 0.02, 5.0, 1e4]), read_bytes=st.integers(0, 3))
+    def work(self, data: st.DataObject, cpu_s: float, read_bytes: int) -> None:
+        """What a process uses is seen from outside, and it may tell how far it is with loading."""
+        process = data.draw(st.sampled_from(sorted(self.processes)))
+        self.messages.append(EngineWorked(*process, cpu_s, read_bytes))
+        if data.draw(st.booleans()):
+            self.messages.append(EngineLoading(*process, "loading"))
 
     @precondition(lambda self: self.processes)
     @rule(data=st.data())

@@ -3,15 +3,17 @@
 import pytest
 from manager_builders import SECOND, SPEED, Bench, dispatched
 
-from shoal.cluster.actions import Dispatch, KillEngine, RefusalKind, Refuse, StartEngine, Withdraw
+from shoal.cluster.actions import ClusterAction, Dispatch, KillEngine, RefusalKind, Refuse, StartEngine, Withdraw
 from shoal.cluster.events import (
     EngineAdded,
     EngineBeat,
     EngineDraining,
     EngineFound,
+    EngineLoading,
     EngineReady,
     EngineRemoved,
     EngineUndrained,
+    EngineWorked,
     ServiceLoaded,
     ServicePlaced,
     ServiceUnloaded,
@@ -94,7 +96,7 @@ def test_a_silent_engine_is_killed_once_and_its_requests_move_when_it_is_gone() 
     assert isinstance(kill, KillEngine)
     assert (kill.engine, kill.incarnation) == ("e0", 1)
     assert bench.wait(20, ("e1", 1)) == []
-    assert bench.tell(EngineBeat("e0", 1, overdue_s=3.0)) == []
+    assert bench.tell(EngineBeat("e0", 1, hung="a step stands still")) == []
     assert dispatched(bench.submit("r1")) == [("r1", "e1", 1)]
     assert bench.die("e0", 1, "r0") == [Dispatch("r0", "e1", 1, 2)]
 
@@ -112,9 +114,87 @@ def test_who_did_not_listen_does_not_count_silence() -> None:
 def test_an_engine_whose_step_never_ends_is_killed() -> None:
     bench = Bench()
     bench.add("e0")
-    [kill] = bench.tell(EngineBeat("e0", 1, overdue_s=0.1))
+    why = "a step stands still"
+    assert bench.tell(EngineBeat("e0", 1, hung=why)) == [KillEngine("e0", 1, why)]
+    assert bench.tell(EngineBeat("e0", 1, hung=why)) == []
+
+
+class Working:
+    """Engine e0 of a bench as others see it: what its process has used."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cpu_s = 0.0
+        self.read_bytes = 0
+
+    def wait(self, seconds: float, share: float = 0.0, bytes_per_s: int = 0) -> list[ClusterAction]:
+        """Time passes in which it uses a share of a core, and reads, and tells nothing."""
+        actions: list[ClusterAction] = []
+        for _ in range(round(seconds)):
+            self.cpu_s += share
+            self.read_bytes += bytes_per_s
+            actions += self.bench.tell(EngineWorked("e0", 1, self.cpu_s, self.read_bytes))
+            actions += self.bench.wait(1)
+        return actions
+
+
+@pytest.mark.parametrize("share", [0.02, 1.0, 8.0])
+def test_an_engine_that_is_silent_and_works_is_left_alone_for_long(share: float) -> None:
+    bench = Bench()
+    bench.add("e0")
+    process = Working(bench)
+    assert process.wait(190, share) == []
+    bench.tell(EngineBeat("e0", 1))
+    [kill] = process.wait(13)
     assert isinstance(kill, KillEngine)
-    assert bench.tell(EngineBeat("e0", 1, overdue_s=0.2)) == []
+    assert "it was silent: it used 0.00 s of CPU time in 10." in kill.why
+    assert "(the limit, cluster.hung_after, is 10 s)" in kill.why
+
+
+def test_an_engine_that_is_silent_and_computes_for_ever_is_killed() -> None:
+    bench = Bench()
+    bench.add("e0")
+    [kill] = Working(bench).wait(210, 1.0)
+    assert isinstance(kill, KillEngine)
+    assert "(the limit is 20 times cluster.hung_after, 10 s)" in kill.why
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk", "told"])
+def test_an_engine_that_gets_on_with_loading_is_left_alone(how: str) -> None:
+    bench = Bench(ClusterOptions(load_timeout_s=30))
+    bench.tell(EngineAdded("e0", ("a",)))
+    process = Working(bench)
+    for part in range(20):
+        if how == "told":
+            bench.tell(EngineLoading("e0", 1, f"downloading: {part}%"))
+        share, bytes_per_s = 0.02 * (how == "cpu"), 1000 * (how == "disk")
+        assert process.wait(29, share, bytes_per_s) == []
+    assert bench.ready("e0", 1) == []
+    assert states(bench) == {"e0": EngineState.READY}
+
+
+def test_an_engine_that_loads_and_hangs_is_killed_and_the_log_says_by_which_limit() -> None:
+    bench = Bench(ClusterOptions(load_timeout_s=30))
+    bench.tell(EngineAdded("e0", ("a",)))
+    process = Working(bench)
+    assert process.wait(50, 1.0) == []
+    bench.tell(EngineLoading("e0", 1, "loading smollm2"))
+    [kill] = process.wait(32)
+    assert isinstance(kill, KillEngine)
+    assert "it did not get on with loading (loading smollm2): it used 0.00 s of CPU time in 30." in kill.why
+    assert "(the limit, cluster.load_timeout, is 30 s)" in kill.why
+
+
+def test_an_engine_that_loads_one_model_for_ever_is_killed_by_its_cpu_time() -> None:
+    bench = Bench(ClusterOptions(load_timeout_s=30))
+    bench.tell(EngineAdded("e0", ("a",)))
+    process = Working(bench)
+    for part in range(3):
+        bench.tell(EngineLoading("e0", 1, f"loading model {part}"))
+        assert process.wait(590, 4.0) == []
+    [kill] = process.wait(20, 4.0)
+    assert isinstance(kill, KillEngine)
+    assert "(the limit is 20 times cluster.load_timeout, 30 s)" in kill.why
 
 
 def test_an_engine_that_loads_for_too_long_is_killed() -> None:
@@ -218,7 +298,8 @@ def test_what_is_told_of_other_incarnations_changes_nothing(incarnation: int) ->
     bench.submit("r0")
     assert bench.die("e0", incarnation, "r0") == []
     assert bench.ready("e0", incarnation) == []
-    assert bench.tell(EngineBeat("e0", incarnation, overdue_s=9.0)) == []
+    assert bench.tell(EngineBeat("e0", incarnation, hung="a step stands still")) == []
+    assert bench.tell(EngineWorked("e0", incarnation, 9.0, 0), EngineLoading("e0", incarnation, "")) == []
     assert bench.manager.owner("r0") == "e0"
 
 

@@ -34,7 +34,7 @@ def test_messages_arrive_as_they_were_sent():
         messages = [
             lifeline.Loading("weights"),
             lifeline.Ready(info, "ipc:///tmp/x", "ipc:///tmp/x.kv"),
-            lifeline.Beat(0.5),
+            lifeline.Beat("a step stands still"),
             lifeline.Failed("RuntimeError", "why"),
         ]
         for message in messages:

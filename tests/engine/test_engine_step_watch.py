@@ -1,9 +1,9 @@
-"""When a step counts as too long."""
+"""When a step counts as hung: by its CPU time, and where a GPU computes by its time."""
 
 import pytest
 
 from shoal.core import StepPlan
-from shoal.engine.step_watch import LEAST_LIMIT_S, Overdue, PresentStep, StepWatch
+from shoal.engine.step_watch import PresentStep, StepJudge, StepWatch
 
 
 class Clock:
@@ -16,10 +16,10 @@ class Clock:
         self.now_ns += round(seconds * 1e9)
 
 
-def plan(number, tokens, iterations=1):
+def plan(number, tokens, iterations=1, service="a"):
     return StepPlan(
         number=number,
-        service="a",
+        service=service,
         seq_ids=(0,),
         new_tokens=(tokens,),
         sampled=(0,),
@@ -27,24 +27,23 @@ def plan(number, tokens, iterations=1):
     )
 
 
-def test_the_limit_follows_the_mean_of_steps_of_that_size():
+def test_a_step_is_compared_with_those_of_its_service_and_its_size():
     clock = Clock()
     watch = StepWatch(clock)
     assert watch.present is None
-    for number, seconds in enumerate([4.0, 2.0]):
+    for number, (seconds, usual_s) in enumerate([(4.0, None), (2.0, 4.0)]):
         watch.begin(plan(number, 1000))
-        assert watch.present == PresentStep(number, max(LEAST_LIMIT_S, 20 * 4.0 * number))
+        assert watch.present == PresentStep(number, "a", usual_s)
         clock.sleep(seconds)
         watch.end()
         assert watch.present is None
-    watch.begin(plan(2, 600))
-    assert watch.present.limit_s == pytest.approx(60)
-    watch.end()
-    watch.begin(plan(3, 400))
-    assert watch.present.limit_s == LEAST_LIMIT_S
-    watch.end()
-    watch.begin(plan(4, 1, iterations=700))
-    assert watch.present.limit_s == pytest.approx(20 * (4 + 2 + 0) / 3)
+    for number, (tokens, iterations, service, usual_s) in enumerate(
+        [(600, 1, "a", 3.0), (400, 1, "a", None), (1, 700, "a", 2.0), (600, 1, "b", None)], start=2
+    ):
+        watch.begin(plan(number, tokens, iterations, service))
+        expected = usual_s if usual_s is None else pytest.approx(usual_s)
+        assert watch.present == PresentStep(number, service, expected)
+        watch.end()
 
 
 def test_the_oldest_of_two_plans_is_timed_from_the_end_of_the_one_before():
@@ -61,17 +60,79 @@ def test_the_oldest_of_two_plans_is_timed_from_the_end_of_the_one_before():
     watch.end()
     for tokens, mean_s in ((1, 3), (100, 5)):
         watch.begin(plan(2, tokens))
-        assert watch.present.limit_s == max(LEAST_LIMIT_S, 20 * mean_s)
+        assert watch.present.usual_s == mean_s
         watch.end()
 
 
-def test_a_step_is_overdue_by_what_was_seen_of_it():
-    overdue = Overdue(most_s=2.0)
-    step = PresentStep(7, 30.0)
-    assert overdue.look(None, 100) == 0
-    assert overdue.look(step, 100) == 0
-    assert [overdue.look(step, 2.0) for _ in range(15)] == [0.0] * 15
-    assert overdue.look(step, 1.0) == 1.0
-    assert overdue.look(step, 1000.0) == 3.0, "a process that slept has seen nothing"
-    assert overdue.look(PresentStep(8, 30.0), 1.0) == 0
-    assert overdue.look(PresentStep(8, 30.0), 1.0) == 0
+def looks(judge, step, seconds, share, every_s=1.0):
+    """What is said at the looks at a step that uses a share of a core: when for the first time, and what."""
+    for second in range(int(seconds / every_s)):
+        if why := judge.look(step, every_s, share * every_s):
+            return (second + 1) * every_s, why
+    return None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+@pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
+def test_a_step_on_a_busy_machine_is_left_alone(threads, share):
+    """It computes for 20 s on its threads, and gets a share of what it would take."""
+    judge = StepJudge(30, threads, most_s=2)
+    step = PresentStep(1, "a", 20.0)
+    assert judge.look(step, 1, 1) == ""
+    assert looks(judge, step, 20 / share, share * threads) is None
+
+
+def test_a_step_that_uses_no_cpu_time_stands_still():
+    judge = StepJudge(30, 2, most_s=2)
+    for plan_number, usual_s in enumerate((None, 0.01, 500.0)):
+        step = PresentStep(plan_number, "chat", usual_s)
+        assert judge.look(step, 1, 1) == ""
+        assert looks(judge, step, 5, 1.0) is None
+        seconds, why = looks(judge, step, 100, 0.0002)
+        assert seconds == 31
+        assert why == (
+            "a step of chat stands still: it used 0.006 s of CPU time in 31.0 s"
+            " (the limit, cluster.step_timeout, is 30 s)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "most_s", "says"),
+    [
+        (None, 600, "it is the first of its size, which may take 20 times cluster.step_timeout (30 s)"),
+        (0.5, 30, "steps of its size take 0.5 s, and this one may take 20 times that or cluster.step_timeout"),
+        (4.0, 80, "steps of its size take 4 s"),
+    ],
+)
+def test_a_step_that_computes_for_ever_is_noticed_by_its_cpu_time(usual_s, most_s, says):
+    step = PresentStep(1, "a", usual_s)
+    for share in (0.25, 2.0):
+        judge = StepJudge(30, 2, most_s=2)
+        assert judge.look(step, 1, 1) == ""
+        seconds, why = looks(judge, step, 10_000, share)
+        assert seconds == most_s * 2 / share + 1
+        assert "a step of a does not end" in why
+        assert "of CPU time on each of 2 threads" in why
+        assert says in why
+
+
+def test_on_a_gpu_only_time_counts():
+    for share in (0.0, 1.0):
+        judge = StepJudge(30, None, most_s=2)
+        assert judge.look(PresentStep(1, "a", 4.0), 1, share) == ""
+        seconds, why = looks(judge, PresentStep(1, "a", 4.0), 1000, share)
+        assert seconds == 81
+        assert "CPU" not in why
+        assert judge.look(PresentStep(2, "a", None), 1, share) == ""
+        assert looks(judge, PresentStep(2, "a", None), 600, share) is None
+
+
+def test_a_process_that_slept_has_seen_nothing():
+    judge = StepJudge(30, 1, most_s=2)
+    step = PresentStep(7, "a", 1.0)
+    assert judge.look(None, 100, 0) == ""
+    assert judge.look(step, 100, 0) == ""
+    assert all(judge.look(step, 1000, 0) == "" for _ in range(15))
+    assert judge.look(step, 1, 0) != ""
+    assert judge.look(PresentStep(8, "a", 1.0), 1, 0) == ""
+    assert judge.look(PresentStep(8, "a", 1.0), 1, 0) == ""

@@ -16,6 +16,8 @@ class Loading:
     incarnation: int
     what: str
     """What it does now."""
+    waits: bool = False
+    """Whether it waits for something, and gets nowhere meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,20 @@ class Beat:
     incarnation: int
     pid: int
     """Its process."""
-    overdue_s: float
+    hung: str = ""
     """As in ``events.EngineBeat``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worked:
+    """What an engine's process has used since its start, as others see it, whatever it does."""
+
+    engine: str
+    incarnation: int
+    cpu_s: float
+    """CPU time."""
+    read_bytes: int
+    """What was read from disks, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +74,7 @@ class Exited:
     """Ids of the engine's requests (of their present attempt) whose steps were being computed."""
 
 
-BackendEvent = Loading | Loaded | Beat | Exited
+BackendEvent = Loading | Loaded | Beat | Worked | Exited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.cluster.backend import EngineConfig
 from shoal.cluster.events import ServiceSpeed
-from shoal.cluster.options import EnginePlan
+from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import RemoteEngine
 from shoal.cluster.status import ClusterInfo
 from shoal.core import Service
@@ -26,7 +26,7 @@ class Catalog:
         engines: Mapping[str, RemoteEngine],
         folders: Mapping[str, Path],
         builder: str,
-        heartbeat_s: float,
+        options: ClusterOptions,
     ) -> None:
         plans = [engine.plan for engine in engines.values()]
         self.services = {service.name: service for plan in plans for service in plan.options.services}
@@ -36,7 +36,7 @@ class Catalog:
         self._engines = engines
         self._folders = dict(folders)
         self._builder = builder
-        self._heartbeat_s = heartbeat_s
+        self._options = options
         self._limits: dict[str, ServiceInfo] = {}
         """Of every service, as they were when an engine had it last."""
         self._speeds: dict[tuple[str, int, str], ServiceSpeed] = {}
@@ -67,7 +67,8 @@ class Catalog:
                 if service.name in self._folders
             },
             builder=self._builder,
-            heartbeat_s=self._heartbeat_s,
+            heartbeat_s=self._options.heartbeat_s,
+            step_timeout_s=self._options.step_timeout_s,
         )
 
     @property

@@ -76,8 +76,32 @@ class EngineBeat(msgspec.Struct, frozen=True, tag=True):
     """Its name."""
     incarnation: int
     """Which start of it."""
-    overdue_s: float = 0.0
-    """How much longer its present step takes than any step of its size may; 0: no longer."""
+    hung: str = ""
+    """Why its present step counts as hung, in words; empty: it does not."""
+
+
+class EngineLoading(msgspec.Struct, frozen=True, tag=True):
+    """An engine that loads has got on."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    what: str
+    """What it does now."""
+
+
+class EngineWorked(msgspec.Struct, frozen=True, tag=True):
+    """What an engine's process has used since its start, as others see it, whatever it does."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    cpu_s: float
+    """CPU time."""
+    read_bytes: int
+    """What was read from disks, where that is known."""
 
 
 class EngineEnded(msgspec.Struct, frozen=True, tag=True):
@@ -305,6 +329,8 @@ ClusterEvent = (
     | EngineFound
     | EngineReady
     | EngineBeat
+    | EngineLoading
+    | EngineWorked
     | EngineEnded
     | EngineDraining
     | EngineUndrained

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.cluster.actions import LoadService, UnloadService
-from shoal.cluster.backend import BackendEvent, Beat, EngineBackend, Exited, Loaded, Loading
+from shoal.cluster.backend import BackendEvent, Beat, EngineBackend, Exited, Loaded, Loading, Worked
 from shoal.cluster.call import call_of
 from shoal.cluster.catalog import Catalog
 from shoal.cluster.events import (
@@ -15,7 +15,9 @@ from shoal.cluster.events import (
     EngineBeat,
     EngineEnded,
     EngineFound,
+    EngineLoading,
     EngineReady,
+    EngineWorked,
     ServiceFailed,
     ServiceLoaded,
     ServiceUnloaded,
@@ -60,7 +62,7 @@ class Fleet:
         self._on_end = on_end
         self._engines = {plan.name: RemoteEngine(plan, clock) for plan in plans}
         self._clock = clock
-        self.catalog = Catalog(self._engines, folders, builder, options.heartbeat_s)
+        self.catalog = Catalog(self._engines, folders, builder, options)
         """The services, and what clients can check requests against."""
         self.found: dict[str, int] = {}
         """Processes of the engines that an earlier server left running, by name."""
@@ -232,11 +234,15 @@ class Fleet:
                 if self._progress is not None and not self._started.done():
                     alone = len(self._engines) == 1
                     self._progress(event.what if alone else f"engine {event.engine}: {event.what}")
+                if not event.waits:
+                    self._tell(EngineLoading(event.engine, event.incarnation, event.what))
             case Loaded():
                 self._connect(engine, event)
             case Beat():
                 engine.beat(event.pid)
-                self._tell(EngineBeat(event.engine, event.incarnation, event.overdue_s))
+                self._tell(EngineBeat(event.engine, event.incarnation, event.hung))
+            case Worked():
+                self._tell(EngineWorked(event.engine, event.incarnation, event.cpu_s, event.read_bytes))
             case Exited():
                 self._ended(engine, event)
 

@@ -16,7 +16,7 @@ from shoal.cluster.backend import BackendEvent, EngineConfig, Exited, FoundEngin
 from shoal.cluster.node import EngineExited, EngineSaid, wire
 from shoal.cluster.node.__main__ import TAKEN
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
-from shoal.cluster.node.told import found_engine, to_event
+from shoal.cluster.node.told import found_engine, to_event, worked
 from shoal.cluster.node_start import drop_early_node, start_node
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import lifeline
@@ -226,6 +226,9 @@ class LocalBackend:
                         self._said(message)
                     case EngineExited():
                         self._exited(message)
+                    case wire.NodeBeat():
+                        for usage in message.usages:
+                            self._tell(worked(usage))
         watching.cancel()
         self._link = None
         link.writer.close()

@@ -15,9 +15,11 @@ from shoal.cluster.events import (
     EngineDraining,
     EngineEnded,
     EngineFound,
+    EngineLoading,
     EngineReady,
     EngineRemoved,
     EngineUndrained,
+    EngineWorked,
     EpochBegan,
     MoveEvent,
     MoveWanted,
@@ -79,6 +81,8 @@ class Manager:
             EngineFound: self._found,
             EngineReady: self._ready,
             EngineBeat: self._beat,
+            EngineLoading: self._loading,
+            EngineWorked: self._worked,
             EngineEnded: self._engine_ended,
             EngineDraining: self._draining,
             EngineUndrained: self._undrained,
@@ -169,10 +173,10 @@ class Manager:
         engine = running_engine(self._engines, event)
         if engine is None or engine.loaded:
             return
-        self._supervisor.heard(engine)
         if engine.state is EngineState.LOADING:
             engine.move(EngineState.READY)
         engine.loaded, engine.ready_ns = True, now_ns
+        self._supervisor.heard(engine)
         engine.kv_formats = dict(event.kv_formats)
         engine.kv_bytes, engine.load.kv_tokens = event.kv_bytes, dict(event.kv_tokens)
         engine.block_size, engine.host = event.block_size, event.host
@@ -183,7 +187,17 @@ class Manager:
     def _beat(self, event: EngineBeat, now_ns: int) -> None:
         engine = running_engine(self._engines, event)
         if engine is not None:
-            self._note_kills(self._supervisor.heard(engine, event.overdue_s), now_ns)
+            self._note_kills(self._supervisor.heard(engine, event.hung), now_ns)
+
+    def _loading(self, event: EngineLoading, now_ns: int) -> None:
+        engine = running_engine(self._engines, event)
+        if engine is not None:
+            self._supervisor.loading(engine, event.what)
+
+    def _worked(self, event: EngineWorked, now_ns: int) -> None:
+        engine = running_engine(self._engines, event)
+        if engine is not None:
+            self._supervisor.worked(engine, event.cpu_s, event.read_bytes)
 
     def _engine_ended(self, event: EngineEnded, now_ns: int) -> None:
         engine = running_engine(self._engines, event)

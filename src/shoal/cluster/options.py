@@ -70,9 +70,11 @@ class ClusterOptions:
     heartbeat_s: float = 1.0
     """Engines give a sign of life so often."""
     hung_after_s: float = 10.0
-    """An engine silent for so long is killed."""
+    """An engine silent for so long, without CPU time, is killed."""
+    step_timeout_s: float = 30.0
+    """An engine whose step stands still for so long is killed; see ``StepJudge``."""
     load_timeout_s: float = 120.0
-    """An engine that is not ready after this time is killed."""
+    """An engine that does not get on with loading for so long is killed."""
     restart: RestartOptions = field(default_factory=RestartOptions)
     """How soon an engine that died is started again."""
     orphan_after_s: float = 60.0
@@ -87,7 +89,7 @@ class ClusterOptions:
                 "cluster.name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
                 f"digit, got {self.name!r}"
             )
-        for name in ("heartbeat_s", "load_timeout_s"):
+        for name in ("heartbeat_s", "step_timeout_s", "load_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must be more than 0")
         if not self.hung_after_s >= 3 * self.heartbeat_s:

@@ -10,7 +10,9 @@ from shoal.cluster.engine_load import EngineLoad
 from shoal.cluster.events import (
     EngineBeat,
     EngineEnded,
+    EngineLoading,
     EngineReady,
+    EngineWorked,
     MoveMethod,
     ServiceFailed,
     ServiceLoaded,
@@ -18,6 +20,7 @@ from shoal.cluster.events import (
     Submitted,
 )
 from shoal.cluster.status import EngineState
+from shoal.engine.work_watch import WorkWatch
 
 TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING}),
@@ -131,10 +134,16 @@ class Engine:
     """How often it was started again."""
     last_error: str | None = None
     """Why it ended last."""
-    began_ns: int = 0
-    """When it began to load, on the supervisor's clock."""
-    heard_ns: int | None = None
-    """When it gave its last sign of life, on the supervisor's clock; None: it gave none yet."""
+    work: WorkWatch = field(default_factory=WorkWatch)
+    """What was seen of it since it got on with loading, or later since its last sign of life."""
+    doing: str = ""
+    """What it told last that it does, while it loads."""
+    used_cpu_s: float = 0.0
+    """CPU time of its process since it was started."""
+    looked_cpu_s: float = 0.0
+    """How much of that ``work`` has counted."""
+    read_bytes: int = 0
+    """What its process has read from disks."""
     ready_ns: int = 0
     """When it became ready last."""
     restart_ns: int = 0
@@ -223,7 +232,16 @@ class Engine:
         )
 
 
-OfEngine = EngineReady | EngineBeat | EngineEnded | ServiceLoaded | ServiceFailed | ServiceUnloaded
+OfEngine = (
+    EngineReady
+    | EngineBeat
+    | EngineLoading
+    | EngineWorked
+    | EngineEnded
+    | ServiceLoaded
+    | ServiceFailed
+    | ServiceUnloaded
+)
 """What is told of one start of an engine."""
 
 

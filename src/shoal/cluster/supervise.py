@@ -6,13 +6,15 @@ from shoal.cluster.actions import KillEngine, StartEngine
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.state import Engine
 from shoal.cluster.status import EngineState
+from shoal.engine.work_watch import CIRCLES_FACTOR, WorkWatch
 
 
 class Supervisor:
     """Watches engines on a clock of its own, which stands while nobody ticks.
 
     Each tick moves that clock by the time since the last one, but at most by two intervals between ticks: so
-    a process that could not hear engines for a while does not take their silence for death.
+    a process that could not hear engines for a while does not take their silence for death. Those that use CPU
+    time meanwhile are at work (see ``WorkWatch``).
     """
 
     def __init__(self, options: ClusterOptions, starts_with: Callable[[Engine], tuple[str, ...]]) -> None:
@@ -21,16 +23,16 @@ class Supervisor:
         self._starts_with = starts_with
         self._longest_ns = round(2 * options.tick_s * 1e9)
         self._last_ns: int | None = None
-        self._watched_ns = 0
 
     def tick(self, engines: Iterable[Engine], now_ns: int) -> list[StartEngine | KillEngine]:
-        """Kill who is silent or loads for too long, and start whose wait is over."""
-        if self._last_ns is not None:
-            self._watched_ns += max(0, min(now_ns - self._last_ns, self._longest_ns))
+        """Kill those that hang, and start those whose wait is over."""
+        since_ns = 0 if self._last_ns is None else max(0, min(now_ns - self._last_ns, self._longest_ns))
         self._last_ns = now_ns
         actions: list[StartEngine | KillEngine] = []
         for engine in engines:
             if engine.runs:
+                engine.work.look(since_ns / 1e9, engine.used_cpu_s - engine.looked_cpu_s)
+                engine.looked_cpu_s = engine.used_cpu_s
                 actions += self._judge(engine)
             elif engine.state is EngineState.WAITING and now_ns >= engine.restart_ns:
                 engine.restarts += 1
@@ -48,14 +50,30 @@ class Supervisor:
     def watch(self, engine: Engine) -> None:
         """The engine's process runs from now on."""
         engine.runs, engine.loaded, engine.killed = True, False, False
-        engine.began_ns, engine.heard_ns = self._watched_ns, None
+        engine.doing, engine.used_cpu_s, engine.looked_cpu_s, engine.read_bytes = "", 0.0, 0.0, 0
+        engine.work.progress()
 
-    def heard(self, engine: Engine, overdue_s: float = 0.0) -> list[KillEngine]:
-        """Notice a sign of life. overdue_s: how long its step has taken too long."""
-        engine.heard_ns = self._watched_ns
-        if overdue_s <= 0 or engine.killed:
-            return []
-        return [_kill(engine, f"a step takes {overdue_s:.1f} s longer than any may")]
+    def heard(self, engine: Engine, hung: str = "") -> list[KillEngine]:
+        """Notice a sign of life. hung: why its step counts as hung.
+
+        While an engine loads, its imports may hold up its signs of life: then they mean nothing.
+        """
+        if engine.loaded:
+            engine.work.progress()
+        return [_kill(engine, hung)] if hung and not engine.killed else []
+
+    def loading(self, engine: Engine, what: str) -> None:
+        """Notice that an engine gets on with loading."""
+        engine.doing = what
+        if not engine.loaded:
+            engine.work.progress()
+
+    def worked(self, engine: Engine, cpu_s: float, read_bytes: int) -> None:
+        """Notice what an engine's process has used since its start."""
+        engine.used_cpu_s = max(engine.used_cpu_s, cpu_s)
+        if read_bytes > engine.read_bytes:
+            engine.read_bytes = read_bytes
+            engine.work.mark()
 
     def ended(self, engine: Engine, reason: str, now_ns: int) -> None:
         """Notice the end of an engine's process, and when it is to be started again."""
@@ -69,19 +87,31 @@ class Supervisor:
             engine.restart_ns = now_ns + round(restart.wait_s(engine.deaths) * 1e9)
 
     def _judge(self, engine: Engine) -> list[KillEngine]:
-        """Kill an engine that is silent, or not ready, for too long.
-
-        While an engine loads, its imports may hold up its heartbeats: then only the time of loading counts.
-        """
+        """Kill an engine that is silent, or does not get on with loading, and hangs."""
         if engine.killed:
             return []
-        silent_s = 0.0 if engine.heard_ns is None else (self._watched_ns - engine.heard_ns) / 1e9
-        if engine.state is not EngineState.LOADING and silent_s > self._options.hung_after_s:
-            return [_kill(engine, f"it was silent for {silent_s:.1f} s")]
-        loads_s = (self._watched_ns - engine.began_ns) / 1e9
-        if engine.state is EngineState.LOADING and loads_s > self._options.load_timeout_s:
-            return [_kill(engine, f"it was not ready after {loads_s:.1f} s")]
-        return []
+        if engine.loaded:
+            why = _hangs(engine.work, "cluster.hung_after", self._options.hung_after_s)
+            return [_kill(engine, f"it was silent: {why}")] if why else []
+        why = _hangs(engine.work, "cluster.load_timeout", self._options.load_timeout_s)
+        doing = f" ({engine.doing})" if engine.doing else ""
+        return [_kill(engine, f"it did not get on with loading{doing}: {why}")] if why else []
+
+
+def _hangs(work: WorkWatch, key: str, limit_s: float) -> str:
+    """Why an engine counts as hung, in words; empty: it does not. key: of the limit."""
+    if work.still_s > limit_s:
+        return (
+            f"it used {work.still_cpu_s:.2f} s of CPU time in {work.still_s:.1f} s"
+            f" (the limit, {key}, is {limit_s:g} s)"
+        )
+    most_s = CIRCLES_FACTOR * limit_s
+    if work.took_s > most_s and work.cpu_s > most_s:
+        return (
+            f"it used {work.cpu_s:.0f} s of CPU time in {work.took_s:.0f} s"
+            f" (the limit is {CIRCLES_FACTOR:g} times {key}, {limit_s:g} s)"
+        )
+    return ""
 
 
 def _kill(engine: Engine, why: str) -> KillEngine:

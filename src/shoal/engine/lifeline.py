@@ -13,7 +13,7 @@ import msgspec
 from shoal.core import ConfigError, EngineDied, ModelUnavailable, ModelUnsupported, ShoalError
 from shoal.engine.info import EngineInfo
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of all messages between the processes of a cluster: those of one version understand each other."""
 
 TRANSFER_SUFFIX = ".kv"
@@ -55,8 +55,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class Beat(msgspec.Struct, tag=True, frozen=True):
     """Up: a sign of life."""
 
-    overdue_s: float
-    """How much longer its present step takes than any step of its size may; 0: no longer."""
+    hung: str = ""
+    """Why its present step counts as hung, in words; empty: it does not."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

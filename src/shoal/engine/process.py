@@ -26,13 +26,14 @@ import msgspec
 
 from shoal.core import InvalidRequest, QueueFull, StepPlan, TokenEvent
 from shoal.engine import lifeline, wire
+from shoal.engine.build import default_threads
 from shoal.engine.client_link import ClientLink
 from shoal.engine.config import EngineConfig
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.journal import Journal
 from shoal.engine.lifeline import Lifeline
-from shoal.engine.step_watch import Overdue, StepWatch
+from shoal.engine.step_watch import StepJudge, StepWatch
 from shoal.engine.transfer import Transfer, transfer_address
 from shoal.models.child import end_with_parent
 
@@ -312,16 +313,21 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _beat(owner: Lifeline, every_s: float, watch: StepWatch) -> None:
+def _beat(owner: Lifeline, every_s: float, watch: StepWatch, judge: StepJudge) -> None:
     """Give signs of life, whatever the engine does, until the owner is gone."""
-    overdue = Overdue(most_s=_LATE_LOOK * every_s)
-    looked_ns = time.monotonic_ns()
+    looked_ns, used_ns = time.monotonic_ns(), _used_ns()
     with suppress(ConnectionError):
         while True:
-            now_ns = time.monotonic_ns()
-            owner.send(lifeline.Beat(overdue.look(watch.present, (now_ns - looked_ns) / 1e9)))
-            looked_ns = now_ns
+            now_ns, cpu_ns = time.monotonic_ns(), _used_ns()
+            hung = judge.look(watch.present, (now_ns - looked_ns) / 1e9, (cpu_ns - used_ns) / 1e9)
+            owner.send(lifeline.Beat(hung))
+            looked_ns, used_ns = now_ns, cpu_ns
             time.sleep(every_s)
+
+
+def _used_ns() -> int:
+    """CPU time of all threads but the one that asks."""
+    return time.process_time_ns() - time.thread_time_ns()
 
 
 def main() -> int:
@@ -341,9 +347,11 @@ def main() -> int:
         return 1
     end_with_parent(sys.stdin.fileno())
     config: EngineConfig = pickle.loads(start.config)
-    watch = StepWatch()
+    threads = None if config.options.device != "cpu" else config.options.threads or default_threads()
+    watch = StepWatch(time.monotonic_ns if threads is None else lambda: time.process_time_ns() // threads)
+    judge = StepJudge(config.step_timeout_s, threads, _LATE_LOOK * config.heartbeat_s)
     beat = threading.Thread(
-        target=_beat, args=(owner, config.heartbeat_s, watch), name="heartbeat", daemon=True
+        target=_beat, args=(owner, config.heartbeat_s, watch, judge), name="heartbeat", daemon=True
     )
     beat.start()
     serve(start, config, owner, watch)

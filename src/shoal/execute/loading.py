@@ -26,7 +26,7 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import context_tokens, read_facts, read_weight_headers, resolve_model
+from shoal.models import context_tokens, in_words, read_facts, read_weight_headers, resolve_model
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -196,7 +196,9 @@ class ModelLoader:
         progress: called with a line if it has to be loaded. A folder that is not there is one of another
         host, which has this engine load a service: the model is found here, or fetched.
         """
-        folder = (folder if folder.exists() else resolve_model(service.model)).resolve()
+        if not folder.exists():
+            folder = resolve_model(service.model, None if progress is None else in_words(progress))
+        folder = folder.resolve()
         if prefers_int8(service, folder, self.device):
             try:
                 return self._load_as(service, folder, torch.int8, progress)

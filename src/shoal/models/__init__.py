@@ -13,7 +13,7 @@ from shoal.models.context_length import context_tokens
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
 from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
-from shoal.models.progress import Progress
+from shoal.models.progress import Progress, in_words
 from shoal.models.resolve import check_model, pull_model, resolve_model
 from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
 from shoal.models.weights import (
@@ -41,6 +41,7 @@ __all__ = [
     "context_tokens",
     "derived_folder",
     "groups_file",
+    "in_words",
     "is_quantised",
     "list_models",
     "opened_weights",

@@ -5,6 +5,13 @@ with the messages of ``wire``; ``folder`` is where both meet. Nothing here needs
 process is small and starts quickly.
 """
 
-from shoal.cluster.node.engines import EngineExited, EngineSaid, Node, NodeEvent, RunningEngine
+from shoal.cluster.node.engines import (
+    EngineExited,
+    EngineSaid,
+    EngineUsage,
+    Node,
+    NodeEvent,
+    RunningEngine,
+)
 
-__all__ = ["EngineExited", "EngineSaid", "Node", "NodeEvent", "RunningEngine"]
+__all__ = ["EngineExited", "EngineSaid", "EngineUsage", "Node", "NodeEvent", "RunningEngine"]

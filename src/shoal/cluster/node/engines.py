@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from shoal.core import ShoalError
 from shoal.engine import lifeline
@@ -58,6 +60,19 @@ class RunningEngine(msgspec.Struct, frozen=True):
     """What it told when it had loaded; None: it still loads."""
 
 
+class EngineUsage(msgspec.Struct, frozen=True):
+    """What an engine's process has used since its start."""
+
+    engine: str
+    """Its name."""
+    incarnation: int
+    """Which start of it."""
+    cpu_s: float
+    """CPU time, with that of its children that have ended."""
+    read_bytes: int
+    """What was read from disks, where that is known."""
+
+
 @dataclass(slots=True)
 class _Owned:
     """An engine that was started and is not gone."""
@@ -66,6 +81,8 @@ class _Owned:
     killed: bool = False
     """It is to be killed as soon as it is there."""
     child: EngineChild | None = None
+    process: psutil.Process | None = None
+    """The same, to look at from outside."""
     ready: lifeline.Ready | None = None
 
 
@@ -130,6 +147,14 @@ class Node:
             if owned.child is not None
         ]
 
+    def usages(self) -> list[EngineUsage]:
+        """What the engines use, also those that cannot tell anything themselves."""
+        return [
+            EngineUsage(engine, owned.incarnation, *used)
+            for engine, owned in self._owned.items()
+            if owned.process is not None and (used := _used(owned.process)) is not None
+        ]
+
     async def close(self) -> None:
         """End all engines, which are killed if they do not end, and wait until they are gone."""
         for owned in self._owned.values():
@@ -159,6 +184,8 @@ class Node:
             self._end(engine, owned, lifeline.describe_failure(error))
             return
         owned.child = child
+        with suppress(psutil.Error):  # it has ended already
+            owned.process = psutil.Process(child.pid)
         if owned.killed:
             child.kill()
         end = await child.wait()
@@ -180,3 +207,14 @@ class Node:
         else:
             event = EngineExited(engine, owned.incarnation, failure.message, failure.kind, suspects)
         self._on_event(event)
+
+
+def _used(process: psutil.Process) -> tuple[float, int] | None:
+    """CPU time and bytes read; None: it cannot be known, or the process has ended."""
+    try:
+        with process.oneshot():
+            cpu_s = sum(process.cpu_times()[:4])  # of the system and children, too
+            read_bytes = process.io_counters().read_bytes if hasattr(process, "io_counters") else 0
+    except (psutil.Error, OSError):
+        return None
+    return cpu_s, read_bytes

@@ -131,7 +131,7 @@ class Tenancy:
         )
 
     def _beat(self, client: Callable[[wire.FromNode], None], every_s: float) -> None:
-        client(wire.NodeBeat())
+        client(wire.NodeBeat(self.node.usages()))
         self._beating = asyncio.get_running_loop().call_later(every_s, self._beat, client, every_s)
 
     def _stop_beating(self) -> None:

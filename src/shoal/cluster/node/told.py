@@ -1,7 +1,7 @@
 """What a node tells, as a backend's events."""
 
-from shoal.cluster.backend import BackendEvent, Beat, FoundEngine, Loaded, Loading
-from shoal.cluster.node.engines import EngineSaid, RunningEngine
+from shoal.cluster.backend import BackendEvent, Beat, FoundEngine, Loaded, Loading, Worked
+from shoal.cluster.node.engines import EngineSaid, EngineUsage, RunningEngine
 from shoal.engine import lifeline
 
 
@@ -13,8 +13,8 @@ def to_event(said: EngineSaid) -> BackendEvent | None:
             return Loading(engine=engine, incarnation=incarnation, what=what)
         case lifeline.Ready() as ready:
             return _loaded(engine, incarnation, pid, ready)
-        case lifeline.Beat(overdue_s):
-            return Beat(engine=engine, incarnation=incarnation, pid=pid, overdue_s=overdue_s)
+        case lifeline.Beat(hung):
+            return Beat(engine=engine, incarnation=incarnation, pid=pid, hung=hung)
         case lifeline.Failed():
             return None
 
@@ -24,6 +24,16 @@ def found_engine(running: RunningEngine) -> FoundEngine:
     engine, incarnation, pid, ready = running.engine, running.incarnation, running.pid, running.ready
     loaded = None if ready is None else _loaded(engine, incarnation, pid, ready)
     return FoundEngine(engine=engine, incarnation=incarnation, pid=pid, loaded=loaded)
+
+
+def worked(usage: EngineUsage) -> Worked:
+    """What an engine has used."""
+    return Worked(
+        engine=usage.engine,
+        incarnation=usage.incarnation,
+        cpu_s=usage.cpu_s,
+        read_bytes=usage.read_bytes,
+    )
 
 
 def _loaded(engine: str, incarnation: int, pid: int, ready: lifeline.Ready) -> Loaded:

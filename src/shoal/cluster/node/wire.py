@@ -7,7 +7,7 @@ import asyncio
 
 import msgspec
 
-from shoal.cluster.node.engines import EngineExited, EngineSaid, RunningEngine
+from shoal.cluster.node.engines import EngineExited, EngineSaid, EngineUsage, RunningEngine
 from shoal.engine.lifeline import LENGTH
 
 
@@ -68,6 +68,9 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 class NodeBeat(msgspec.Struct, tag=True, frozen=True):
     """From the node: a sign of life."""
+
+    usages: list[EngineUsage] = []
+    """What its engines have used, which tells those that work from those that hang."""
 
 
 ToNode = Hello | StartEngine | KillEngine | Shutdown

@@ -17,7 +17,7 @@ from shoal.cluster.ray.outbox import Outbox
 from shoal.core import ShoalError
 from shoal.engine import lifeline
 from shoal.engine.config import EngineConfig
-from shoal.models import resolve_model
+from shoal.models import in_words, resolve_model
 
 # A server that lives asks for news again at once.
 _ALIVE_S = 0.5
@@ -169,15 +169,7 @@ def fit_config(config: bytes, memory_share: float, report: Callable[[str], None]
     ModelUnsupported.
     """
     fitted: EngineConfig = pickle.loads(config)
-    told = ""
-
-    def progress(what: str, done: int, total: int | None) -> None:
-        nonlocal told
-        text = what if not total else f"{what}: {100 * done // total}%"
-        if text != told:
-            told = text
-            report(text)
-
+    progress = in_words(report)
     models = {service.name: service.model for service in fitted.options.services}
     folders = {name: resolve_model(models[name], progress) for name in fitted.folders}
     if fitted.options.device == "cpu":

@@ -12,7 +12,7 @@ import ray
 
 from shoal.cluster.backend import BackendEvent, EngineConfig, Exited, FoundEngine, Loading
 from shoal.cluster.node import EngineExited, EngineSaid, wire
-from shoal.cluster.node.told import found_engine, to_event
+from shoal.cluster.node.told import found_engine, to_event, worked
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.ray.actor import EngineActor
 from shoal.cluster.ray.connection import connect, disconnect
@@ -152,9 +152,8 @@ class RayBackend:
                 room = describe_room(needs, nodes, free)
                 if not fits_somewhere(needs, nodes):
                     raise ConfigError(room)
-                self._tell(
-                    Loading(engine=engine, incarnation=incarnation, what=f"waiting for its actor: {room}")
-                )
+                what = f"waiting for its actor: {room}"
+                self._tell(Loading(engine=engine, incarnation=incarnation, what=what, waits=True))
             greeting.result()
         except (ConfigError, EngineDied) as error:
             self._not_placed(order, node, error)
@@ -222,6 +221,9 @@ class RayBackend:
                 self._exited(
                     message.engine, message.incarnation, message.reason, message.failure, message.suspects
                 )
+            case wire.NodeBeat():
+                for usage in message.usages:
+                    self._tell(worked(usage))
 
     def _exited(
         self,
