@@ -16,9 +16,9 @@ import psutil
 import pytest
 from engine_builders import BUILDER, make_options, make_request
 
-from shoal.cluster.backend import Beat, EngineConfig, Exited, Loaded, Loading
+from shoal.cluster.backend import Beat, EngineConfig, Exited, Loaded, Loading, Worked
 from shoal.cluster.local import LocalBackend
-from shoal.cluster.node.folder import NodeFolder, folder_path
+from shoal.cluster.node.folder import SOCKET, NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
 from shoal.engine.channel import EngineChannel
@@ -181,7 +181,7 @@ def test_a_stopped_engine_is_silent_and_can_be_killed():
             await asyncio.sleep(0.3)
             watched.events.clear()
             await watched.until(Beat, "other")
-            assert not [event for event in watched.events if event.engine == "e"]
+            assert {type(event) for event in watched.events if event.engine == "e"} <= {Worked}
             watched.backend.kill_engine("e", 1)
             assert "SIGKILL" in (await watched.until(Exited)).reason
 
@@ -441,15 +441,38 @@ def test_a_server_of_another_version_is_refused(monkeypatch):
     run(scenario)
 
 
-def test_a_node_that_gives_no_answer_is_told(monkeypatch):
+def test_a_node_that_hangs_is_replaced_with_its_engines(monkeypatch, caplog):
+    monkeypatch.setattr("shoal.cluster.local._ANSWER_TIMEOUT_S", 1.0)
+
+    async def scenario():
+        first = Watched("stuck")
+        await first.attach()
+        loaded = await first.start()
+        old = psutil.Process(loaded.pid).parent()
+        for pid in (loaded.pid, old.pid):
+            os.kill(pid, signal.SIGSTOP)
+        async with attached("stuck") as watched:
+            assert watched.backend._link.pid != old.pid
+            assert not psutil.pid_exists(loaded.pid)
+            assert (await watched.start()).pid != loaded.pid
+        await first.backend.close()
+        assert f"node of cluster 'stuck' (process {old.pid}) hangs, and is replaced" in caplog.text
+
+    run(scenario)
+
+
+def test_a_process_that_hangs_and_is_no_node_of_ours_is_left_alone(monkeypatch):
     monkeypatch.setattr("shoal.cluster.local._ANSWER_TIMEOUT_S", 0.1)
 
     async def scenario():
-        async with attached("stuck") as watched:
-            os.kill(watched.backend._link.pid, signal.SIGSTOP)
-            with pytest.raises(EngineDied, match=r"'stuck' gives no answer"):
-                await Watched("stuck").attach()
-            os.kill(watched.backend._link.pid, signal.SIGCONT)
+        folder = folder_path("stuck")
+        folder.mkdir(0o700)
+        server = await asyncio.start_unix_server(lambda reader, writer: None, folder / SOCKET)
+        with pytest.raises(EngineDied, match=r"'stuck' gives no answer; end the process that has"):
+            await Watched("stuck").attach()
+        server.close()
+        (folder / SOCKET).unlink()
+        folder.rmdir()
 
     run(scenario)
 

@@ -3,7 +3,15 @@
 import pytest
 from manager_builders import SECOND, SPEED, Bench, dispatched
 
-from shoal.cluster.actions import ClusterAction, Dispatch, KillEngine, RefusalKind, Refuse, StartEngine, Withdraw
+from shoal.cluster.actions import (
+    ClusterAction,
+    Dispatch,
+    KillEngine,
+    RefusalKind,
+    Refuse,
+    StartEngine,
+    Withdraw,
+)
 from shoal.cluster.events import (
     EngineAdded,
     EngineBeat,

@@ -13,7 +13,7 @@ from virtual_loop import run_virtually
 from shoal.cluster.backend import EngineConfig
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState, ServiceState
-from shoal.core import ConfigError, Service
+from shoal.core import ConfigError, EngineDied, Service
 from shoal.schedule import ORDERS
 
 
@@ -91,6 +91,50 @@ def test_a_service_that_cannot_be_loaded_again_ends_the_start():
             process.core.add_service = lambda service, folder: _failed("its folder is gone")
         second = make_router(backend, cluster=QUICK, blocks=640, models=("fake", "fake"))
         with pytest.raises(ConfigError, match=r"'b' cannot be loaded: its folder is gone"):
+            await second.run()
+        await second.close()
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+def test_a_found_engine_that_does_not_answer_is_replaced(how, loaded, caplog):
+    async def scenario() -> None:
+        backend = FakeBackend()
+        first = await started(backend)
+        stream = await first.submit("a", PROMPT, greedy(max_tokens=200))
+        await asyncio.sleep(0.2)
+        await die(first)
+        hung = backend.processes["1"]
+        hung.hung, hung.loaded = True, loaded
+        if how == "dies":
+            asyncio.get_running_loop().call_later(0.01, backend.die, hung, "killed by signal 9 (SIGKILL)")
+        second = await started(backend)
+        assert second.found_engines == {"0": 1000}
+        assert backend.killed == (["1"] if how == "hangs" else [])
+        assert backend.starts == 3
+        assert backend.processes["1"] is not hung
+        assert [engine.state for engine in second.engines] == [EngineState.READY] * 2
+        assert all(engine.stats is not None for engine in second.engines)
+        streams = [await second.submit("a", PROMPT, greedy()) for _ in range(4)]
+        for stream in streams:
+            assert await tokens_of(stream) == expected(PROMPT)
+        assert {engine.name: engine.restarts for engine in second.engines} == {"0": 0, "1": 1}
+        await second.close()
+
+    run_virtually(scenario())
+    assert "engine 1: found running (process 1000), and is replaced: killed by signal 9" in caplog.text
+
+
+def test_a_replacement_that_does_not_start_ends_the_start():
+    async def scenario() -> None:
+        backend = FakeBackend()
+        await die(await started(backend))
+        backend.processes["1"].hung = True
+        backend.fail_loading = 1
+        second = make_router(backend, cluster=QUICK, blocks=640)
+        with pytest.raises(EngineDied, match="engine 1: exit code 1"):
             await second.run()
         await second.close()
 

@@ -133,7 +133,8 @@ def test_commands_of_one_engine_refuse_several(tmp_path):
 
 def test_the_cluster_s_options(tmp_path):
     text = (
-        "cluster: {name: mine, dispatch: round-robin, heartbeat: 500ms, hung_after: 2s, load_timeout: 5m, "
+        "cluster: {name: mine, dispatch: round-robin, heartbeat: 500ms, hung_after: 2s, step_timeout: 1m, "
+        "load_timeout: 5m, "
         "restart: {first: 100ms, factor: 3, max: 10s}, orphan_after: 0, wait_for_engine: 1.5m}"
     )
     assert from_yaml(tmp_path, f"{SERVICES}\n{text}").cluster == ClusterOptions(
@@ -141,6 +142,7 @@ def test_the_cluster_s_options(tmp_path):
         dispatch="round-robin",
         heartbeat_s=0.5,
         hung_after_s=2,
+        step_timeout_s=60,
         load_timeout_s=300,
         restart=RestartOptions(first_s=0.1, factor=3, max_s=10),
         orphan_after_s=0,
@@ -152,6 +154,8 @@ def test_the_cluster_s_options(tmp_path):
     ("written", "expected"),
     [
         ("hung_after: 2s", "cluster.hung_after must be at least three heartbeats (3 s), got 2 s"),
+        ("step_timeout: 0", "cluster.step_timeout must be more than 0"),
+        ("load_timeout: 0s", "cluster.load_timeout must be more than 0"),
         ("dispatch: lest-requests", "got 'lest-requests', did you mean 'least-requests'?"),
         ("backend: kubernetes", "cluster.backend: expected one of local, ray, got 'kubernetes'"),
         ("restart: {factor: 0.5}", "cluster.restart.factor must be at least 1, got 0.5"),

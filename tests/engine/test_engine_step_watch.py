@@ -100,7 +100,11 @@ def test_a_step_that_uses_no_cpu_time_stands_still():
     ("usual_s", "most_s", "says"),
     [
         (None, 600, "it is the first of its size, which may take 20 times cluster.step_timeout (30 s)"),
-        (0.5, 30, "steps of its size take 0.5 s, and this one may take 20 times that or cluster.step_timeout"),
+        (
+            0.5,
+            30,
+            "steps of its size take 0.5 s, and this may take 20 times that or cluster.step_timeout",
+        ),
         (4.0, 80, "steps of its size take 4 s"),
     ],
 )

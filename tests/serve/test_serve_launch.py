@@ -54,13 +54,14 @@ model_source.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4
 launch.check_model = lambda name: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[3]))]
 server = ServerOptions(port=int(sys.argv[5]))
-launch.run_server(plans, server, on_ready=lambda url, router: print(url, flush=True))
+cluster = launch.ClusterOptions(heartbeat_s=0.3, hung_after_s=float(sys.argv[6]))
+launch.run_server(plans, server, cluster, on_ready=lambda url, router: print(url, flush=True))
 print("ended", flush=True)
 """
 
 
-async def launch(model, folder="none", stderr=None, port=0):
-    arguments = [TESTS / "serve", TESTS / "engine", model, folder, port]
+async def launch(model, folder="none", stderr=None, port=0, hung_after_s=10.0):
+    arguments = [TESTS / "serve", TESTS / "engine", model, folder, port, hung_after_s]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PROGRAM, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
@@ -130,16 +131,47 @@ def test_an_engine_that_is_killed_is_logged_and_started_again():
     asyncio.run(main())
 
 
+async def left_by_a_killed_server(port):
+    """The node and the engine of a server that was killed."""
+    process, _ = await launch("fake", port=port)
+    children = psutil.Process(process.pid).children()
+    [node] = [child for child in children if "shoal.cluster.node" in child.cmdline()]
+    [engine] = node.children()
+    process.kill()
+    while process.returncode is None:  # ``wait`` waits for its output, which the node has inherited
+        await asyncio.sleep(0.01)
+    return node, engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["engine", "node", "both"])
+def test_a_server_that_was_killed_replaces_what_hangs(stopped):
+    async def main():
+        port = free_port()
+        node, engine = await left_by_a_killed_server(port)
+        for process in {"engine": [engine], "node": [node], "both": [node, engine]}[stopped]:
+            process.suspend()
+        again, url = await launch("fake", port=port, stderr=asyncio.subprocess.PIPE, hung_after_s=1.0)
+        told = (await asyncio.wait_for(again.stderr.readline(), 30)).decode()
+        assert (
+            "engine 0 is killed: it was silent" if stopped == "engine" else f"(process {node.pid}) hangs"
+        ) in told
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            [known] = (await client.get("/health")).json()["engines"]
+            assert known["pid"] != engine.pid
+            body = {"model": "a", "prompt": "hi", "max_tokens": 3}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert await end(again, signal.SIGTERM) == ["ended"]
+        _, alive = psutil.wait_procs([engine, node], timeout=30)
+        assert not alive
+
+    asyncio.run(main())
+
+
 def test_a_server_that_was_killed_finds_its_engines_again():
     async def main():
         port = free_port()
-        process, _ = await launch("fake", port=port)
-        children = psutil.Process(process.pid).children()
-        [node] = [child for child in children if "shoal.cluster.node" in child.cmdline()]
-        [engine] = node.children()
-        process.kill()
-        while process.returncode is None:  # ``wait`` waits for its output, which the node has inherited
-            await asyncio.sleep(0.01)
+        node, engine = await left_by_a_killed_server(port)
         again, url = await launch("fake", port=port, stderr=asyncio.subprocess.PIPE)
         told = (await asyncio.wait_for(again.stderr.readline(), 30)).decode()
         assert f"engine 0: found running (process {engine.pid}); requests of the server before" in told

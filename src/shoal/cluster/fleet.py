@@ -66,6 +66,8 @@ class Fleet:
         """The services, and what clients can check requests against."""
         self.found: dict[str, int] = {}
         """Processes of the engines that an earlier server left running, by name."""
+        self._inherited: dict[str, int] = {}
+        """Which starts of engines an earlier server left running, until all engines have answered."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._progress: Callable[[str], None] | None = None
         self._closing = False
@@ -80,11 +82,12 @@ class Fleet:
         return self._engines
 
     async def start(self, progress: Callable[[str], None] | None) -> None:
-        """Start all engines, or find those that run, and wait until they are ready with all services.
+        """Start all engines, or find those that run, and wait until they answer and have all services.
 
-        progress: called with what is loaded now. Raises the error that one of them ended with, and
-        ConfigError if engines were found that were started with other settings, or that cannot load a
-        service again which an earlier server unloaded.
+        progress: called with what is loaded now. An engine that was found, and ends now or is killed because
+        it hangs, is replaced. Raises the error that another ended with, and ConfigError if engines were found
+        that were started with other settings, or that cannot load a service again which an earlier server
+        unloaded.
         """
         self._progress = progress
         settings: dict[str, str] = {}
@@ -101,9 +104,24 @@ class Fleet:
             engine.beat(found[name].pid)
             self._tell(EngineFound(name, found[name].incarnation, services))
             self.found[name] = found[name].pid
+            self._inherited[name] = found[name].incarnation
             if (loaded := found[name].loaded) is not None:
                 self._on_event(loaded)
-        await self._started
+        await self._all_answer()
+
+    async def _all_answer(self) -> None:
+        """Wait until all engines are ready, and have answered; those that were found may hang."""
+        while True:
+            await self._started
+            try:
+                for engine in self._engines.values():
+                    await engine.ask(wire.AskStats, wire.Stats)
+            except EngineDied:
+                if self._started.done():
+                    raise
+            else:
+                self._inherited.clear()
+                return
 
     def add(self, plan: EnginePlan) -> None:
         """Know another engine, which is not started yet."""
@@ -275,7 +293,9 @@ class Fleet:
     def _ended(self, engine: RemoteEngine, event: Exited) -> None:
         killed, why = self._killed.get(event.engine, (None, ""))
         reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
-        if not self._started.done():
+        if self._inherited.get(event.engine) == event.incarnation:
+            self._replace_inherited(event.engine, reason)
+        elif not self._started.done():
             named = reason if len(self._engines) == 1 else f"engine {event.engine}: {reason}"
             self._started.set_exception(_error(event.failure, named))
         if event.incarnation == engine.incarnation:
@@ -294,6 +314,13 @@ class Fleet:
             self._killed.pop(event.engine, None)
             del self._engines[event.engine]
             self._describe()
+
+    def _replace_inherited(self, name: str, reason: str) -> None:
+        """An engine that was found has ended before it answered: the start waits for its next start."""
+        process = self.found.pop(name)
+        _log.warning("engine %s: found running (process %d), and is replaced: %s", name, process, reason)
+        if self._started.done():
+            self._started = asyncio.get_running_loop().create_future()
 
 
 def _names(plan: EnginePlan) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import pickle
 import secrets
@@ -11,20 +12,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import psutil
 
 from shoal.cluster.backend import BackendEvent, EngineConfig, Exited, FoundEngine
 from shoal.cluster.node import EngineExited, EngineSaid, wire
 from shoal.cluster.node.__main__ import TAKEN
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
+from shoal.cluster.node.process import cpu_s, kill_node, node_behind
 from shoal.cluster.node.told import found_engine, to_event, worked
 from shoal.cluster.node_start import drop_early_node, start_node
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import lifeline
 from shoal.engine.child import check_open_files, describe_end
+from shoal.engine.work_watch import CIRCLES_FACTOR, WorkWatch
 
+_log = logging.getLogger(__name__)
 _RETRY_S = 0.02
 _START_TIMEOUT_S = 30.0
 _ANSWER_TIMEOUT_S = 10.0
+_LOOKS = 10
 _END_TIMEOUT_S = 20.0
 
 
@@ -152,7 +158,7 @@ class LocalBackend:
             await asyncio.sleep(_RETRY_S)
 
     async def _try_connect(self) -> _Link | None:
-        """A connection, if there is a node; raises ConfigError if it refuses."""
+        """A connection, if there is a node that does not hang; raises ConfigError if it refuses."""
         check_folder(self._path)
         try:
             reader, writer = await asyncio.open_unix_connection(self._path / SOCKET)
@@ -164,18 +170,44 @@ class LocalBackend:
                 lifeline.PROTOCOL, os.getpid(), self._settings, self._heartbeat_s, self._orphan_after_s
             )
             wire.write(writer, hello)
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                answer = await wire.read_from_node(reader)
+            answer = await self._hear_answer(reader, node_behind(writer))
             if isinstance(answer, wire.Refused):
                 raise ConfigError(f"{self._what} cannot be used: {answer.why}")
             if isinstance(answer, wire.Welcome):
                 link = _Link(reader, writer, answer)
             return link
-        except TimeoutError:
-            raise EngineDied(f"{self._what} gives no answer; end the process that has {self._path}") from None
         finally:
             if link is None:
                 writer.close()
+
+    async def _hear_answer(
+        self, reader: asyncio.StreamReader, node: psutil.Process | None
+    ) -> wire.FromNode | None:
+        """The first message of a node; one that hangs is killed, and gives None.
+
+        Raises EngineDied where it hangs, and nobody knows which process it is.
+        """
+        work, used_s = WorkWatch(), 0.0 if node is None else cpu_s(node.pid)
+        answering = asyncio.create_task(wire.read_from_node(reader))
+        try:
+            while work.still_s < _ANSWER_TIMEOUT_S and work.took_s < CIRCLES_FACTOR * _ANSWER_TIMEOUT_S:
+                await asyncio.wait((answering,), timeout=_ANSWER_TIMEOUT_S / _LOOKS)
+                if answering.done():
+                    return answering.result()
+                before_s, used_s = used_s, 0.0 if node is None else cpu_s(node.pid)
+                work.look(_ANSWER_TIMEOUT_S / _LOOKS, used_s - before_s)
+        finally:
+            answering.cancel()
+        if node is None:
+            raise EngineDied(f"{self._what} gives no answer; end the process that has {self._path}")
+        _log.warning(
+            "%s (process %d) hangs, and is replaced with its engines: it gave no answer in %.1f s",
+            self._what,
+            node.pid,
+            work.took_s,
+        )
+        await asyncio.to_thread(kill_node, node)
+        return None
 
     async def _start_node(self) -> None:
         await self._reap()
@@ -236,12 +268,22 @@ class LocalBackend:
             await self._lost(link)
 
     async def _watch(self, link: _Link) -> None:
-        """Kill a node that is silent for too long; a time in which this process slept counts as one look."""
-        silent_s = 0.0
-        while silent_s <= self._silence_s:
+        """Kill a node that is silent and hangs; a time in which this process slept counts as one look."""
+        work, used_s = WorkWatch(), cpu_s(link.pid)
+        while work.still_s <= self._silence_s and work.took_s <= CIRCLES_FACTOR * self._silence_s:
             self._heard = False
             await asyncio.sleep(self._heartbeat_s)
-            silent_s = 0.0 if self._heard else silent_s + self._heartbeat_s
+            before_s, used_s = used_s, cpu_s(link.pid)
+            if self._heard:
+                work.progress()
+            else:
+                work.look(self._heartbeat_s, used_s - before_s)
+        _log.warning(
+            "%s is killed: it was silent, and used %.2f s of CPU time in %.1f s (half of cluster.hung_after)",
+            self._what,
+            work.cpu_s,
+            work.took_s,
+        )
         _kill(link.pid)
 
     async def _lost(self, link: _Link) -> None:

@@ -146,8 +146,6 @@ class Router:
         try:
             await self._fleet.start(progress)
             self.administration.watch_idle_services()
-            for name in self._fleet.engines:
-                await self.stats(name)
         except BaseException:
             await self.close()
             raise

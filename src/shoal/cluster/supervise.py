@@ -13,8 +13,8 @@ class Supervisor:
     """Watches engines on a clock of its own, which stands while nobody ticks.
 
     Each tick moves that clock by the time since the last one, but at most by two intervals between ticks: so
-    a process that could not hear engines for a while does not take their silence for death. Those that use CPU
-    time meanwhile are at work (see ``WorkWatch``).
+    a process that could not hear engines for a while does not take their silence for death. Engines that use
+    CPU time meanwhile are at work (see ``WorkWatch``).
     """
 
     def __init__(self, options: ClusterOptions, starts_with: Callable[[Engine], tuple[str, ...]]) -> None:

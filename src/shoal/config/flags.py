@@ -132,6 +132,18 @@ CLUSTER_FLAGS = (
         "NAME",
         "Name of the engines, by which a server that is started again finds them.",
     ),
+    Flag(
+        "step-timeout",
+        "cluster.step_timeout",
+        "TIME",
+        "An engine is killed whose step stands still for so long, e.g. 30s.",
+    ),
+    Flag(
+        "load-timeout",
+        "cluster.load_timeout",
+        "TIME",
+        "An engine is killed that does not get on with loading for so long, e.g. 120s.",
+    ),
 )
 RENAMED_FLAGS = {
     "--eviction": "--preemption-mode",

@@ -319,7 +319,7 @@ def _beat(owner: Lifeline, every_s: float, watch: StepWatch, judge: StepJudge) -
     with suppress(ConnectionError):
         while True:
             now_ns, cpu_ns = time.monotonic_ns(), _used_ns()
-            hung = judge.look(watch.present, (now_ns - looked_ns) / 1e9, (cpu_ns - used_ns) / 1e9)
+            hung = judge.look(watch.present, (now_ns - looked_ns) / 1e9, max(0, cpu_ns - used_ns) / 1e9)
             owner.send(lifeline.Beat(hung))
             looked_ns, used_ns = now_ns, cpu_ns
             time.sleep(every_s)
@@ -327,7 +327,8 @@ def _beat(owner: Lifeline, every_s: float, watch: StepWatch, judge: StepJudge) -
 
 def _used_ns() -> int:
     """CPU time of all threads but the one that asks."""
-    return time.process_time_ns() - time.thread_time_ns()
+    own_ns = time.thread_time_ns()
+    return time.process_time_ns() - own_ns
 
 
 def main() -> int:

@@ -116,7 +116,7 @@ class StepJudge:
             f"it is the first of its size, which may take {CIRCLES_FACTOR:g} times cluster.step_timeout"
             f" ({self._limit_s:g} s)"
             if usual_s is None
-            else f"steps of its size take {usual_s:.3g} s, and this one may take {CIRCLES_FACTOR:g} times that"
+            else f"steps of its size take {usual_s:.3g} s, and this may take {CIRCLES_FACTOR:g} times that"
             f" or cluster.step_timeout ({self._limit_s:g} s)"
         )
         return f"a step of {present.service} does not end: it took {spent_s:.1f} s{unit}; {usual}"
