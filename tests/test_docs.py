@@ -15,6 +15,7 @@ from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
+from shoal.engine.info import EngineInfo
 from shoal.engine.stats import PoolStats, StepTotals
 from shoal.execute.backends import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
@@ -132,8 +133,15 @@ def exported() -> dict[str, dict[str, set[str]]]:
     services = {"chat": ServiceStats(observed=seen)}
     stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
     found: dict[str, dict[str, set[str]]] = {}
+    facts = dict.fromkeys(("threads", "block_size", "merged_blocks", "kv_bytes", "weight_bytes"), 1)
     engine = EngineStatus(
-        name="0", state=EngineState.READY, services=("chat",), device="cpu", heartbeat_age_s=1, stats=stats
+        name="0",
+        state=EngineState.READY,
+        services=("chat",),
+        device="cpu",
+        heartbeat_age_s=1,
+        info=EngineInfo(services={}, device="cpu", **facts),
+        stats=stats,
     )
     page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0)})
     for line in page.decode().splitlines():

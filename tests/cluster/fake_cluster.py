@@ -207,8 +207,9 @@ class FakeBackend:
             if error is None and future.result() is not None:
                 services[name] = future.result()
             services = process.core.with_present_room(services)
-            process.info = replace(process.info, services=services)
-            self.deliver(process, wire.ServiceChanged(key, services, None if error is None else str(error)))
+            process.info = replace(process.info, services=services, weight_bytes=process.core.weight_bytes)
+            why = None if error is None else str(error)
+            self.deliver(process, wire.ServiceChanged(key, services, process.core.weight_bytes, why))
 
     def deliver(self, process: FakeProcess, message: wire.FromEngine) -> None:
         """Hand a message to the router after the way over the wire; a closed channel drops it."""

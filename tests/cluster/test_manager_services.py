@@ -24,5 +24,5 @@ def test_the_time_of_loading_is_not_idle():
     assert changes(bench.wait(2, ("x", 1))) == [unload]
     bench.tell(ServiceUnloaded("x", 1, "b"))
     assert bench.manager.service("b").state is ServiceState.UNLOADED
-    assert changes(bench.submit("r", "b")) == [load]
+    assert changes(bench.submit("r", "b")) == [LoadService("x", 1, "b", woken=True)]
     assert changes(bench.wait(5, ("x", 1))) == []

@@ -1,11 +1,12 @@
 """Services and engines that come and go while a router runs: in virtual time, with real schedulers."""
 
 import asyncio
+import logging
 import random
 from contextlib import suppress
 
 import pytest
-from engine_builders import ByteTokenizer, make_options
+from engine_builders import FAKE_WEIGHT_BYTES, ByteTokenizer, make_options
 from fake_cluster import FOLDER, FakeBackend
 from test_router import PROMPT, expected, greedy, play, tokens_of
 
@@ -95,6 +96,44 @@ def test_an_idle_service_is_unloaded_and_wakes_up():
         assert router.services["a"].state is ServiceState.READY
 
     play(scenario, blocks=640)
+
+
+def test_an_unloaded_service_is_wanted_by_no_engine_until_a_request_comes(caplog):
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        def told() -> tuple[int, int, int, bool]:
+            status = router.services["new"]
+            return status.wanted, status.ready, status.loading, router.wakes("new")
+
+        def weights() -> list[int]:
+            return [engine.info.weight_bytes // FAKE_WEIGHT_BYTES for engine in router.engines]
+
+        await add(router, "new")
+        assert (told(), weights()) == ((2, 2, 0, False), [2, 2])
+        await router.administration.unload_service("new")
+        assert (told(), weights()) == ((0, 0, 0, False), [1, 1])
+        caplog.clear()
+        for process in backend.processes.values():
+            process.core.fake_services.loading.clear()
+        stream = await router.submit("new", PROMPT, greedy())
+        await asyncio.sleep(3)
+        assert (told(), weights()) == ((2, 0, 2, True), [1, 1])
+        for process in backend.processes.values():
+            process.core.fake_services.loading.set()
+        assert await tokens_of(stream) == expected(PROMPT)
+        assert (told(), weights()) == ((2, 2, 0, False), [2, 2])
+        lines = [record.getMessage() for record in caplog.records]
+        for engine in "01":
+            [line] = [line for line in lines if line.startswith(f"engine {engine}: service new is loaded in")]
+            seconds, _, why = line.rpartition(" in ")[2].partition(" s, ")
+            assert 3 <= float(seconds) < 60
+            assert why == "asked for by a request"
+        await router.administration.unload_service("new")
+        caplog.clear()
+        await router.administration.load_service("new")
+        assert {record.getMessage().rpartition(" ")[2] for record in caplog.records} == {"s"}
+
+    with caplog.at_level(logging.INFO):
+        play(scenario, blocks=640)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,10 @@ class FakeExecutor:
         return token
 
 
+FAKE_WEIGHT_BYTES = 1000
+"""Of each service."""
+
+
 class FakeServices:
     """Services of a fake executor that come and go; ``loading`` holds them up."""
 
@@ -203,6 +207,7 @@ class FakeServices:
         self.executor = executor
         self.loading = threading.Event()
         self.loading.set()
+        self.weight_bytes = 0
 
     def load(self, service: Service, folder: Path) -> "FakeModel":
         self.loading.wait(10)
@@ -214,9 +219,10 @@ class FakeServices:
         self.executor.lay_out(layout)
 
     def add(self, service: Service, model: "FakeModel") -> None:
-        pass
+        self.weight_bytes += FAKE_WEIGHT_BYTES
 
     def remove(self, service: str) -> None:
+        self.weight_bytes -= FAKE_WEIGHT_BYTES
         executor = self.executor
         executor.memory = {key: held for key, held in executor.memory.items() if key[0] != service}
         executor.owner = {merged: owner for merged, owner in executor.owner.items() if owner != service}
@@ -276,6 +282,7 @@ def build_fake(
     scheduler = Scheduler(pool, limits, options.scheduler)
     executor = FakeExecutor(layout, knobs["eos_every"], knobs["step_ms"] / 1000)
     host = FakeServices(executor)
+    host.weight_bytes = FAKE_WEIGHT_BYTES * len(options.services)
     fresh = ServiceLimits(knobs["context"], (EOS,))
 
     def describe(service: Service) -> ServiceInfo:
@@ -302,7 +309,7 @@ def build_fake(
         block_size=layout.block_size,
         merged_blocks=layout.merged_blocks,
         kv_bytes=layout.total_bytes,
-        weight_bytes=0,
+        weight_bytes=host.weight_bytes,
     )
     return engine, info
 

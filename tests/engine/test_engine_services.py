@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from engine_builders import expected_tokens, make_engine, make_request, run_all
+from engine_builders import FAKE_WEIGHT_BYTES, expected_tokens, make_engine, make_request, run_all
 
 from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupported, Service
 from shoal.engine import wire
@@ -214,3 +214,6 @@ def test_changes_are_answered_when_they_are_done():
     assert "computed wrongly" in answers[1].error
     assert "there are: b" in answers[3].error
     assert set(engine.stats().services) == {"b"}
+    each = FAKE_WEIGHT_BYTES
+    assert [answer.weight_bytes for answer in answers] == [2 * each, 2 * each, each, each]
+    assert [info.weight_bytes for info in told] == [each, 2 * each, each]

@@ -134,6 +134,8 @@ class FakeEngine:
     pause_at: int = 0
     paused: int = 0
     """How many requests have reached ``pause_at``."""
+    waking: set[str] = field(default_factory=set)
+    """Services that are being loaded."""
     submitted: list[Request] = field(default_factory=list)
     takes_priorities: bool = False
     cancelled: list[str] = field(default_factory=list)
@@ -175,6 +177,9 @@ class FakeEngine:
             stats_age_s=0.5,
         )
         return [own, *self.others]
+
+    def wakes(self, service: str) -> bool:
+        return service in self.waking
 
     @property
     def unfinished(self) -> int:

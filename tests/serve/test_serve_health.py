@@ -7,7 +7,7 @@ import httpx
 import pytest
 from serve_builders import FakeEngine, completion, make_app, make_client, serving, until
 
-from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState, ServiceStatus
 
 OTHER = EngineStatus(
     name="b",
@@ -60,8 +60,8 @@ def test_health_tells_of_every_engine_and_service():
             },
         ],
         "services": {
-            "chat": {"ready": 1, "wanted": 2, "waiting": 7},
-            "base": {"ready": 1, "wanted": 1, "waiting": 0},
+            "chat": {"state": "ready", "ready": 1, "wanted": 2, "waiting": 7},
+            "base": {"state": "ready", "ready": 1, "wanted": 1, "waiting": 0},
         },
     }
 
@@ -112,6 +112,34 @@ def test_a_service_alone_may_be_ready(path, code):
         }[code]
     )
     assert ("retry-after" in response.headers) == (code == 503)
+
+
+@pytest.mark.parametrize(
+    ("state", "loading", "alive", "code"),
+    [
+        (ServiceState.UNLOADED, 0, True, 200),
+        (ServiceState.LOADING, 1, True, 200),
+        (ServiceState.DRAINING, 0, True, 200),
+        (ServiceState.LOADING, 0, True, 503),  # by an engine that is started again
+        (ServiceState.FAILED, 0, True, 503),
+        (ServiceState.UNLOADED, 0, False, 503),
+    ],
+)
+def test_a_service_that_a_request_loads_is_healthy(state, loading, alive, code):
+    service = ServiceStatus(ready=0, wanted=loading, waiting=0, loading=loading, state=state)
+    engine = FakeEngine(services={"chat": service}, alive=alive)
+    response = ask("/health", engine)
+    assert (response.status_code, response.json()["status"]) == (code, "ok" if code == 200 else "down")
+    assert response.json()["services"]["chat"]["state"] == state.value
+    assert ask("/health/ready", engine).status_code == code
+    assert ask("/health/ready?service=chat", engine).status_code == code
+
+
+def test_a_service_whose_requests_are_refused_is_not_ready():
+    """As one that is being removed."""
+    gone = ServiceStatus(ready=0, wanted=0, waiting=0, state=ServiceState.DRAINING)
+    engine = FakeEngine(services={"chat": ServiceStatus(ready=1, wanted=1, waiting=0), "gone": gone})
+    assert ask("/health/ready?service=gone", engine).status_code == 503
 
 
 def test_without_any_engine_the_process_lives_and_is_not_ready():

@@ -8,6 +8,7 @@ import openai
 import pytest
 from serve_builders import FakeEngine, chat, completion, serving, serving_in_thread, until
 
+from shoal.core import ServiceUnavailable
 from shoal.serve import generation_response
 
 COMMENT = b": keep-alive\n\n"
@@ -51,14 +52,14 @@ def text_of(stream):
     return "".join(piece for piece in found if isinstance(piece, str))
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", completion(stream=True)),
-        ("/v1/chat/completions", chat(stream=True)),
-        ("/v1/responses", {"model": "chat", "input": "hi", "stream": True, "temperature": 0}),
-    ],
-)
+STREAMS = [
+    ("/v1/completions", completion(stream=True)),
+    ("/v1/chat/completions", chat(stream=True)),
+    ("/v1/responses", {"model": "chat", "input": "hi", "stream": True, "temperature": 0}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
 def test_a_stream_that_pauses_gets_comments_between_its_events(path, body):
     received = stream_of(path, body, pause_at=2)
     events = received.split(b"\n\n")
@@ -93,6 +94,91 @@ def test_nothing_is_sent_before_the_first_event():
             return (await asking).content
 
     assert COMMENT not in asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+def test_a_stream_whose_service_is_loaded_begins_at_once(path, body):
+    async def main(waking):
+        engine = FakeEngine(hold=asyncio.Event(), waking=set(waking))
+        received = b""
+        async with (
+            serving(engine) as (url, _, _),
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+        ):
+            if not waking:
+                engine.hold.set()
+            async with client.stream("POST", path, json=body) as response:
+                assert response.status_code == 200
+                async for piece in response.aiter_raw():
+                    received += piece
+                    engine.waking.clear()
+                    engine.hold.set()
+        return received
+
+    received = asyncio.run(main(["chat", "base"]))
+    assert received.startswith(b": loading\n\n")
+    assert text_of(received) == text_of(asyncio.run(main([]))) != ""
+
+
+def test_a_stream_whose_service_cannot_be_loaded_ends_with_the_error():
+    async def main():
+        why = ServiceUnavailable("service 'chat' could not be loaded: no memory", retry_after_s=5)
+        engine = FakeEngine(hold=asyncio.Event(), waking={"chat"}, fail_after=0, failure=why)
+        async with (
+            serving(engine) as (url, _, _),
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+            client.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as response,
+        ):
+            assert response.status_code == 200
+            received = b""
+            async for piece in response.aiter_raw():
+                received += piece
+                engine.hold.set()
+        return received
+
+    events = asyncio.run(main()).split(b"\n\n")
+    assert events[0] == b": loading"
+    error = json.loads(events[-2].removeprefix(b"data: "))["error"]
+    assert (error["code"], error["message"]) == (
+        "service_unavailable",
+        "service 'chat' could not be loaded: no memory",
+    )
+
+
+def test_what_a_request_asks_is_refused_before_its_service_is_loaded():
+    async def main():
+        engine = FakeEngine(waking={"base"})
+        async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
+            body = completion(stream=True, max_tokens=10_000)
+            return (await client.post("/v1/completions", json=body)).status_code
+
+    assert asyncio.run(main()) == 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_while_a_service_is_loaded_headers_come_where_they_may(stream):
+    """Lines of JSON have no comments; a response that is not streamed has no status yet."""
+
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event(), waking={"base"})
+        async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url, timeout=30) as client:
+            body = {"model": "base", "prompt": "hello", "raw": True, "stream": stream}
+            body["options"] = {"temperature": 0}
+            async with asyncio.timeout(30):
+                if stream:
+                    async with client.stream("POST", "/api/generate", json=body) as response:
+                        engine.hold.set()
+                        lines = (await response.aread()).decode().splitlines()
+                else:
+                    asking = asyncio.create_task(client.post("/api/generate", json=body))
+                    await until(lambda: engine.paused)
+                    await asyncio.sleep(0.3)
+                    assert not asking.done()
+                    engine.hold.set()
+                    lines = (await asking).text.splitlines()
+        return "".join(json.loads(line)["response"] for line in lines)
+
+    assert asyncio.run(main()) == "hello"
 
 
 def test_a_stream_with_news_gets_no_comment(monkeypatch):

@@ -13,6 +13,7 @@ from shoal.cluster.events import MoveMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable
+from shoal.engine.info import EngineInfo
 from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.forecast import Accuracy, Spread, Traffic
@@ -116,12 +117,33 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
     assert not of_engines
 
 
+def test_weights_are_those_that_are_loaded():
+    states = {"0": EngineState.READY, "b": EngineState.DRAINING, "c": EngineState.WAITING}
+    facts = dict.fromkeys(("threads", "block_size", "merged_blocks", "kv_bytes"), 1)
+    engines = [
+        EngineStatus(
+            name=name,
+            state=state,
+            services=("chat",),
+            device="cpu",
+            info=EngineInfo(services={}, device="cpu", weight_bytes=5000, **facts),
+        )
+        for name, state in states.items()
+    ]
+    values = samples(ServerMetrics([]).render(engines, {}).decode())
+    found = {
+        dict(labels)["engine"]: v for (name, *labels), v in values.items() if name == "shoal_weight_bytes"
+    }
+    assert found == {"0": 5000, "b": 5000}
+
+
 def test_services_tell_what_waits_for_an_engine():
-    services = {"chat": ServiceStatus(ready=1, wanted=3, waiting=4, resumed=12)}
+    services = {"chat": ServiceStatus(ready=1, wanted=3, waiting=4, loading=2, resumed=12)}
     values = samples(ServerMetrics([]).render((), services).decode())
     chat_service = ("service", "chat")
     assert values["shoal_service_engines", chat_service, ("state", "ready")] == 1
     assert values["shoal_service_engines", chat_service, ("state", "wanted")] == 3
+    assert values["shoal_service_engines", chat_service, ("state", "loading")] == 2
     assert values["shoal_requests_without_engine", chat_service] == 4
     assert values["shoal_requests_resumed_total", chat_service] == 12
 

@@ -38,6 +38,8 @@ class LoadService(msgspec.Struct, frozen=True, tag=True):
     """Which start of it."""
     service: str
     """The service."""
+    woken: bool = False
+    """Whether a request asks for it, for the log."""
 
 
 class UnloadService(msgspec.Struct, frozen=True, tag=True):

@@ -166,11 +166,12 @@ class Fleet:
 
     async def _load(self, engine: RemoteEngine, action: LoadService, service: Service) -> None:
         name, folder = action.engine, str(self.catalog.folder(service.name))
+        began_ns = self._clock()
         try:
             answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
         except EngineDied:
             return
-        engine.serve(answer.services)
+        engine.serve(answer)
         self._describe()
         if service.name not in answer.services:
             error = answer.error or "it cannot be loaded"
@@ -182,7 +183,9 @@ class Fleet:
                 )
             self._tell(ServiceFailed(name, action.incarnation, service.name, error))
             return
-        _log.info("engine %s: service %s is loaded", name, service.name)
+        took_s = (self._clock() - began_ns) / 1e9
+        why = ", asked for by a request" if action.woken else ""
+        _log.info("engine %s: service %s is loaded in %.1f s%s", name, service.name, took_s, why)
         assert engine.info is not None
         info = answer.services[service.name]
         speed = self.catalog.speed(engine.info, service.name, info)
@@ -198,7 +201,7 @@ class Fleet:
             return
         why = "" if answer.error is None else f" ({answer.error})"
         _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
-        engine.serve(answer.services)
+        engine.serve(answer)
         self._describe()
         told = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
         self._tell(ServiceUnloaded(*told))

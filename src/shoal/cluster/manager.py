@@ -36,7 +36,7 @@ from shoal.cluster.packed import PackedCalls
 from shoal.cluster.quarantine import Quarantine
 from shoal.cluster.repacking import Repacking
 from shoal.cluster.residency import Residency
-from shoal.cluster.state import Call, Engine, ManagedEngine, running_engine
+from shoal.cluster.state import Call, Engine, ManagedEngine, Residence, running_engine
 from shoal.cluster.status import EngineState, ServiceStatus
 from shoal.cluster.supervise import Supervisor
 
@@ -112,13 +112,21 @@ class Manager:
         """One service; zeros where nobody has heard of it."""
         engines = self._with(name)
         state, error = self._residency.state(name, engines)
+        kept = [engine for engine in engines if engine.state is not EngineState.DRAINING]
         return ServiceStatus(
             ready=sum(engine.takes_requests and engine.serves(name) for engine in engines),
-            wanted=sum(engine.state is not EngineState.DRAINING for engine in engines),
+            wanted=len(kept) if self._residency.wants(name) else 0,
             waiting=self.waiting(name),
+            loading=sum(engine.residences[name] is Residence.LOADING for engine in engines),
             state=state,
             error=error,
         )
+
+    def wakes(self, service: str) -> bool:
+        """Whether requests of a service wait until engines that run have loaded it."""
+        engines = self._with(service)
+        served = any(engine.takes_requests and engine.serves(service) for engine in engines)
+        return not served and self._residency.loads(service, engines)
 
     def waiting(self, service: str) -> int:
         """Requests of a service that no engine has."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from shoal.cluster.state import ManagedEngine
 from shoal.cluster.status import EngineStatus
 from shoal.core import EngineDied
 from shoal.engine import wire
-from shoal.engine.info import EngineInfo, ServiceInfo
+from shoal.engine.info import EngineInfo
 from shoal.engine.stats import EngineStats
 
 _UNAWAITED = 0
@@ -128,10 +128,10 @@ class RemoteEngine:
             if not future.done():
                 future.set_exception(EngineDied(reason))
 
-    def serve(self, services: Mapping[str, ServiceInfo]) -> None:
-        """It has these services now."""
+    def serve(self, changed: wire.ServiceChanged) -> None:
+        """It has other services now, or other limits of them."""
         assert self.info is not None
-        self.info = replace(self.info, services=services)
+        self.info = replace(self.info, services=changed.services, weight_bytes=changed.weight_bytes)
 
     def send(self, message: wire.ToEngine) -> None:
         """Send a message; lost if the engine is gone."""

@@ -31,6 +31,8 @@ class _Service:
     """It is unloaded when it had no request for so long."""
     unfinished: int = 0
     """Requests that have not ended."""
+    woken: bool = False
+    """Whether it is loaded again because a request came."""
     used_ns: int = 0
     """When the last one ended, or the service was loaded."""
     error: str | None = None
@@ -100,6 +102,7 @@ class Residency:
         if known is None:
             return []
         known.wanted = loaded
+        known.woken &= loaded
         engines = list(engines)
         if loaded:
             known.error = None
@@ -122,7 +125,10 @@ class Residency:
         if known is None:
             return []
         known.unfinished += 1
-        return [] if known.wanted or known.removed else self._want(service, True, engines)
+        if known.wanted or known.removed:
+            return []
+        known.woken = True
+        return self._want(service, True, engines)
 
     def ended(self, service: str, engines: Iterable[Engine], now_ns: int) -> list[ResidencyAction]:
         """A request is over."""
@@ -207,6 +213,11 @@ class Residency:
             return ServiceState.FAILED, known.error
         return (ServiceState.LOADING if known.wanted else ServiceState.UNLOADED), known.error
 
+    def wants(self, service: str) -> bool:
+        """Whether a service is to be loaded where it is placed."""
+        known = self._services.get(service)
+        return known is not None and known.wanted
+
     def loads(self, service: str, engines: Iterable[Engine]) -> bool:
         """Whether a running engine is loading a service."""
         return any(engine.residences.get(service) is Residence.LOADING for engine in engines)
@@ -224,7 +235,7 @@ class Residency:
                     del engine.residences[service]
             elif known.wanted and residence is Residence.ABSENT:
                 engine.residences[service] = Residence.LOADING
-                actions.append(LoadService(engine.name, engine.incarnation, service))
+                actions.append(LoadService(engine.name, engine.incarnation, service, known.woken))
             elif not known.wanted and residence is Residence.LOADED and not known.unfinished:
                 engine.residences[service] = Residence.UNLOADING
                 actions.append(UnloadService(engine.name, engine.incarnation, service))

@@ -174,6 +174,10 @@ class Router:
             for name, status in self._manager.services.items()
         }
 
+    def wakes(self, service: str) -> bool:
+        """Whether requests of a service wait until engines that run have loaded it."""
+        return self._manager.wakes(service)
+
     @property
     def unfinished(self) -> int:
         """Choices that have not ended."""

@@ -83,9 +83,11 @@ class ServiceStatus:
     ready: int
     """Engines that take its requests."""
     wanted: int
-    """Engines that are to serve it."""
+    """Engines that are to have it in their memory: none while it is unloaded on purpose."""
     waiting: int
     """Requests that no engine has."""
+    loading: int = 0
+    """Engines that run and load it: requests that wait for it are not given up."""
     state: ServiceState = ServiceState.READY
     """Where it is in its life."""
     error: str | None = None

@@ -114,6 +114,11 @@ class Engine:
             if name in room
         }
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights of all services; 0 where they are fixed, and whoever built it knows."""
+        return 0 if self._changes is None else self._changes.weight_bytes
+
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.
 

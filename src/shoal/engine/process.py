@@ -209,7 +209,8 @@ class EngineServer:
                 why = str(error) or type(error).__name__
                 if not lifeline.is_actionable(error):
                     _log.error("a service could not be changed", exc_info=error)
-            self._send(wire.ServiceChanged(key, self._services.infos, why))
+            info = self._services.info
+            self._send(wire.ServiceChanged(key, dict(info.services), info.weight_bytes, why))
 
     def _send_events(self, events: list[TokenEvent]) -> None:
         started = time.monotonic_ns()
@@ -257,15 +258,15 @@ class Services:
         tell(info)
 
     @property
-    def infos(self) -> dict[str, ServiceInfo]:
-        """Limits of each."""
-        return dict(self._info.services)
+    def info(self) -> EngineInfo:
+        """Of the engine with the services that there are."""
+        return self._info
 
     def change(self, name: str, service: ServiceInfo | None) -> None:
         """A service has come, or has gone (None); others may have more room now, or less."""
         come = {} if service is None else {name: service}
         services = self._engine.with_present_room({**self._info.services, **come})
-        self._info = replace(self._info, services=services)
+        self._info = replace(self._info, services=services, weight_bytes=self._engine.weight_bytes)
         self._tell(self._info)
 
 

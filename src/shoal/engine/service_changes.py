@@ -33,6 +33,10 @@ class Loaded(Protocol):
 class ServiceHost(Protocol):
     """What computes, as far as services come and go; see ``TorchServices``."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights of all services."""
+
     def load(self, service: Service, folder: Path) -> Any:
         """Its model (a ``Loaded``); runs in a thread of its own, one at a time."""
 
@@ -97,6 +101,11 @@ class ServiceChanges:
         if self._arrived:
             return True
         return bool(self._going) and not all(map(self._scheduler.has_requests, self._going))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights of all services that are there."""
+        return self._host.weight_bytes
 
     def add(self, service: Service, folder: Path) -> Future[ServiceInfo]:
         """Load a service's model from ``folder``, and let it enter; returns at once.

@@ -188,6 +188,8 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """That of the question."""
     services: dict[str, ServiceInfo]
     """Limits of all services that there are now: those of others change as well."""
+    weight_bytes: int
+    """Size of all weights that are loaded now."""
     error: str | None = None
     """Why nothing has changed."""
 

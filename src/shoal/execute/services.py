@@ -19,6 +19,11 @@ class TorchServices:
         self._models = models
         self._executor = executor
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights of all services; shared ones count once."""
+        return self._models.weight_bytes
+
     def load(self, service: Service, folder: Path) -> LoadedModel:
         """The model of a service, loaded and probed; may run in a thread of its own while steps go on.
 

@@ -116,6 +116,9 @@ class Backend(Protocol):
     def services(self) -> Mapping[str, ServiceStatus]:
         """The services by name, as they are now."""
 
+    def wakes(self, service: str) -> bool:
+        """Whether requests of a service wait until engines that run have loaded it."""
+
     @property
     def administration(self) -> Administration:
         """Changes the engines and services."""

@@ -38,12 +38,19 @@ class EngineHealth(Struct):
 class ServiceHealth(Struct):
     """One service in a response of /health."""
 
+    state: str
+    """loading, ready, draining, unloaded (a request loads it) or failed."""
     ready: int
     """Engines that take its requests."""
     wanted: int
-    """Engines that are to serve it."""
+    """Engines that are to have it in their memory; none while it is unloaded on purpose."""
     waiting: int
     """Requests that no engine has."""
+
+    @classmethod
+    def of(cls, service: ServiceStatus) -> "ServiceHealth":
+        """From what is known of the service."""
+        return cls(service.state.value, service.ready, service.wanted, service.waiting)
 
 
 class Health(Struct):
@@ -61,7 +68,7 @@ class Health(Struct):
         return cls(
             "draining" if draining else _status(engines, services),
             [EngineHealth.of(engine) for engine in engines],
-            {name: ServiceHealth(s.ready, s.wanted, s.waiting) for name, s in services.items()},
+            {name: ServiceHealth.of(service) for name, service in services.items()},
         )
 
     @property
@@ -72,10 +79,10 @@ class Health(Struct):
 
 def takes_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) -> bool:
     """Whether a request for a service is answered, even if it must be loaded first."""
-    can_load = service.state is ServiceState.UNLOADED and any(
-        engine.state is EngineState.READY for engine in engines
-    )
-    return bool(service.ready) or can_load
+    if service.ready or service.loading:
+        return True
+    unloaded = service.state in (ServiceState.UNLOADED, ServiceState.DRAINING)
+    return unloaded and any(engine.state is EngineState.READY for engine in engines)
 
 
 def _status(engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> HealthName:

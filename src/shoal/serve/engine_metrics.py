@@ -40,6 +40,7 @@ class EngineCollector(Collector):
         up = _gauge("engine_up", "Whether the engine runs.")
         restarts = _counter("engine_restarts", "How often the engine was started again.")
         beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")
+        weights = _gauge("weight_bytes", "Size of the weights that the engine has loaded.")
         ages = _gauge("engine_state_age_seconds", "How old what this page says of the engine is.")
         leases = _gauge("request_leases", "Requests of other engines for which the engine keeps KV.")
         moves = _counter(
@@ -57,9 +58,11 @@ class EngineCollector(Collector):
                 moves.add_metric([engine.name, method, outcome], engine.moves.get((method, outcome), 0))
             if engine.heartbeat_age_s is not None:
                 beats.add_metric([engine.name], engine.heartbeat_age_s)
+            if engine.info is not None and engine.state in _RUNNING:
+                weights.add_metric([engine.name], engine.info.weight_bytes)
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
-        yield from (up, restarts, beats, ages, leases, moves, withdrawn)
+        yield from (up, restarts, beats, ages, weights, leases, moves, withdrawn)
         told = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
         alive = {e.name: told[e.name] for e in self._engines if e.state in _RUNNING and e.name in told}
         yield from _service_gauges(alive)
@@ -84,7 +87,7 @@ class ServiceCollector(Collector):
         """Engines that there are, requests that wait for one, and those that lost one."""
         engines = GaugeMetricFamily(
             "shoal_service_engines",
-            "Engines of a service: those that are wanted, and those that are ready.",
+            "Engines of a service: those that are to have it, those that are ready, and those that load it.",
             labels=["service", "state"],
         )
         waiting = GaugeMetricFamily(
@@ -96,6 +99,7 @@ class ServiceCollector(Collector):
         for name, service in self._services.items():
             engines.add_metric([name, "wanted"], service.wanted)
             engines.add_metric([name, "ready"], service.ready)
+            engines.add_metric([name, "loading"], service.loading)
             waiting.add_metric([name], service.waiting)
             resumed.add_metric([name], service.resumed)
         yield from (engines, waiting, resumed)

@@ -30,6 +30,9 @@ _STREAM_HEADERS = [
 _KEEP_ALIVE_S = 15.0
 # How often a silent stream is looked at meanwhile: the time is right to one part in so many.
 _LOOKS = 3
+# When it is looked at first: a request that can be refused for what it asks is by then.
+_FIRST_LOOK_S = 0.1
+_LOADING = b": loading\n\n"
 _CUT_OFF = "the server shut down before the response was complete"
 _log = logging.getLogger(__name__)
 
@@ -60,8 +63,8 @@ _UNNAMED_EVENTS = Framing(_event, end=_event(b"[DONE]"))
 class GenerationResponse(Response):
     """Runs a generation request and sends its output. A client that disconnects cancels the request.
 
-    The status of a stream is sent with its first event. So an error before that is an HTTP error, and a later
-    error is the last event of the stream.
+    The status of a stream is sent with its first event, or when it has to wait until its service is loaded.
+    So an error before that is an HTTP error, and a later error is the last event of the stream.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class GenerationResponse(Response):
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
         tasks = [generating, disconnected, expired]
-        if self._stream and self._framing.comment:
+        if self._stream:
             tasks.append(asyncio.create_task(self._keep_alive(send)))
         try:
             await asyncio.wait(tasks[:3], return_when=asyncio.FIRST_COMPLETED)
@@ -158,15 +161,26 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": end})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Send a comment when a stream that began had no event for long; events only set a flag for it."""
+        """Begin a stream whose service is loaded first, and send a comment when one had no event for long.
+
+        Events only set a flag for it.
+        """
         silent_looks = 0
+        await asyncio.sleep(_FIRST_LOOK_S)
         while True:
+            if not self._started and self._backend.wakes(self._request.service):
+                await self._start_stream(send)
+                await self._comment(send, _LOADING)
             await asyncio.sleep(_KEEP_ALIVE_S / _LOOKS)
             silent_looks = 0 if self._has_news or not self._started else silent_looks + 1
             self._has_news = False
             if silent_looks == _LOOKS:
                 silent_looks = 0
-                await send({"type": "http.response.body", "body": self._framing.comment, "more_body": True})
+                await self._comment(send, self._framing.comment)
+
+    async def _comment(self, send: Send, comment: bytes) -> None:
+        if self._framing.comment:
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
 
     def _note_times(self, generation: Generation) -> None:
         self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()

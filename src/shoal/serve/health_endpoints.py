@@ -65,8 +65,9 @@ class HealthEndpoints:
                 param="service",
                 code=MODEL_NOT_FOUND,
             )
-        asked = services.values() if name is None else [services[name]]
-        if not any(takes_requests(service, self._api.backend.engines) for service in asked):
+        served = self._api.backend.info.services  # not one that is being removed, or is new and not loaded
+        asked = [each for each in (services if name is None else [name]) if each in served]
+        if not any(takes_requests(services[each], self._api.backend.engines) for each in asked):
             whose = "no service has an" if name is None else f"service {name!r} has no"
             raise ServiceUnavailable(f"{whose} engine that is ready", _RETRY_S)
         return json_response(Fine())
