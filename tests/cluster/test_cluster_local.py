@@ -467,10 +467,16 @@ def test_a_process_that_hangs_and_is_no_node_of_ours_is_left_alone(monkeypatch):
     async def scenario():
         folder = folder_path("stuck")
         folder.mkdir(0o700)
-        server = await asyncio.start_unix_server(lambda reader, writer: None, folder / SOCKET)
+        connected = []
+        server = await asyncio.start_unix_server(
+            lambda reader, writer: connected.append(writer), folder / SOCKET
+        )
         with pytest.raises(EngineDied, match=r"'stuck' gives no answer; end the process that has"):
             await Watched("stuck").attach()
         server.close()
+        for writer in connected:
+            writer.close()
+            await writer.wait_closed()
         (folder / SOCKET).unlink()
         folder.rmdir()
 

@@ -143,7 +143,7 @@ class LocalBackend:
 
     async def _connect(self) -> _Link:
         """A connection to the node, which is started if there is none."""
-        until = time.monotonic() + _START_TIMEOUT_S
+        work, looked_s, used_s = WorkWatch(), time.monotonic(), 0.0
         while True:
             link = await self._try_connect()
             if link is not None:
@@ -153,7 +153,11 @@ class LocalBackend:
                 await self._start_node()
             elif code is not None:
                 raise EngineDied(f"{self._what} ended while it started ({describe_end(code)})")
-            if time.monotonic() > until:
+            assert self._process is not None
+            before_s, looked_s = looked_s, time.monotonic()
+            before_used_s, used_s = used_s, max(used_s, cpu_s(self._process.pid))
+            work.look(looked_s - before_s, used_s - before_used_s)
+            if work.still_s > _START_TIMEOUT_S or work.took_s > CIRCLES_FACTOR * _START_TIMEOUT_S:
                 raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
 

@@ -92,23 +92,23 @@ class Supervisor:
             return []
         if engine.loaded:
             why = _hangs(engine.work, "cluster.hung_after", self._options.hung_after_s)
-            return [_kill(engine, f"it was silent: {why}")] if why else []
+            return [_kill(engine, f"it was silent, and {why}")] if why else []
         why = _hangs(engine.work, "cluster.load_timeout", self._options.load_timeout_s)
         doing = f" ({engine.doing})" if engine.doing else ""
-        return [_kill(engine, f"it did not get on with loading{doing}: {why}")] if why else []
+        return [_kill(engine, f"it did not get on with loading{doing}, and {why}")] if why else []
 
 
 def _hangs(work: WorkWatch, key: str, limit_s: float) -> str:
-    """Why an engine counts as hung, in words; empty: it does not. key: of the limit."""
+    """What an engine used that hangs, in words; empty: it does not. key: of the limit."""
     if work.still_s > limit_s:
         return (
-            f"it used {work.still_cpu_s:.2f} s of CPU time in {work.still_s:.1f} s"
+            f"used {work.still_cpu_s:.2f} s of CPU time in {work.still_s:.1f} s"
             f" (the limit, {key}, is {limit_s:g} s)"
         )
     most_s = CIRCLES_FACTOR * limit_s
     if work.took_s > most_s and work.cpu_s > most_s:
         return (
-            f"it used {work.cpu_s:.0f} s of CPU time in {work.took_s:.0f} s"
+            f"used {work.cpu_s:.0f} s of CPU time in {work.took_s:.0f} s"
             f" (the limit is {CIRCLES_FACTOR:g} times {key}, {limit_s:g} s)"
         )
     return ""

@@ -12,7 +12,6 @@ import pickle
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,14 +25,14 @@ import msgspec
 
 from shoal.core import InvalidRequest, QueueFull, StepPlan, TokenEvent
 from shoal.engine import lifeline, wire
-from shoal.engine.build import default_threads
 from shoal.engine.client_link import ClientLink
 from shoal.engine.config import EngineConfig
 from shoal.engine.core import Engine
+from shoal.engine.heartbeat import start_heartbeat
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.journal import Journal
 from shoal.engine.lifeline import Lifeline
-from shoal.engine.step_watch import StepJudge, StepWatch
+from shoal.engine.step_watch import StepWatch
 from shoal.engine.transfer import Transfer, transfer_address
 from shoal.models.child import end_with_parent
 
@@ -41,8 +40,6 @@ Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _log = logging.getLogger(__name__)
 _POLL_MS = 2
-# A look at the present step counts for at most so many times the time between two.
-_LATE_LOOK = 2.0
 # What is taken between two steps, beyond which running requests would wait for new ones: a request takes
 # about as long to submit as a thousand tokens of prompt do, a tenth of a millisecond or more.
 _MOST_CHOICES = 32
@@ -314,24 +311,6 @@ def _find_builder(name: str) -> Builder:
     return cast(Builder, getattr(importlib.import_module(module), function))
 
 
-def _beat(owner: Lifeline, every_s: float, watch: StepWatch, judge: StepJudge) -> None:
-    """Give signs of life, whatever the engine does, until the owner is gone."""
-    looked_ns, used_ns = time.monotonic_ns(), _used_ns()
-    with suppress(ConnectionError):
-        while True:
-            now_ns, cpu_ns = time.monotonic_ns(), _used_ns()
-            hung = judge.look(watch.present, (now_ns - looked_ns) / 1e9, max(0, cpu_ns - used_ns) / 1e9)
-            owner.send(lifeline.Beat(hung))
-            looked_ns, used_ns = now_ns, cpu_ns
-            time.sleep(every_s)
-
-
-def _used_ns() -> int:
-    """CPU time of all threads but the one that asks."""
-    own_ns = time.thread_time_ns()
-    return time.process_time_ns() - own_ns
-
-
 def main() -> int:
     """Run one engine until it fails or its owner is gone; returns the exit status."""
     # A terminal and some supervisors signal the whole group; the owner decides when to end.
@@ -349,12 +328,5 @@ def main() -> int:
         return 1
     end_with_parent(sys.stdin.fileno())
     config: EngineConfig = pickle.loads(start.config)
-    threads = None if config.options.device != "cpu" else config.options.threads or default_threads()
-    watch = StepWatch(time.monotonic_ns if threads is None else lambda: time.process_time_ns() // threads)
-    judge = StepJudge(config.step_timeout_s, threads, _LATE_LOOK * config.heartbeat_s)
-    beat = threading.Thread(
-        target=_beat, args=(owner, config.heartbeat_s, watch, judge), name="heartbeat", daemon=True
-    )
-    beat.start()
-    serve(start, config, owner, watch)
+    serve(start, config, owner, start_heartbeat(owner, config))
     return 1
