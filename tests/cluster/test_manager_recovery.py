@@ -127,6 +127,19 @@ def test_an_engine_whose_step_never_ends_is_killed() -> None:
     assert bench.tell(EngineBeat("e0", 1, hung=why)) == []
 
 
+def test_silence_does_not_count_while_nobody_tells_of_it() -> None:
+    """Both signs of life and what processes use are told by the node, which may be late."""
+    bench = Bench()
+    bench.add("e0")
+    process = Working(bench)
+    assert process.wait(5) == []
+    assert bench.wait(9) == []
+    process.cpu_s += 0.5
+    assert process.wait(1) == []
+    [kill] = bench.wait(11)
+    assert isinstance(kill, KillEngine)
+
+
 class Working:
     """Engine e0 of a bench as others see it: what its process has used."""
 
@@ -155,7 +168,7 @@ def test_an_engine_that_is_silent_and_works_is_left_alone_for_long(share: float)
     bench.tell(EngineBeat("e0", 1))
     [kill] = process.wait(13)
     assert isinstance(kill, KillEngine)
-    assert "it was silent, and used 0.00 s of CPU time in 10." in kill.why
+    assert "it was silent, and used 0.00 s of CPU time in 11.0 s" in kill.why
     assert "(the limit, cluster.hung_after, is 10 s)" in kill.why
 
 
@@ -189,7 +202,7 @@ def test_an_engine_that_loads_and_hangs_is_killed_and_the_log_says_by_which_limi
     bench.tell(EngineLoading("e0", 1, "loading smollm2"))
     [kill] = process.wait(32)
     assert isinstance(kill, KillEngine)
-    assert "it did not get on with loading (loading smollm2), and used 0.00 s of CPU time in 30." in kill.why
+    assert "it did not get on with loading (loading smollm2), and used 0.00 s of CPU time in 31.0 s" in kill.why
     assert "(the limit, cluster.load_timeout, is 30 s)" in kill.why
 
 

@@ -154,8 +154,8 @@ def test_the_cluster_s_options(tmp_path):
     ("written", "expected"),
     [
         ("hung_after: 2s", "cluster.hung_after must be at least three heartbeats (3 s), got 2 s"),
-        ("step_timeout: 0", "cluster.step_timeout must be more than 0"),
-        ("load_timeout: 0s", "cluster.load_timeout must be more than 0"),
+        ("step_timeout: 2s", "cluster.step_timeout must be at least three heartbeats (3 s), got 2 s"),
+        ("load_timeout: 0s", "cluster.load_timeout must be at least three heartbeats (3 s), got 0 s"),
         ("dispatch: lest-requests", "got 'lest-requests', did you mean 'least-requests'?"),
         ("backend: kubernetes", "cluster.backend: expected one of local, ray, got 'kubernetes'"),
         ("restart: {factor: 0.5}", "cluster.restart.factor must be at least 1, got 0.5"),

@@ -39,7 +39,7 @@ VALUES = {
     "port": ["0", "9000"],
     "max-queue": ["1", "5000"],
     "step-timeout": ["30s", "1.5m"],
-    "load-timeout": ["500ms", "2h"],
+    "load-timeout": ["5s", "2h"],
     "drain": ["0", "1.5m", "200ms"],
 }
 FLAGS = (*ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)

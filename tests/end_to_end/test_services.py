@@ -204,10 +204,13 @@ def test_services_on_one_model_share_its_weights_until_the_last_goes(folders: di
     module = weakref.ref(models["llama-1"].module)
     states = walk.engine._scheduler._services
     assert (states["llama-0"].companions, states["gpt2-0"].companions) == (["llama-1"], [])
+    llama, gpt2 = (models[name].weight_bytes for name in ("llama-1", "gpt2-0"))
+    assert walk.engine.weight_bytes == llama + gpt2 > gpt2 > 0
     del models
     walk.remove("llama-0", drain=True)
     walk.finish()
     assert (states["llama-1"].companions, module() is None) == ([], False)
+    assert walk.engine.weight_bytes == llama + gpt2
     gc.disable()
     try:
         walk.remove("llama-1", drain=True)
@@ -215,6 +218,7 @@ def test_services_on_one_model_share_its_weights_until_the_last_goes(folders: di
         assert module() is None
     finally:
         gc.enable()
+    assert walk.engine.weight_bytes == gpt2
     walk.engine.close()
 
 

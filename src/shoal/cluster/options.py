@@ -89,14 +89,14 @@ class ClusterOptions:
                 "cluster.name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
                 f"digit, got {self.name!r}"
             )
-        for name in ("heartbeat_s", "step_timeout_s", "load_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"cluster.{name.removesuffix('_s')} must be more than 0")
-        if not self.hung_after_s >= 3 * self.heartbeat_s:
-            raise ConfigError(
-                f"cluster.hung_after must be at least three heartbeats ({3 * self.heartbeat_s:g} s), "
-                f"got {self.hung_after_s:g} s"
-            )
+        if not self.heartbeat_s > 0:
+            raise ConfigError("cluster.heartbeat must be more than 0")
+        for name in ("hung_after_s", "step_timeout_s", "load_timeout_s"):
+            if not getattr(self, name) >= 3 * self.heartbeat_s:
+                raise ConfigError(
+                    f"cluster.{name.removesuffix('_s')} must be at least three heartbeats "
+                    f"({3 * self.heartbeat_s:g} s), got {getattr(self, name):g} s"
+                )
         for name in ("orphan_after_s", "wait_for_engine_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must not be negative")

@@ -138,10 +138,12 @@ class Engine:
     """What was seen of it since it got on with loading, or later since its last sign of life."""
     doing: str = ""
     """What it told last that it does, while it loads."""
+    seen: bool = False
+    """Whether it was told what its process uses."""
+    unseen_s: float = 0.0
+    """Time that ``work`` has not counted, on the supervisor's clock."""
     used_cpu_s: float = 0.0
     """CPU time of its process since it was started."""
-    looked_cpu_s: float = 0.0
-    """How much of that ``work`` has counted."""
     read_bytes: int = 0
     """What its process has read from disks."""
     ready_ns: int = 0

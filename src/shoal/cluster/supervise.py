@@ -31,8 +31,9 @@ class Supervisor:
         actions: list[StartEngine | KillEngine] = []
         for engine in engines:
             if engine.runs:
-                engine.work.look(since_ns / 1e9, engine.used_cpu_s - engine.looked_cpu_s)
-                engine.looked_cpu_s = engine.used_cpu_s
+                engine.unseen_s += since_ns / 1e9
+                if not engine.seen or engine.unseen_s > self._options.hung_after_s:
+                    self._look(engine, 0.0)  # nobody tells what it uses
                 actions += self._judge(engine)
             elif engine.state is EngineState.WAITING and now_ns >= engine.restart_ns:
                 engine.restarts += 1
@@ -50,8 +51,8 @@ class Supervisor:
     def watch(self, engine: Engine) -> None:
         """The engine's process runs from now on."""
         engine.runs, engine.loaded, engine.killed = True, False, False
-        engine.doing, engine.used_cpu_s, engine.looked_cpu_s, engine.read_bytes = "", 0.0, 0.0, 0
-        engine.work.progress()
+        engine.doing, engine.seen, engine.used_cpu_s, engine.read_bytes = "", False, 0.0, 0
+        self._progress(engine)
 
     def heard(self, engine: Engine, hung: str = "") -> list[KillEngine]:
         """Notice a sign of life. hung: why its step counts as hung.
@@ -59,18 +60,19 @@ class Supervisor:
         While an engine loads, its imports may hold up its signs of life: then they mean nothing.
         """
         if engine.loaded:
-            engine.work.progress()
+            self._progress(engine)
         return [_kill(engine, hung)] if hung and not engine.killed else []
 
     def loading(self, engine: Engine, what: str) -> None:
         """Notice that an engine gets on with loading."""
         engine.doing = what
         if not engine.loaded:
-            engine.work.progress()
+            self._progress(engine)
 
     def worked(self, engine: Engine, cpu_s: float, read_bytes: int) -> None:
         """Notice what an engine's process has used since its start."""
-        engine.used_cpu_s = max(engine.used_cpu_s, cpu_s)
+        self._look(engine, max(0.0, cpu_s - engine.used_cpu_s))
+        engine.seen, engine.used_cpu_s = True, max(engine.used_cpu_s, cpu_s)
         if read_bytes > engine.read_bytes:
             engine.read_bytes = read_bytes
             engine.work.mark()
@@ -85,6 +87,15 @@ class Supervisor:
         if engine.state is not EngineState.DRAINING:
             engine.move(EngineState.WAITING)
             engine.restart_ns = now_ns + round(restart.wait_s(engine.deaths) * 1e9)
+
+    def _progress(self, engine: Engine) -> None:
+        engine.work.progress()
+        engine.unseen_s = 0.0
+
+    def _look(self, engine: Engine, cpu_s: float) -> None:
+        """Count the time since the last look, with the CPU time that was used meanwhile."""
+        engine.work.look(engine.unseen_s, cpu_s)
+        engine.unseen_s = 0.0
 
     def _judge(self, engine: Engine) -> list[KillEngine]:
         """Kill an engine that is silent, or does not get on with loading, and hangs."""

@@ -58,7 +58,7 @@ class RemoteNode:
                 if silent_s > silence_s:
                     asking.cancel()
                     self.kill()
-                    return f"its actor was silent for {silent_s:g} s"
+                    return f"its actor was silent for {silent_s:g} s (cluster.hung_after)"
             try:
                 messages = asking.result()
             except ActorUnavailableError:  # perhaps for a while only
