@@ -297,7 +297,7 @@ class Fleet:
         killed, why = self._killed.get(event.engine, (None, ""))
         reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
         if self._inherited.get(event.engine) == event.incarnation:
-            self._replace_inherited(event.engine, reason)
+            self._replace_inherited(engine, reason)
         elif not self._started.done():
             named = reason if len(self._engines) == 1 else f"engine {event.engine}: {reason}"
             self._started.set_exception(_error(event.failure, named))
@@ -318,10 +318,11 @@ class Fleet:
             del self._engines[event.engine]
             self._describe()
 
-    def _replace_inherited(self, name: str, reason: str) -> None:
-        """An engine that was found has ended before it answered: the start waits for its next start."""
-        process = self.found.pop(name)
-        _log.warning("engine %s: found running (process %d), and is replaced: %s", name, process, reason)
+    def _replace_inherited(self, engine: RemoteEngine, reason: str) -> None:
+        """An engine that was found has ended before all answered: the start waits for its next start."""
+        name = engine.plan.name
+        self.found.pop(name, None)
+        _log.warning("engine %s: found running (process %s), and is replaced: %s", name, engine.pid, reason)
         if self._started.done():
             self._started = asyncio.get_running_loop().create_future()
 

@@ -125,8 +125,11 @@ class Manager:
     def wakes(self, service: str) -> bool:
         """Whether requests of a service wait until engines that run have loaded it."""
         engines = self._with(service)
-        served = any(engine.takes_requests and engine.serves(service) for engine in engines)
-        return not served and self._residency.loads(service, engines)
+        if any(engine.takes_requests and engine.serves(service) for engine in engines):
+            return False
+        # Where it is being unloaded, it is loaded again as soon as that is done.
+        coming = (Residence.LOADING, Residence.UNLOADING)
+        return any(engine.residences[service] in coming for engine in engines)
 
     def waiting(self, service: str) -> int:
         """Requests of a service that no engine has."""

@@ -212,9 +212,10 @@ class Node:
 def _used(process: psutil.Process) -> tuple[float, int] | None:
     """CPU time and bytes read; None: it cannot be known, or the process has ended."""
     try:
-        with process.oneshot():
-            cpu_s = sum(process.cpu_times()[:4])  # of the system and children, too
-            read_bytes = process.io_counters().read_bytes if hasattr(process, "io_counters") else 0
-    except (psutil.Error, OSError):
+        cpu_s = sum(process.cpu_times()[:4])  # of the system and children, too
+    except psutil.Error:
         return None
-    return cpu_s, read_bytes
+    try:
+        return cpu_s, process.io_counters().read_bytes
+    except (psutil.Error, AttributeError):  # not allowed, or not known on this system
+        return cpu_s, 0
