@@ -12,6 +12,7 @@ from shoal.schedule import Scheduler
 _COLUMNS = (
     *("num_prompt_tokens", "num_generated", "num_tokens_with_in_flight", "num_scheduled", "num_computed"),
     *("num_published", "num_blocks", "in_flight", "prefilling", "is_ending", "predicted_tokens"),
+    "postponed",
     *("service_time_ns", "last_scheduled_ns", "first_token_ns", "last_token_ns", "largest_gap_ns"),
 )
 
@@ -26,6 +27,7 @@ class Bookkeeping:
         self._in_flight: list[StepPlan] = []
         self._service_time_ns = Counter[str]()
         self._last_scheduled_ns: dict[str, int] = {}
+        self._postponed: set[int] = set()
         self._token_times_ns = defaultdict[str, list[int]](list)
 
     def planned(self, plan: StepPlan) -> None:
@@ -48,6 +50,15 @@ class Bookkeeping:
             times_ns = self._token_times_ns[request_id]
             new = len(tokens.get(request_id, ())) - len(times_ns)
             times_ns += ends_ns[:new] if len(ends_ns) > 1 else ends_ns * new
+        for place, row in enumerate(plan.sampled):
+            if place in result.postponed:
+                self._postponed.add(plan.seq_ids[row])
+            else:
+                self._postponed.discard(plan.seq_ids[row])
+
+    def ready(self, seq_ids: Iterable[int]) -> None:
+        """These are no longer left out of plans."""
+        self._postponed.difference_update(seq_ids)
 
     def abandoned(self) -> None:
         """All plans in flight were taken back."""
@@ -63,7 +74,8 @@ class Bookkeeping:
             for row, request in enumerate(batch.requests):
                 told = tokens.get(request.request.id, ())
                 expected = self._row(request.seq_id, request.request.id, told)
-                assert {name: columns[name][row] for name in expected} == expected
+                actual = {name: columns[name][row] for name in expected}
+                assert actual == expected, (actual, expected)
                 assert request.service == name
                 assert request.block_ids == self._executor.sequences[request.seq_id].table
                 assert columns["is_ending"][row] == (request.ending is not None)
@@ -91,6 +103,7 @@ class Bookkeeping:
             "num_computed": sequence.computed - unsettled,
             "num_blocks": len(sequence.table),
             "in_flight": len(own),
+            "postponed": int(seq_id in self._postponed),
             "prefilling": int(sequence.computed < sequence.joined_tokens),
             "service_time_ns": self._service_time_ns[request_id],
             "first_token_ns": times_ns[0] if times_ns else 0,

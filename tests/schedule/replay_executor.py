@@ -1,10 +1,10 @@
 """An executor on a pretended memory that objects to whatever a real one could not do."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.core import BlockCopy, StepPlan, StepResult, derive_seed
+from shoal.core import NO_TOKEN, BlockCopy, StepPlan, StepResult, derive_seed
 from shoal.kvcache import BlockPool
 
 STEP_NS = 1_000
@@ -31,11 +31,18 @@ class ReplayExecutor:
 
     vocabulary: how many tokens there are; None: as many as it takes that no two requests, whose seeds
     differ, have one in common. stops: of several iterations it makes no further one after one of these
-    tokens was sampled.
+    tokens was sampled. postpones: asked for each token of a sequence whether it cannot be sampled yet.
     """
 
-    def __init__(self, pool: BlockPool, vocabulary: int | None = 10_000, stops: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        vocabulary: int | None = 10_000,
+        stops: Sequence[int] = (),
+        postpones: Callable[[int], bool] = lambda seq_id: False,
+    ) -> None:
         self.pool = pool
+        self.postpones = postpones
         self.vocabulary = vocabulary
         self.stops = frozenset(stops)
         self.sequences: dict[int, _Sequence] = {}
@@ -52,10 +59,11 @@ class ReplayExecutor:
         self._apply(plan)
         made = [self._compute(plan, plan.new_tokens)]
         for _ in range(1, plan.iterations if iterations is None else iterations):
-            if not self.stops.isdisjoint(made[-1]):
+            if not self.stops.isdisjoint(made[-1]) or NO_TOKEN in made[-1]:
                 break
             made.append(self._compute(plan, (1,) * len(plan.seq_ids)))
-        return StepResult(made, [STEP_NS] * len(made))
+        postponed = frozenset(place for place, token in enumerate(made[-1]) if token == NO_TOKEN)
+        return StepResult(made, [STEP_NS] * len(made), postponed=postponed)
 
     def run_at_once(self, plan: StepPlan, counts: Sequence[int]) -> StepResult:
         """Carry out a plan in one iteration that makes several tokens of each row, as speculation does."""
@@ -153,6 +161,11 @@ class ReplayExecutor:
         sequence = self.sequences[seq_id]
         digest = self._forward(service, sequence, new)
         assert sequence.computed == len(sequence.tokens), "a token is sampled before its input is computed"
+        if self.postpones(seq_id):
+            sequence.computed -= 1  # its last token is computed again
+            # From now on the scheduler takes the last token of a prompt for a decode.
+            sequence.joined_tokens = min(sequence.joined_tokens, sequence.computed)
+            return NO_TOKEN
         if self.vocabulary is None:
             digest, vocabulary = derive_seed(digest, sequence.seed), 1 << 63
         else:

@@ -199,6 +199,8 @@ def run(
     stops: Sequence[int] = (),
     most_iterations: int = 1,
     fails: Callable[[StepPlan], bool] | None = None,
+    postpones: Callable[[int], bool] = lambda seq_id: False,
+    is_ready: Callable[[int], bool] = lambda seq_id: True,
     limit: int = 20_000,
 ) -> Run:
     """Submit ``requests`` and go on until all have ended; ``before_step`` is told how many plans were
@@ -206,11 +208,12 @@ def run(
     compared with books of our own.
 
     vocabulary, stops: of the executor. most_iterations: of one plan. fails: whether the forward pass of a
-    plan does.
+    plan does. postpones: whether the executor cannot sample for a sequence yet; is_ready: asked between
+    plans whether it can by now, and not once nothing else is left to do.
     """
     pool: BlockPool = scheduler.pool  # type: ignore[attr-defined]
     options = scheduler.options
-    executor = ReplayExecutor(pool, vocabulary, stops)
+    executor = ReplayExecutor(pool, vocabulary, stops, postpones)
     books = Bookkeeping(scheduler, executor)
     done = Run()
     for request in requests:
@@ -220,6 +223,10 @@ def run(
     while scheduler.unfinished or flights or before_step is not None:
         assert len(done.plans) < limit, "no end in sight"
         more = before_step(len(done.plans), done) if before_step is not None else False
+        ready = [seq_id for seq_id in scheduler.postponed if is_ready(seq_id)]
+        scheduler.ready(ready)
+        books.ready(ready)
+        left_out = set(scheduler.postponed)
         plan = _next_plan(scheduler, now, most_iterations)
         done.take(scheduler.take_refused())
         pool.check_integrity()
@@ -227,17 +234,23 @@ def run(
             assert sum(plan.new_tokens) <= options.max_batched_tokens
             assert len(plan.seq_ids) <= scheduler.max_running
             assert plan.seq_ids
+            assert left_out.isdisjoint(plan.seq_ids), "a postponed sequence is part of a plan"
             done.plans.append(plan)
             result = _execute(executor, plan, flights, fails)
             flights.append((plan, result))
             books.planned(plan)
-            if result is not None and len(result.tokens) == plan.iterations:
+            if result is not None and len(result.tokens) == plan.iterations and _settled(flights):
                 books.compare(done.tokens)
             running = sum(service.running for service in scheduler.stats().services.values())
             assert running <= scheduler.max_running
         else:
             assert isinstance(plan, Idle)
             assert scheduler.schedule(now) == plan, "looking again changed something"
+            if not flights and scheduler.postponed:
+                ready = scheduler.postponed
+                scheduler.ready(ready)
+                books.ready(ready)
+                continue
             if not flights:
                 assert not scheduler.unfinished, "the scheduler is stuck"
                 if not more:
@@ -256,7 +269,7 @@ def run(
                 done.take(scheduler.update(updated, result, now))
                 books.updated(updated, result, now, done.tokens)
             pool.check_integrity()
-            if all(result is not None for _, result in flights):
+            if _settled(flights):
                 books.compare(done.tokens)
     assert scheduler.in_flight == 0
     assert all(pool.live_blocks(service) == 0 for service in pool.layout.services), "memory is lost"
@@ -265,6 +278,11 @@ def run(
     done.computed_tokens = executor.computed_tokens
     done.copied = executor.copied
     return done
+
+
+def _settled(flights: Iterable[tuple[StepPlan, StepResult | None]]) -> bool:
+    """Whether what is in flight was made as it was planned."""
+    return all(result is not None and not result.postponed for _, result in flights)
 
 
 def _execute(

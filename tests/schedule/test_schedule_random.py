@@ -135,6 +135,8 @@ def serve(
     most_iterations=1,
     stops_early=True,
     fails=None,
+    postpones=lambda seq_id: False,
+    is_ready=lambda seq_id: True,
     watch=lambda scheduler: None,
     **options,
 ):
@@ -172,6 +174,8 @@ def serve(
         stops=STOPS if stops_early else (),
         most_iterations=most_iterations,
         fails=fails,
+        postpones=postpones,
+        is_ready=is_ready,
     )
     return scheduler, done
 

@@ -116,7 +116,7 @@ class StepTimings:
 
 
 NO_TOKEN = -1
-"""Stands in a result for a token that could not be sampled; see ``StepResult.failures``."""
+"""Stands in a result for a token that could not be sampled; see ``StepResult.failures`` and ``postponed``."""
 
 
 class Failure(NamedTuple):
@@ -165,6 +165,10 @@ class StepResult:
     """By row: the prompt's embedding, with the first token of a request that wants it."""
     failures: Mapping[int, Failure] = field(default_factory=dict)
     """Why a row has NO_TOKEN, by its place in ``plan.sampled``; of others, its logits were not finite."""
+    postponed: frozenset[int] = frozenset()
+    """Rows, by their place in ``plan.sampled``, that have NO_TOKEN in the last iteration because it is not
+    known yet which token may come next. Such a row has computed all but its last token, and goes on when the
+    executor says that it is ready."""
 
     @classmethod
     def of_step(

@@ -83,11 +83,12 @@ def form_batch(
     """Decodes first, then prompts in chunks, the most wanted first, up to the ``limit``."""
     budget, budget_rows = limit.tokens, limit.rows
     prefilling, in_flight = np.count_nonzero(batch.prefilling), np.count_nonzero(batch.in_flight)
+    postponed = np.count_nonzero(batch.postponed)
     rows = keys = None
     if turn.seq_ids is not None:
         rows, keys = _taking_part(batch, turn)
     chunks: list[tuple[int, int]] = []
-    if not prefilling and not in_flight and (rows is None or len(rows) == len(batch)):
+    if not prefilling and not in_flight and not postponed and (rows is None or len(rows) == len(batch)):
         # Everybody has exactly one token to compute.
         decodes = np.arange(len(batch))
     else:
@@ -116,9 +117,10 @@ def form_batch(
 
 
 def _able(batch: RunningBatch) -> BoolArray:
-    """Who is not about to end by the plans in flight."""
+    """Who is not about to end by the plans in flight, and not postponed."""
     able = batch.num_tokens_with_in_flight < batch.num_final_tokens
     able &= batch.is_ending == 0
+    able &= batch.postponed == 0
     return able
 
 

@@ -77,7 +77,7 @@ class CoBatcher:
         batch, service = state.running, state.service
         missing = batch.num_tokens_with_in_flight - batch.num_scheduled
         able = (missing == 1) & (batch.prefilling == 0) & (batch.is_ending == 0)
-        able &= batch.num_tokens_with_in_flight < batch.num_final_tokens
+        able &= (batch.num_tokens_with_in_flight < batch.num_final_tokens) & (batch.postponed == 0)
         full = batch.num_scheduled == batch.num_blocks * self._pool.block_size
         # Who is at the end of a slice waits for a turn of its service, which hands out slices.
         rows = (able & (batch.num_tokens_with_in_flight < batch.slice_end)).nonzero()[0]

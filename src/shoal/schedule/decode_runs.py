@@ -128,7 +128,7 @@ class DecodeRuns:
             return None
         if not len(batch) or len(batch) > state.limit.rows or np.count_nonzero(batch.prefilling):
             return None
-        if state.limit.suspects() or np.count_nonzero(batch.is_ending):
+        if state.limit.suspects() or np.count_nonzero(batch.is_ending) or np.count_nonzero(batch.postponed):
             return None
         most = -(-most // max_iterations) * max_iterations
         most = min(most, self._before_admission(state, step))

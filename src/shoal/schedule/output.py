@@ -48,6 +48,8 @@ class _Outcome(NamedTuple):
     """Of those that end."""
     made: int | IntArray
     """Tokens that each got."""
+    postponed: Sequence[int] = ()
+    """Those that go on when the executor is ready for them."""
     told: Mapping[int, tuple[tuple[TokenLogprobs, ...] | None, bytes | None]] = {}
     """Of those of whose prompts something is told: log-probabilities and embedding."""
 
@@ -109,6 +111,9 @@ class OutputProcessor:
             alike = plan.new_tokens.count(1) == len(plan.new_tokens)
             computed = 1 if alike else np.array(plan.new_tokens)[part.places]
             batch.advance(part.rows, computed, duration_ns, now_ns)
+        if outcome.postponed:
+            rows_waiting = np.arange(len(batch))[part.rows][outcome.postponed]
+            batch.postpone(rows_waiting, computed=plan.iterations == 1)
         self._publish(batch, part)
         return self._tell(batch, part, outcome, now_ns)
 
@@ -195,7 +200,7 @@ class OutputProcessor:
         limits = (batch.num_final_tokens[part.rows] - batch.num_prompt_tokens[part.rows]).tolist()
         events: dict[int, TokenEvent] = {}
         ends: dict[int, _End] = {}
-        receivers, counts = [], []
+        receivers, counts, postponed = [], [], []
         # Once for every row of every step: this loop is most of what an update takes.
         for at, (request, column, before, limit) in enumerate(
             zip(part.requests, places, generated, limits, strict=True)
@@ -209,9 +214,12 @@ class OutputProcessor:
             logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
             if NO_TOKEN in ids:
                 ids = ids[: ids.index(NO_TOKEN)]
-                failure = result.failures.get(column, _NOT_FINITE)
-                ends[at] = _End(failure.finish, ids, logprobs and logprobs[: len(ids)], error=failure.why)
-                request.ending = failure.finish  # so that nobody else finds its KV
+                if column in result.postponed:
+                    postponed.append(at)
+                else:
+                    failure = result.failures.get(column, _NOT_FINITE)
+                    ends[at] = _End(failure.finish, ids, logprobs and logprobs[: len(ids)], error=failure.why)
+                    request.ending = failure.finish  # so that nobody else finds its KV
                 if not ids:
                     continue
             elif before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):
@@ -227,7 +235,7 @@ class OutputProcessor:
             counts.append(len(ids))
         self._store.count_output(part.requests[0].service, sum(counts))
         made: int | IntArray = 1
-        if counts.count(1) < len(counts):
+        if postponed or counts.count(1) < len(counts):
             made = np.zeros(len(part.requests), dtype=np.int64)
             made[receivers] = counts
         if len(receivers) == len(part.requests):
@@ -235,7 +243,7 @@ class OutputProcessor:
         else:
             rows = np.arange(len(batch))[part.rows][receivers]
             batch.receive(rows, made if isinstance(made, int) else made[receivers], ends_ns)
-        return _Outcome(events, ends, made)
+        return _Outcome(events, ends, made, postponed)
 
     def _publish(self, batch: RunningBatch, part: _Part) -> None:
         """Offer full blocks to the prefix index."""
@@ -249,7 +257,7 @@ class OutputProcessor:
 
     def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
         """The events, for which requests that end leave the batch; others may have outgrown predictions."""
-        events, ends, _, told = outcome
+        events, ends, told = outcome.events, outcome.ends, outcome.told
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
         places = {*outgrown.nonzero()[0].tolist(), *ends}
         for at in sorted(places):

@@ -120,6 +120,8 @@ class Preemptor:
         slice_tokens = self._admission.slice_tokens
         if slice_tokens is None or self._in_flight or self._num_running() < 2:
             return False
+        if any(np.count_nonzero(state.running.postponed) for state in self._services.values()):
+            return False  # they go on, or wait for a slice, when they are ready
         for state in self._services.values():
             for blocks in next_slice_blocks(state.running, slice_tokens, self._pool.block_size):
                 if self._compact(state.service, blocks):

@@ -161,6 +161,11 @@ class RequestState:
         return self.ending is not None
 
     @property
+    def postponed(self) -> bool:
+        """Not while it waits."""
+        return False
+
+    @property
     def ttft_s(self) -> float:
         """Goal for the first token; NaN where there is none."""
         return math.nan if self.slo.ttft_s is None else self.slo.ttft_s

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from shoal.core import StepPlan, StepResult
+from shoal.core import NO_TOKEN, StepPlan, StepResult
 
 T = TypeVar("T")
 
@@ -23,9 +23,20 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
     most, times = len(result.tokens), len(result.durations_ns)
     if not (times == most or (result.counts is not None and 1 <= times <= most)):
         raise ValueError(f"plan {plan.number} has {most} tokens of a row, got {times} times")
+    _check_postponed(plan, result)
     counts = result.counts
     if counts is not None and (len(counts) != wanted or not all(1 <= count <= most for count in counts)):
         raise ValueError(f"plan {plan.number} has 1 to {most} tokens of {wanted} rows, got counts {counts}")
+
+
+def _check_postponed(plan: StepPlan, result: StepResult) -> None:
+    """A postponed row has no token in the last iteration, and one in every other; no other reason is given."""
+    for place in result.postponed:
+        tokens = [row[place] for row in result.tokens] if 0 <= place < len(plan.sampled) else []
+        if tokens.count(NO_TOKEN) != 1 or tokens[-1] != NO_TOKEN or place in result.failures:
+            raise ValueError(f"plan {plan.number} cannot have postponed row {place} with tokens {tokens}")
+    if result.postponed and result.counts is not None:
+        raise ValueError(f"plan {plan.number} has postponed rows, and several tokens of an iteration")
 
 
 def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
@@ -43,6 +54,7 @@ def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
                 prompt_logprobs=_of_rows(result.prompt_logprobs, rows),
                 embeddings=_of_rows(result.embeddings, rows),
                 failures=_of_rows(result.failures, own),
+                postponed=frozenset(_of_rows(dict.fromkeys(result.postponed), own)),
             )
         )
     return results

@@ -44,7 +44,8 @@ _PROGRESS = (
     "last_token_ns",
     "largest_gap_ns",
 )
-_COLUMNS = (*_FIXED, *_PROGRESS, "num_tokens_with_in_flight", "num_blocks", "prefilling", "is_ending")
+_STATES = ("num_tokens_with_in_flight", "num_blocks", "prefilling", "is_ending", "postponed")
+_COLUMNS = (*_FIXED, *_PROGRESS, *_STATES)
 _GOALS = ("ttft_s", "tpot_s", "e2e_s")
 _FIRST_PROGRESS, _END_PROGRESS = len(_FIXED), len(_FIXED) + len(_PROGRESS)
 _NAMES = frozenset(_COLUMNS + _GOALS)
@@ -101,6 +102,8 @@ class RequestTable:
     """1: known tokens are not all scheduled; 0: it decodes, or waits."""
     is_ending: IntArray
     """1: it ends at the update of the plan in flight."""
+    postponed: IntArray
+    """1: the executor could not say which token may come next; it is left out of plans until it can."""
 
     def __init__(self, requests: Sequence[RequestState]) -> None:
         self.requests = list(requests)
@@ -232,6 +235,16 @@ class RunningBatch(RequestTable):
         self.num_tokens_with_in_flight[rows] -= tokens
         self.num_scheduled[rows] -= tokens
 
+    def postpone(self, rows: IntArray, *, computed: bool) -> None:
+        """These wait until the executor can sample for them.
+
+        computed: the token was counted as computed behind which none was sampled; it is computed again.
+        """
+        if computed:
+            self.num_computed[rows] -= 1
+            self.withdraw(rows, 1)
+        self.postponed[rows] = 1
+
     def take_back(self, rows: Rows, tokens: IntArray, sampled: IntArray) -> None:
         """A plan of these made nothing: each was to compute and to sample so many tokens.
 
@@ -272,6 +285,7 @@ class RunningBatch(RequestTable):
                 np.maximum(gaps_ns, np.array(longest_ns)[lasts], out=gaps_ns)
                 last_ns = np.array(ends_ns)[lasts]
         self.num_generated[rows] += tokens
+        self.postponed[rows] = 0
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
         self.last_token_ns[rows] = last_ns
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
+
 from shoal.core import FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.kvcache import BlockPool
 from shoal.schedule.choosing import PlanChooser
@@ -203,6 +205,21 @@ class Scheduler:
             state.stepped(part.plan, result.durations_ns)
             state.limit.succeeded(plan, part.requests)
         return self._outputs.process(step, result, now_ns)
+
+    @property
+    def postponed(self) -> list[int]:
+        """Sequences that were postponed, and are left out of plans until they are ``ready``."""
+        batches = [state.running for state in self._services.values() if len(state.running)]
+        return [seq_id for batch in batches for seq_id in batch.seq_id[batch.postponed != 0].tolist()]
+
+    def ready(self, seq_ids: Sequence[int]) -> None:
+        """The executor can sample for these sequences again; those that left meanwhile are ignored."""
+        if not seq_ids:
+            return
+        for state in self._services.values():
+            rows, run = state.running.rows_of(np.array(seq_ids))
+            state.running.postponed[rows[run]] = 0
+        self._steps.note(True)
 
     def abandon(self, error: str, now_ns: int) -> list[TokenEvent]:
         """Take back all plans in flight: the oldest failed with ``error``, those behind it were not run.

@@ -4,6 +4,7 @@ SeaLLM (section 4.2) serves starved requests first. Under overload everybody who
 order would be none; so here each service's longest unserved request comes first, but once per threshold.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -37,9 +38,10 @@ class StarvationGuard:
         return request.last_scheduled_ns + (self._threshold_ns << doublings)
 
     def _running_due_ns(self, batch: RunningBatch) -> IntArray:
-        """When running requests starve."""
+        """When running requests starve; not while they are postponed."""
         doublings = np.minimum(batch.num_preempted_by_starvation, self._most_doublings)
-        return batch.last_scheduled_ns + (self._threshold_ns << doublings)
+        due_ns = batch.last_scheduled_ns + (self._threshold_ns << doublings)
+        return np.where(batch.postponed, sys.maxsize, due_ns)
 
     def _earliest_due_ns(self, batch: RunningBatch) -> int:
         """No running request starves before that."""
@@ -75,7 +77,7 @@ class StarvationGuard:
         for state in services:
             waits = state.waiting.first_due()
             due = [] if waits is None else [self.due_ns(waits)]
-            if len(state.running):
+            if len(state.running) > np.count_nonzero(state.running.postponed):
                 due.append(int(self._running_due_ns(state.running).min()))
             if due:
                 times.append(max(self._next_ns(state), min(due)))

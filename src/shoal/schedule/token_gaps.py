@@ -84,7 +84,7 @@ def _oldest_token_ns(state: ServiceState) -> int | None:
     """When the stream got its newest token that has waited longest for its next, of those that can step."""
     batch = state.running
     streams = (batch.num_generated > 0) & (batch.in_flight == 0) & (batch.is_ending == 0)
-    streams &= batch.num_tokens_with_in_flight <= batch.slice_end
+    streams &= (batch.num_tokens_with_in_flight <= batch.slice_end) & (batch.postponed == 0)
     if not np.count_nonzero(streams):
         return None
     return int(batch.last_token_ns[streams].min())

@@ -1,0 +1,172 @@
+"""Rows that cannot be sampled yet: their requests say what they would have said, and hold up nobody."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
+from test_schedule_random import (
+    ADMISSION_POINTS,
+    ORDER_POINTS,
+    PREEMPTIONS,
+    check_ends,
+    policies,
+    serve,
+    workloads,
+)
+
+from hypothesis_profiles import examples
+from shoal.core import NO_TOKEN, Failure, FinishReason, Idle, StepPlan, StepResult
+from shoal.schedule import Conservative, Slice
+from shoal.schedule.results import check_result
+
+
+def by_chance(seed, share):
+    """Says so in a share of all cases."""
+    draws = random.Random(seed)
+    return lambda seq_id: draws.random() < share
+
+
+@pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    work=workloads(),
+    admission=st.sampled_from(ADMISSION_POINTS),
+    policy=policies,
+    preemption=st.sampled_from(PREEMPTIONS),
+    seed=st.integers(0, 999),
+    shares=st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.sampled_from([0.1, 0.5, 1.0])),
+    iterations=st.sampled_from([1, 1, 4]),
+)
+def test_outputs_are_those_of_runs_in_which_nobody_is_postponed(
+    order, work, admission, policy, preemption, seed, shares, iterations
+):
+    if iterations > 1:
+        work = {**work, "depth": 1}
+    _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1, "cancels": {}}, Conservative())
+    scheduler, done = serve(
+        work,
+        admission,
+        **{**policy, **preemption, "order": order},
+        most_iterations=iterations,
+        postpones=by_chance(seed, shares[0]),
+        is_ready=by_chance(seed + 1, shares[1]),
+    )
+    check_ends(work, scheduler, done)
+    for name, tokens in done.tokens.items():
+        if done.ends[name] is FinishReason.CANCELLED:
+            assert tokens == plain.tokens[name][: len(tokens)]
+        else:
+            assert (tokens, done.ends[name]) == (plain.tokens[name], plain.ends[name])
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    work=workloads(),
+    admission=st.sampled_from(ADMISSION_POINTS),
+    policy=policies,
+    preemption=st.sampled_from(PREEMPTIONS),
+    seed=st.integers(0, 999),
+    failing=st.sets(st.integers(0, 40), max_size=8),
+)
+def test_also_where_steps_fail_now_and_then(work, admission, policy, preemption, seed, failing):
+    work = {**work, "cancels": {}}
+    _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1}, Conservative())
+    _, done = serve(
+        work,
+        admission,
+        **policy,
+        **preemption,
+        fails=lambda plan: plan.number in failing,
+        postpones=by_chance(seed, 0.4),
+        is_ready=by_chance(seed + 1, 0.4),
+    )
+    for request in work["requests"]:
+        if done.ends[request.id] is not FinishReason.ERROR:
+            assert done.tokens[request.id] == plain.tokens[request.id]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_others_step_on_without_one_that_never_becomes_ready(depth):
+    scheduler = make_scheduler(make_pool(400), depth=depth)
+    requests = [make_request(4, 40) for _ in range(3)]
+    slow = 1  # the second that is admitted
+    left = []
+
+    def before_step(step, done):
+        left.append(len(done.ends))
+
+    done = run(
+        scheduler,
+        requests,
+        before_step=before_step,
+        postpones=lambda seq_id: seq_id == slow and min(left[-1], 2) < 2,
+        is_ready=lambda seq_id: False,
+    )
+    assert set(done.ends.values()) == {FinishReason.STOP}
+    # It takes part again only when nothing else is left to do.
+    with_it = [plan.number for plan in done.plans if slow in plan.seq_ids]
+    assert all(number <= depth or number >= 40 for number in with_it)
+    assert sum(len(plan.seq_ids) for plan in done.plans if plan.number < 40) <= 2 * 40 + depth
+
+
+def test_a_plan_in_flight_behind_may_give_its_token():
+    """With two plans in flight the second has the row too: by then it may be sampled."""
+    scheduler = make_scheduler(depth=2)
+    scheduler.submit(make_request(4, 3), 0)
+    first, second = scheduler.schedule(0), scheduler.schedule(0)
+    assert first.seq_ids == second.seq_ids == (0,)
+    scheduler.update(first, StepResult([[NO_TOKEN]], [STEP_NS], postponed=frozenset({0})), STEP_NS)
+    assert scheduler.postponed == [0]
+    assert isinstance(scheduler.schedule(STEP_NS), Idle)
+    [event] = scheduler.update(second, StepResult.of_step([7], STEP_NS), 2 * STEP_NS)
+    assert (event.tokens, event.position) == ((7,), 0)
+    assert scheduler.postponed == []
+    third = scheduler.schedule(2 * STEP_NS)
+    assert isinstance(third, StepPlan)
+    assert (third.seq_ids, third.new_tokens, third.sampled) == ((0,), (1,), (0,))
+
+
+def test_one_that_is_postponed_may_be_cancelled_and_detached():
+    scheduler = make_scheduler()
+    requests = [make_request(4, 3), make_request(4, 3)]
+    scheduler.submit_all(requests, 0)
+    plan = scheduler.schedule(0)
+    result = StepResult([[NO_TOKEN, NO_TOKEN]], [STEP_NS], postponed=frozenset({0, 1}))
+    assert scheduler.update(plan, result, STEP_NS) == []
+    assert isinstance(scheduler.schedule(STEP_NS), Idle)
+    assert scheduler.cancel(requests[0].id, STEP_NS).finish is FinishReason.CANCELLED
+    rest = scheduler.detach(requests[1].id, STEP_NS)
+    assert rest.output_tokens == ()
+    scheduler.ready([0, 1])
+    assert scheduler.unfinished == 0
+    assert scheduler.pool.live_blocks("a") == 0
+
+
+def test_nobody_is_preempted_for_a_slice_while_somebody_is_postponed():
+    scheduler = make_scheduler(make_pool(6), admission=Slice(tokens=2))
+    scheduler.submit_all([make_request(4, 9, ignore_eos=True) for _ in range(2)], 0)
+    plan = scheduler.schedule(0)
+    scheduler.update(plan, StepResult([[NO_TOKEN] * 2], [STEP_NS], postponed=frozenset({0, 1})), STEP_NS)
+    assert isinstance(scheduler.schedule(STEP_NS), Idle)
+    assert scheduler.running == 2
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        StepResult([[5, 6]], [1], postponed=frozenset({0})),
+        StepResult([[NO_TOKEN, 6], [5, 6]], [1, 1], postponed=frozenset({0})),
+        StepResult([[NO_TOKEN, 6], [NO_TOKEN, 6]], [1, 1], postponed=frozenset({0})),
+        StepResult([[5, NO_TOKEN]], [1], postponed=frozenset({2})),
+        StepResult([[NO_TOKEN, 6]], [1], postponed=frozenset({-1})),
+        StepResult([[NO_TOKEN, 6]], [1], postponed=frozenset({0}), failures={0: Failure("why")}),
+        StepResult([[NO_TOKEN, 6]], [1], counts=[1, 1], postponed=frozenset({0})),
+    ],
+    ids=str,
+)
+def test_a_result_that_cannot_have_postponed_these_rows_is_refused(result):
+    plan = StepPlan(number=3, service="a", seq_ids=(0, 1), new_tokens=(1, 1), sampled=(0, 1), iterations=2)
+    with pytest.raises(ValueError, match="plan 3"):
+        check_result(plan, result)
