@@ -35,6 +35,10 @@ class FailingExecutor:
         """As the executor."""
         return self._inner.collect()
 
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        """As the executor."""
+        return self._inner.ready(seq_ids)
+
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """As the executor."""
         return self._inner.read_blocks(service, blocks)

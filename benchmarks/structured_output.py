@@ -79,9 +79,15 @@ def decode(engine: Engine, prompt: Sequence[int], grammars: Sequence[Grammar | N
         )
         for number, grammar in enumerate(grammars)
     ]
-    for grammar in {grammar for grammar in grammars if grammar is not None}:
-        engine.prepare(SERVICE, grammar).result()
+    leases = [
+        engine.prepare(SERVICE, grammar)
+        for grammar in {grammar for grammar in grammars if grammar is not None}
+    ]
+    for lease in leases:
+        lease.ready.result()
     engine.submit(*requests)
+    for lease in leases:
+        lease.release()
     started, made = time.perf_counter(), 0
     seen: set[str] = set()
     while engine.busy:
@@ -108,7 +114,7 @@ def mask_times(folder: Path, vocab_size: int, eos: Sequence[int], prompt: str) -
     times = []
     for token in Tokenizer.from_folder(folder).encode(text, add_special_tokens=False):
         begun = time.perf_counter()
-        answer, _ = masks.answer(Step([Told(1, new)], []))
+        answer, _ = masks.answer(Step([Told(1, new)], [], 1.0))
         times.append(time.perf_counter() - begun)
         if answer.failures:
             break

@@ -194,7 +194,7 @@ class FakeBackend:
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
             case migration_wire.Reserve() if self.random.random() < self.declines:
                 self.deliver(process, migration_wire.Declined(message.migration, "there is no room"))
-            case wire.Hello() | wire.Prepare():
+            case wire.Hello():
                 raise AssertionError(f"nobody sends {message}")
             case _:
                 process.core.migrate(message)

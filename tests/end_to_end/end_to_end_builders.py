@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from at_hand import DEVICE
 from shoal.config import PRESETS
 from shoal.core import (
     FinishReason,
-    InvalidRequest,
     Request,
     SamplingParams,
     Service,
@@ -65,6 +63,9 @@ class Paced:
         durations_ns = [self._step_ns] * len(result.durations_ns)
         self.now_ns += sum(durations_ns)
         return dataclasses.replace(result, durations_ns=durations_ns)
+
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        return self._executor.ready(seq_ids)
 
     def close(self) -> None:
         self._executor.close()
@@ -180,9 +181,6 @@ def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome
     while coming or engine.busy:
         while coming and coming[0][0] <= steps:
             request = coming.pop(0)[1]
-            if request.sampling.grammar is not None:
-                with suppress(InvalidRequest):
-                    engine.prepare(request.service, request.sampling.grammar).result()
             engine.submit(request)
             outcome.tokens[request.id] = []
         for event in engine.step():

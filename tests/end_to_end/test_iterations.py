@@ -43,6 +43,9 @@ class Watched:
     def collect(self) -> StepResult:
         return self.executor.collect()
 
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        return self.executor.ready(seq_ids)
+
     def close(self) -> None:
         self.executor.close()
 

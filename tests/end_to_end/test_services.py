@@ -339,7 +339,6 @@ def test_processes_of_grammars_end_with_the_last_service_on_their_model(
         walk.add(name)
     walk.finish()
     for name in ("llama-0", "llama-1"):
-        walk.engine.prepare(name, grammar).result()
         walk.asked[name] = Asked(folder, make_prompt(9), 12, dtype="with a grammar")
         follows = {"grammar": grammar, "ignore_eos": False}
         walk.engine.submit(make_request(name, name, walk.asked[name].prompt, 12, **follows))

@@ -1,6 +1,8 @@
 """Masks of grammars: against sets of texts that can be written down, and in an executor."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,11 +30,13 @@ from shoal.core import (
     QueueFull,
     SamplingParams,
 )
-from shoal.execute import grammar_pool
+from shoal.execute import grammar_health, grammar_masks, grammar_pool
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_messages import Step, Told
-from shoal.execute.grammar_pool import GrammarModel, GrammarPool
+from shoal.execute.grammar_pool import GrammarLease, GrammarPool
 from shoal.execute.grammar_process import Masks, compile_grammar, read_tokenizer
+from shoal.execute.grammar_template import GrammarModel
+from shoal.execute.grammar_worker import GrammarWorker
 from shoal.execute.group import RunningSequence
 from shoal.execute.native_sampling import NativeSampler
 from shoal.execute.sampler import sample as sample_rows
@@ -76,6 +80,10 @@ def pool(folder: Path) -> Iterator[GrammarPool]:
     pool.close()
 
 
+def step(*rows: Told, left: Sequence[int] = ()) -> Step:
+    return Step(list(rows), list(left), 1.0)
+
+
 def bits(masks: np.ndarray) -> list[list[int]]:
     """Ids that each mask allows."""
     return [np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() for mask in masks]
@@ -97,7 +105,7 @@ def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
     output: list[int] = []
     told = 0
     for draw in draws:
-        answer, made = masks.answer(Step([Told(1, output[told:])], []))
+        answer, made = masks.answer(step(Told(1, output[told:])))
         told = len(output)
         assert not answer.failures
         (mask,) = bits(made)
@@ -119,7 +127,7 @@ def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
     else:
         return
     assert letters.text(output) in texts
-    _, made = masks.answer(Step([Told(1, [EOS])], []))
+    _, made = masks.answer(step(Told(1, [EOS])))
     assert bits(made) == [[EOS]]
 
 
@@ -136,15 +144,15 @@ def test_a_sequence_that_comes_back_has_the_masks_that_it_had(
     output: list[int] = []
     new: list[int] = []
     for draw in draws:
-        _, made = masks.answer(Step([Told(1, new)], []))
+        _, made = masks.answer(step(Told(1, new)))
         mask = bits(made)[0]
         new = [mask[draw % len(mask)]]
         output += new
         if len(output) == cut:
-            masks.answer(Step([], [1]))
+            masks.answer(step(left=[1]))
             new = list(output)
-    _, made = masks.answer(Step([Told(1, new)], []))
-    _, anew = Masks(start, [EOS], VOCAB).answer(Step([Told(2, output)], []))
+    _, made = masks.answer(step(Told(1, new)))
+    _, anew = Masks(start, [EOS], VOCAB).answer(step(Told(2, output)))
     assert bits(made) == bits(anew)
 
 
@@ -209,7 +217,7 @@ def test_a_masked_row_is_sampled_as_if_the_other_tokens_were_impossible(
     assert tokens == expected
     assert tokens[1] in may
     reported = [row(9, 77, grammar=ANY, logprobs=2, **params)]
-    _, [logprobs], _ = sample(logits[1:2].clone(), reported, [EOS], masks=masked([0], [may]))
+    _, [logprobs], *_ = sample(logits[1:2].clone(), reported, [EOS], masks=masked([0], [may]))
     assert logprobs.logprob == pytest.approx(float(raw[logprobs.token]), abs=1e-5)
     assert [token for token, _ in logprobs.top] == raw.topk(2).indices.tolist()
 
@@ -228,7 +236,7 @@ def test_a_row_without_a_mask_gets_no_token(sample: Sample) -> None:
     logits[:, 5] = 1.0
     rows = [row(grammar=ANY, temperature=0.0), row(temperature=0.0), row(grammar=ANY, temperature=0.0)]
     why = Failure("why")
-    tokens, _, failures = sample(logits, rows, [EOS], masks=masked([2], [[8, 9]], {0: why}))
+    tokens, _, failures, _ = sample(logits, rows, [EOS], masks=masked([2], [[8, 9]], {0: why}))
     assert tokens == [NO_TOKEN, 5, 8]
     assert failures == {0: why}
 
@@ -246,7 +254,7 @@ def test_a_row_whose_own_limits_leave_no_token_is_told_from_one_whose_logits_are
         {"allowed_token_ids": (9,)},
     ]
     rows = [row(**params) for params in excluding]
-    tokens, _, failures = sample(logits, rows, [EOS], masks=masked([0], [[8]]))
+    tokens, _, failures, _ = sample(logits, rows, [EOS], masks=masked([0], [[8]]))
     assert tokens == [NO_TOKEN] * 4 + [9]
     assert {at: failure.finish for at, failure in failures.items()} == dict.fromkeys(
         (0, 1, 3), FinishReason.INVALID
@@ -261,29 +269,63 @@ def test_a_masked_row_of_a_model_that_overflows_gets_no_token(sample: Sample) ->
     assert sample(logits, rows, [EOS], masks=masked([0], [[8, 9]]))[0][0] == NO_TOKEN
 
 
-def follow(masks: GrammarMasks, *rows: tuple[int, RunningSequence]) -> RowMasks:
-    for _, one in rows:
-        if one.sampling.grammar is not None:
-            with suppress(InvalidRequest):
-                masks._pool.prepare(SERVICE, one.sampling.grammar).result()
-    masks.begin(SERVICE, rows)
-    made = masks.finish()
-    assert made is not None
-    return made
+class Steps:
+    """Masks of one step after another, and the leases of all that they follow."""
+
+    def __init__(self, pool: GrammarPool) -> None:
+        self.pool = pool
+        self.masks = GrammarMasks(pool)
+        self.leases: dict[Grammar, GrammarLease] = {}
+
+    def lease(self, grammar: Grammar) -> GrammarLease:
+        lease = self.leases[grammar] = self.pool.lease(SERVICE, grammar)
+        return lease
+
+    def follow(self, *rows: tuple[int, RunningSequence]) -> RowMasks:
+        """The masks of a step, asked again until none is postponed."""
+        for _, one in rows:
+            grammar = one.sampling.grammar
+            if grammar is not None and grammar not in self.leases:
+                with suppress(InvalidRequest):
+                    self.lease(grammar).ready.result()
+        for _ in range(1000):
+            made = self.step(*rows)
+            if not made.postponed:
+                return made
+            with self.pool.answered:
+                self.pool.answered.wait(0.05)
+        raise AssertionError("masks do not come")
+
+    def step(self, *rows: tuple[int, RunningSequence]) -> RowMasks:
+        self.masks.begin(SERVICE, rows)
+        made = self.masks.finish()
+        assert made is not None
+        return made
+
+    def process(self, grammar: Grammar) -> int:
+        """Number of its process."""
+        worker = self.pool.find(SERVICE, grammar)
+        assert worker is not None
+        assert worker.pid is not None
+        return worker.pid
+
+
+@pytest.fixture
+def steps(pool: GrammarPool) -> Steps:
+    return Steps(pool)
 
 
 def allowed_by_row(masks: RowMasks) -> dict[int, list[int]]:
     return dict(zip(masks.rows, bits(masks.bits), strict=True))
 
 
-def test_rows_get_the_masks_of_their_own_grammars(pool: GrammarPool, letters: Letters) -> None:
-    masks = GrammarMasks(pool)
+def test_rows_get_the_masks_of_their_own_grammars(steps: Steps, letters: Letters) -> None:
     one, other = one_of("abc", "0"), Grammar(GrammarKind.REGEX, "[xyz]+")
-    made = follow(masks, (1, row(grammar=one)), (2, row()), (3, row(grammar=other)), (4, row(grammar=one)))
+    made = steps.follow((1, row(grammar=one)), (2, row()), (3, row(grammar=other)), (4, row(grammar=one)))
     texts = {place: {letters.piece(t) for t in mask} for place, mask in allowed_by_row(made).items()}
     assert texts == {0: {"a", "ab", "abc", "0"}, 2: {"x", "y", "z"}, 3: {"a", "ab", "abc", "0"}}
-    masks.begin(SERVICE, [(2, row())])
-    assert masks.finish() is None
+    steps.masks.begin(SERVICE, [(2, row())])
+    assert steps.masks.finish() is None
 
 
 @pytest.mark.parametrize(
@@ -305,61 +347,133 @@ def test_rows_get_the_masks_of_their_own_grammars(pool: GrammarPool, letters: Le
 )
 def test_a_grammar_that_cannot_be_used_is_refused(pool: GrammarPool, grammar: Grammar, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as raised:
-        pool.prepare(SERVICE, grammar).result()
+        pool.lease(SERVICE, grammar).ready.result()
     assert raised.value.param == "grammar"
 
 
-def test_a_row_whose_grammar_cannot_be_used_gets_no_mask(pool: GrammarPool) -> None:
+def test_a_row_whose_grammar_cannot_be_used_gets_no_mask(steps: Steps) -> None:
     bad = row(grammar=Grammar(GrammarKind.REGEX, "(("))
-    made = follow(GrammarMasks(pool), (1, bad), (2, row(grammar=one_of("b"))))
+    made = steps.follow((1, bad), (2, row(grammar=one_of("b"))))
     assert made.rows == [1]
     assert set(made.failures) == {0}
 
 
-def test_masks_that_take_too_long_end_their_own_request_only(pool: GrammarPool, letters: Letters) -> None:
-    masks = GrammarMasks(pool)
+def test_masks_that_take_too_long_end_their_own_request_only(steps: Steps, letters: Letters) -> None:
     slow = Grammar(GrammarKind.LARK, SLOWER_AND_SLOWER)
     good = row(grammar=one_of("ab", "0"))
-    assert not follow(masks, (1, row(grammar=slow)), (2, good)).failures
-    process = pool.prepare(SERVICE, good.sampling.grammar).result()
+    assert not steps.follow((1, row(grammar=slow)), (2, good)).failures
+    process = steps.process(good.sampling.grammar)
     (x,) = [token for token in range(letters.size) if letters.piece(token) == "x"]
-    made = follow(masks, (1, row(*[x] * 600, grammar=slow)), (2, good))
+    made = steps.follow((1, row(*[x] * 2_000, grammar=slow)), (2, good))
     assert set(made.failures) == {0}
+    assert "too long" in made.failures[0].why
     assert set(allowed_by_row(made)) == {1}
-    assert pool.prepare(SERVICE, good.sampling.grammar).result() is process
-    assert not follow(masks, (3, row(grammar=slow))).failures
+    assert steps.process(good.sampling.grammar) == process
+    assert not steps.follow((3, row(grammar=slow))).failures
 
 
-def test_a_process_that_ends_is_replaced(pool: GrammarPool) -> None:
-    masks = GrammarMasks(pool)
-    same = row(grammar=one_of("ab", "0"))
-    before = allowed_by_row(follow(masks, (1, same)))
-    pool.prepare(SERVICE, same.sampling.grammar).result().kill()
-    assert set(follow(masks, (1, same)).failures) == {0}
-    assert allowed_by_row(follow(masks, (2, same))) == before
+def test_a_step_does_not_wait_for_a_process(steps: Steps) -> None:
+    slow, good = row(grammar=one_of("ab", "0")), row(grammar=one_of("b"))
+    steps.follow((1, slow), (2, good))
+    os.kill(steps.process(slow.sampling.grammar), signal.SIGSTOP)
+    (a,) = [token for token in allowed_by_row(steps.follow((1, slow)))[0] if token][:1]
+    later = row(a, grammar=slow.sampling.grammar)
+    made = steps.step((1, later), (2, good))
+    assert made.postponed == {0}
+    assert (made.rows, made.failures) == ([1], {})
+    assert steps.masks.ready([1, 2, 3]) == [2, 3]
+    os.kill(steps.process(slow.sampling.grammar), signal.SIGCONT)
+    assert steps.follow((1, later), (2, good)).rows == [0, 1]
+    assert steps.masks.ready([1, 2]) == [1, 2]
 
 
-def test_a_step_that_failed_leaves_no_masks_behind(pool: GrammarPool, letters: Letters) -> None:
-    masks = GrammarMasks(pool)
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_does_not_go_on_is_replaced(
+    sign: signal.Signals, steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_health, "STALLED_S", 0.2)
+    grammar = Grammar(GrammarKind.REGEX, "(ab){3}c")
+    output: list[int] = []
+    for _ in range(4):
+        made = steps.follow((1, row(*output, grammar=grammar)))
+        assert not made.failures
+        output.append(allowed_by_row(made)[0][0])
+        os.kill(steps.process(grammar), sign)
+    assert "abababc".startswith(letters.text(output))
+
+
+def test_a_grammar_whose_processes_always_end_fails(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = one_of("ab", "0")
+    steps.follow((1, row(grammar=grammar)))
+    ask = GrammarWorker._ask
+
+    def killing(self: GrammarWorker, questions: Any) -> Any:
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGKILL)
+        return ask(self, questions)
+
+    monkeypatch.setattr(GrammarWorker, "_ask", killing)
+    made = steps.follow((2, row(grammar=grammar)))
+    assert "3 times" in made.failures[0].why
+    monkeypatch.undo()
+    assert not steps.follow((3, row(grammar=grammar))).failures
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_template_that_does_not_go_on_is_replaced(
+    sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps.lease(one_of("a")).ready.result()
+    monkeypatch.setattr(grammar_health, "STALLED_S", 0.5)
+    [template] = steps.pool._templates._templates.values()
+    os.kill(template.pid, sign)
+    steps.lease(one_of("b")).ready.result()
+
+
+def test_a_step_that_failed_leaves_no_masks_behind(steps: Steps, letters: Letters) -> None:
     start = row(grammar=one_of("ab", "0"))
-    pool.prepare(SERVICE, start.sampling.grammar).result()
-    masks.begin(SERVICE, [(1, start)])  # and then the forward pass fails
+    steps.lease(start.sampling.grammar).ready.result()
+    steps.masks.begin(SERVICE, [(1, start)])  # and then the forward pass fails
     (zero,) = [token for token in range(letters.size) if letters.piece(token) == "0"]
     later = row(zero, grammar=start.sampling.grammar)
-    assert allowed_by_row(follow(masks, (1, later))) == {0: [EOS]}
+    assert allowed_by_row(steps.follow((1, later))) == {0: [EOS]}
 
 
 def test_only_so_many_grammars_are_in_use_at_once(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 2)
-    masks = GrammarMasks(pool)
-    for text in "abcde":  # what nobody uses makes room
-        pool.prepare(SERVICE, one_of(text)).result()
-    follow(masks, (1, row(grammar=one_of("0"))), (2, row(grammar=one_of("1"))))
-    with pytest.raises(QueueFull, match="2 different grammars"):
-        pool.prepare(SERVICE, one_of("2"))
-    pool.prepare(SERVICE, one_of("1")).result()
-    masks.leave([1])
-    pool.prepare(SERVICE, one_of("2")).result()
+    for text in "abcde":  # what nobody needs makes room
+        lease = pool.lease(SERVICE, one_of(text))
+        lease.ready.result()
+        lease.release()
+    first, second = pool.lease(SERVICE, one_of("0")), pool.lease(SERVICE, one_of("1"))
+    with pytest.raises(QueueFull, match="2 different grammars"):  # whether they run or not
+        pool.lease(SERVICE, one_of("2"))
+    again = pool.lease(SERVICE, one_of("1"))
+    second.release()
+    with pytest.raises(QueueFull):
+        pool.lease(SERVICE, one_of("2"))
+    again.release()
+    pool.lease(SERVICE, one_of("2")).ready.result()
+    first.ready.result()
+
+
+def test_who_was_accepted_elsewhere_waits_for_a_place_and_goes_first(
+    pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 1)
+    held = pool.lease(SERVICE, one_of("0"))
+    coming = [pool.lease(SERVICE, one_of(text), accepted=True) for text in "12"]
+    gone = pool.lease(SERVICE, one_of("3"), accepted=True)
+    held.ready.result()
+    assert not any(lease.ready.done() for lease in coming)
+    gone.release()
+    held.release()
+    coming[0].ready.result()
+    assert not coming[1].ready.done()
+    with pytest.raises(QueueFull):
+        pool.lease(SERVICE, one_of("4"))
+    coming[0].release()
+    coming[1].ready.result()
 
 
 def test_a_model_without_usable_tokenizer_or_end_follows_no_grammar(folder: Path, tmp_path: Path) -> None:
@@ -367,11 +481,14 @@ def test_a_model_without_usable_tokenizer_or_end_follows_no_grammar(folder: Path
     for model in (GrammarModel(tmp_path, VOCAB, (EOS,)), GrammarModel(folder, VOCAB, ())):
         pool = GrammarPool({SERVICE: model})
         with pytest.raises(InvalidRequest, match=r"tokenizer|ends an output"):
-            pool.prepare(SERVICE, one_of("a")).result()
+            pool.lease(SERVICE, one_of("a")).ready.result()
         pool.close()
 
 
-def test_rows_without_grammar_keep_their_bits(folder: Path, letters: Letters) -> None:
+def test_rows_without_grammar_keep_their_bits(
+    folder: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_masks, "PATIENCE_S", 60.0)  # plans made by hand postpone nobody
     plain = [SamplingParams(temperature=0.9, top_p=0.9), SamplingParams(repetition_penalty=1.3)]
     prompts = [make_prompt(length, seed=length) for length in (9, 14, 20, 5)]
     bound = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[ab]{4,6}"))
@@ -388,6 +505,8 @@ def test_rows_without_grammar_keep_their_bits(folder: Path, letters: Letters) ->
             return logits
 
         scheduler.models.models[SERVICE] = replace(model, forward=forward)
+        lease = scheduler.executor.grammars.lease(SERVICE, bound.grammar)
+        lease.ready.result()
         tokens = scheduler.generate(SERVICE, prompts, 8, sampling=params, seeds=[1, 2, 3, 4])
         scheduler.executor.close()
         return tokens, seen

@@ -1,7 +1,7 @@
 """Tells a manager what happens, and carries out what it decides."""
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.cluster.actions import (
     ClusterAction,
@@ -20,8 +20,7 @@ from shoal.cluster.events import ClusterEvent
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import Manager
 from shoal.cluster.mover import Mover
-from shoal.cluster.remote_engine import RemoteEngine
-from shoal.core import EngineDied, Grammar, InvalidRequest, QueueFull, ServiceUnavailable
+from shoal.core import EngineDied, ServiceUnavailable
 from shoal.engine import wire
 
 OnDecision = Callable[[int, ClusterEvent, Sequence[ClusterAction]], None]
@@ -34,7 +33,7 @@ _NO_ENGINE_RETRY_S = 5.0
 class ActionRunner:
     """The manager's ears and hands.
 
-    spawn: runs what takes longer. clock: nanoseconds.
+    clock: nanoseconds.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class ActionRunner:
         mover: Mover,
         *,
         clock: Callable[[], int],
-        spawn: Callable[[Coroutine[object, object, None]], None],
         on_decision: OnDecision | None,
     ) -> None:
         self._manager = manager
@@ -53,7 +51,6 @@ class ActionRunner:
         self._calls = calls
         self._mover = mover
         self._clock = clock
-        self._spawn = spawn
         self._on_decision = on_decision
         self._untold: deque[ClusterEvent] = deque()
         self._telling = False
@@ -101,28 +98,7 @@ class ActionRunner:
             return
         engine = self._fleet.engines[action.engine]
         self._calls.assign(call, action.engine, action.attempt)
-        if call.grammar is None:
-            engine.send(wire.Submit.from_requests(call.rest(self._clock())))
-        else:
-            self._spawn(self._prepare_and_send(call, call.attempt, engine, call.grammar))
-
-    async def _prepare_and_send(
-        self, call: Call, attempt: int, engine: RemoteEngine, grammar: Grammar
-    ) -> None:
-        """Send a call once its engine can follow its grammar, unless it was taken away or ended meanwhile."""
-        try:
-            answer = await engine.ask(lambda key: wire.Prepare(key, call.service, grammar), wire.Prepared)
-        except EngineDied:
-            return
-        if call.engine is None or call.attempt != attempt or not call.unfinished:
-            return
-        if answer.error is None:
-            engine.send(wire.Submit.from_requests(call.rest(self._clock())))
-            call.accept()
-        elif answer.retry_after_s is not None:
-            self._calls.end(call, QueueFull(answer.error, answer.retry_after_s))
-        else:
-            self._calls.end(call, InvalidRequest(answer.error, param="grammar"))
+        engine.send(wire.Submit.from_requests(call.rest(self._clock())))
 
     def _refuse(self, call: Call, action: Refuse) -> None:
         if action.kind is RefusalKind.NO_ENGINE:

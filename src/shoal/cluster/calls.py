@@ -9,7 +9,7 @@ from typing import Protocol
 from shoal.cluster.call import Call
 from shoal.cluster.events import ClusterEvent, Ended, Progressed
 from shoal.cluster.recoveries import Recoveries
-from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, TokenEvent
+from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, QueueFull, TokenEvent
 from shoal.engine import wire
 from shoal.engine.reader import ChoiceReader
 
@@ -104,9 +104,18 @@ class Calls:
             self._take(event, now_ns)
 
     def refused(self, message: wire.Refused) -> None:
-        """An engine can never serve a call."""
+        """An engine cannot serve a call."""
+        if (found := self._readers.get(message.request_id)) is None:
+            return
+        error: Exception = InvalidRequest(message.message, message.param, message.code)
+        if message.retry_after_s is not None:
+            error = QueueFull(message.message, message.retry_after_s)
+        self.end(found[0], error)
+
+    def accepted(self, message: wire.Accepted) -> None:
+        """An engine can follow the grammar of a call."""
         if (found := self._readers.get(message.request_id)) is not None:
-            self.end(found[0], InvalidRequest(message.message, message.param, message.code))
+            found[0].accept()
 
     def end(self, call: Call, error: Exception) -> None:
         """End a call with an error, after what came before."""

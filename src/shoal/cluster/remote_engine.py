@@ -17,7 +17,7 @@ from shoal.engine.stats import EngineStats
 
 _UNAWAITED = 0
 """The key of a question whose answer nobody waits for."""
-Answer = TypeVar("Answer", wire.Stats, wire.Prepared, wire.ServiceChanged)
+Answer = TypeVar("Answer", wire.Stats, wire.ServiceChanged)
 
 
 class Channel(Protocol):
@@ -157,7 +157,7 @@ class RemoteEngine:
         finally:
             self._answers.pop(key, None)
 
-    def answered(self, message: wire.Stats | wire.Prepared | wire.ServiceChanged) -> None:
+    def answered(self, message: wire.Stats | wire.ServiceChanged) -> None:
         """An answer has come."""
         if isinstance(message, wire.Stats):
             self._stats_asked = False

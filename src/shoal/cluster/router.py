@@ -93,7 +93,6 @@ class Router:
             self._calls,
             self._mover,
             clock=clock,
-            spawn=self._spawn,
             on_decision=on_decision,
         )
         self.administration = Administration(self._manager, self._fleet, self._decoders, self._tell)
@@ -335,7 +334,9 @@ class Router:
                 self._calls.stepped(message.events)
             case wire.Refused():
                 self._calls.refused(message)
-            case wire.Stats() | wire.Prepared() | wire.ServiceChanged():
+            case wire.Accepted():
+                self._calls.accepted(message)
+            case wire.Stats() | wire.ServiceChanged():
                 self._fleet.engines[name].answered(message)
             case wire.Forgotten():
                 self._fleet.distrust(name, "it has forgotten its requests")

@@ -18,6 +18,7 @@ from shoal.engine.detokenize import Decoder
 from shoal.engine.progress import TokenProgress
 from shoal.engine.reader import ChoiceReader, Delta
 
+_POLL_S = 0.001
 _call_numbers = itertools.count(1)
 
 
@@ -222,6 +223,9 @@ class Batch:
 
     def _wait(self) -> None:
         until_ns = self._engine.idle_until_ns
+        if self._engine.polls:
+            time.sleep(_POLL_S)
+            return
         if until_ns is None:
             raise RuntimeError(
                 f"{len(self._unfinished)} requests are unfinished, but the scheduler has nothing to do"

@@ -27,13 +27,14 @@ from shoal.core import (
 )
 from shoal.engine import migration_wire, wire
 from shoal.engine.engine_side import EngineSide
+from shoal.engine.grammar_places import GrammarPlaces
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migrations import Migrations
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
 from shoal.engine.transfer import KVTransfer
-from shoal.execute.grammar_pool import GrammarPool
+from shoal.execute.grammar_pool import GrammarLease, GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule.scheduler import Scheduler
@@ -79,7 +80,7 @@ class Engine:
         self._executor = executor
         self._depth = depth
         self._clock = clock
-        self._grammars = grammars
+        self._grammars = GrammarPlaces(grammars)
         self._changes = changes
         self.interrupted: Interrupted = never
         """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
@@ -122,22 +123,26 @@ class Engine:
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.
 
-        One that is resumed with its whole output ends with the next step.
-        Raises InvalidRequest if one can never be served, EngineDied after an error.
+        One that is resumed with its whole output ends with the next step; one whose grammar cannot be used,
+        with an error.
+        Raises InvalidRequest if one can never be served, QueueFull if there is no place for a grammar (that
+        ``prepare`` has kept none for), EngineDied after an error.
         """
         self._require_sound()
-        self._ended += self._scheduler.submit_all(requests, self._clock())
+        with self._grammars.taken(requests):
+            self._ended += self._scheduler.submit_all(requests, self._clock())
         self._idle = None
 
-    def prepare(self, service: str, grammar: Grammar) -> Future[Any]:
-        """Make a grammar ready for requests of a service; returns at once.
+    def prepare(self, service: str, grammar: Grammar, *, accepted: bool = False) -> GrammarLease:
+        """Keep a place for a grammar, and make it ready for requests of a service; returns at once.
 
-        The future has no result, and raises InvalidRequest where the grammar cannot be used. Raises QueueFull
-        where too many others are in use, InvalidRequest where this engine masks no logits.
+        The place is to be released when they were submitted, which hold it themselves. accepted: they were
+        accepted before, so they wait where there is no place. Raises QueueFull where too many others are in
+        use, InvalidRequest where this engine masks no logits.
         """
-        if self._grammars is None:
+        if self._grammars.pool is None:
             raise InvalidRequest("this engine chooses no tokens, so none can follow a grammar", "grammar")
-        return self._grammars.prepare(service, grammar)
+        return self._grammars.pool.lease(service, grammar, accepted=accepted)
 
     def cancel(self, request_id: str, *, complete: bool = False) -> None:
         """End a request; its last event comes with this or the next step. Unknown ids are ignored.
@@ -168,6 +173,8 @@ class Engine:
         request = self._scheduler.detach(request_id, self._clock())
         if request is None and self._migrations is not None:
             request = self._migrations.detach(request_id)
+        if request is not None:
+            self._grammars.release(request_id)
         return request
 
     def connect(self, transfer: KVTransfer, tell: Callable[[wire.FromEngine], None]) -> None:
@@ -237,6 +244,7 @@ class Engine:
             self._fail(error)
             raise
         events, self._ended = self._ended, []
+        self._grammars.release_ended(events)
         return events
 
     @property
@@ -268,8 +276,11 @@ class Engine:
 
     @property
     def polls(self) -> bool:
-        """While the engine waits: whether it has to be asked again soon, as KV is sent that nobody takes."""
-        return self._migrations is not None and self._migrations.blocked
+        """While the engine waits: whether it has to be asked again soon, as KV is sent that nobody takes, or
+        it is not known yet which tokens may come next."""
+        if self._migrations is not None and self._migrations.blocked:
+            return True
+        return bool(self._scheduler.postponed)
 
     @property
     def idle_until_ns(self) -> int | None:
@@ -307,6 +318,8 @@ class Engine:
 
     def _fill_pipeline(self) -> None:
         self._idle = None
+        if postponed := self._scheduler.postponed:
+            self._scheduler.ready(self._executor.ready(postponed))
         if self.pausing:
             if self._in_flight:
                 return  # services and KV come and go when no plan is in flight

@@ -1,7 +1,8 @@
 """The offline interface: models in this process."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from numbers import Integral
 from types import TracebackType
@@ -162,19 +163,20 @@ class Shoal:
         with self._lock:
             if self._closed:
                 raise ConfigError("this Shoal is closed; make a new one to generate")
-            self._prepare_grammars(names, wanted)
             batch = Batch(self._engine, progress=progress)
-            try:
-                for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):
-                    eos = self.info.services[name].eos_token_ids
-                    batch.add(prompt, name, tokens, params, self.tokenizers[name], own, output, eos)
-            except BaseException:
-                batch.cancel()
-                raise
+            with self._prepared_grammars(names, wanted):
+                try:
+                    for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):
+                        eos = self.info.services[name].eos_token_ids
+                        batch.add(prompt, name, tokens, params, self.tokenizers[name], own, output, eos)
+                except BaseException:
+                    batch.cancel()
+                    raise
             return batch.run()
 
-    def _prepare_grammars(self, names: Sequence[str], wanted: Sequence[SamplingParams]) -> None:
-        """Raise InvalidRequest if a grammar cannot be used, or there are too many."""
+    @contextmanager
+    def _prepared_grammars(self, names: Sequence[str], wanted: Sequence[SamplingParams]) -> Iterator[None]:
+        """Keep places for grammars; raises InvalidRequest if one cannot be used, or there are too many."""
         grammars = {
             (name, params.grammar)
             for name, params in zip(names, wanted, strict=True)
@@ -185,8 +187,14 @@ class Shoal:
                 f"{len(grammars)} different grammars in one call, at most {MAX_PROCESSES} may be; split it",
                 "grammar",
             )
-        for name, grammar in grammars:
-            self._engine.prepare(name, grammar).result()
+        with ExitStack() as stack:
+            leases = []
+            for name, grammar in grammars:
+                leases.append(self._engine.prepare(name, grammar))
+                stack.callback(leases[-1].release)
+            for lease in leases:
+                lease.ready.result()
+            yield
 
     def _services_of(self, service: str | Sequence[str] | None, count: int) -> Sequence[str]:
         if service is None:

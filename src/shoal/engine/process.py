@@ -19,12 +19,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from shoal.core import InvalidRequest, QueueFull, StepPlan, TokenEvent
 from shoal.engine import lifeline, wire
+from shoal.engine.arrivals import Arrival, Arrivals
 from shoal.engine.client_link import ClientLink
 from shoal.engine.config import EngineConfig
 from shoal.engine.core import Engine
@@ -70,10 +71,9 @@ class EngineServer:
         self._link = link
         self._ahead_ns = 0
         """How much more this host's clock shows than the client's."""
-        # Calls that were read and wait to be submitted, by the id of their first choice.
-        self._arrived: dict[str, wire.Submit] = {}
-        self._preparing: dict[int, Future[Any]] = {}
-        """Grammars that are being made ready, by the key of the question."""
+        self._arrivals = Arrivals(
+            lambda service, grammar, accepted: engine.prepare(service, grammar, accepted=accepted)
+        )
         self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Services that are to come or go, by the key of the question."""
         engine.interrupted = self._has_messages
@@ -87,27 +87,28 @@ class EngineServer:
     def serve_once(self) -> None:
         """Take messages, make a step, and answer; where there is no step to make, wait for something."""
         self._take_messages()
-        self._send_prepared()
         self._send_changes()
         events = self._engine.step()
         if events:
             self._send_events(events)
-        elif self._engine.waits and not self._arrived:
+        elif self._engine.waits and not self._arrivals.waits:
             self._link.wait(self._idle_timeout_ms())
 
     def _has_messages(self) -> bool:
         """Whether something has come that the engine does not know of."""
-        return bool(self._arrived) or self._link.has_news()
+        return self._arrivals.waits or self._link.has_news()
 
     def _take_messages(self) -> None:
         """Read what has come, and submit no more of it than a step may wait for."""
         self._read_messages()
         choices = tokens = 0
-        while self._arrived and choices < _MOST_CHOICES and tokens < _MOST_TOKENS:
-            message = self._arrived.pop(next(iter(self._arrived)))
-            self._submit(message)
-            choices += len(message.choices)
-            tokens += len(message.request.prompt)
+        while choices < _MOST_CHOICES and tokens < _MOST_TOKENS:
+            arrival = self._arrivals.take()
+            if arrival is None:
+                return
+            self._submit(arrival)
+            choices += len(arrival.message.choices)
+            tokens += len(arrival.message.request.prompt)
 
     def _read_messages(self) -> None:
         size = 0
@@ -141,30 +142,45 @@ class EngineServer:
 
     def _forget_client(self) -> None:
         """Cancel all that the client has asked for."""
-        self._arrived.clear()
-        self._preparing.clear()
+        self._arrivals.clear()
         self._engine.cancel_all()
 
-    def _submit(self, message: wire.Submit) -> None:
+    def _submit(self, arrival: Arrival) -> None:
+        message = arrival.message
         try:
+            if arrival.lease is not None:
+                arrival.lease.ready.result()
             requests = message.to_requests()
             if self._ahead_ns:
                 requests = [replace(r, arrival_ns=r.arrival_ns + self._ahead_ns) for r in requests]
             self._engine.submit(*requests)
-        except InvalidRequest as error:
-            self._send(wire.Refused(message.request.id, str(error), error.param, error.code))
+        except (InvalidRequest, QueueFull) as error:
+            self._refuse(message, error)
+        else:
+            if arrival.lease is not None:
+                self._send(wire.Accepted(message.request.id))
+        finally:
+            arrival.release()
+
+    def _refuse(self, message: wire.Submit, error: InvalidRequest | QueueFull) -> None:
+        request_id, why = message.request.id, str(error)
+        if isinstance(error, QueueFull):
+            self._send(wire.Refused(request_id, why, retry_after_s=error.retry_after_s))
+        else:
+            self._send(wire.Refused(request_id, why, error.param, error.code))
 
     def _handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.Submit():
-                self._arrived[message.request.id] = message
+                try:
+                    self._arrivals.add(message)
+                except (InvalidRequest, QueueFull) as error:
+                    self._refuse(message, error)
             case wire.Cancel():
                 # The choices of a call that has not been submitted are cancelled together: clients left.
                 for request_id in message.ids:
-                    if self._arrived.pop(request_id, None) is None:
+                    if not self._arrivals.pop(request_id):
                         self._engine.cancel(request_id, complete=message.complete)
-            case wire.Prepare():
-                self._prepare(message)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.AddService():
@@ -177,22 +193,6 @@ class EngineServer:
                 pass
             case _:
                 self._engine.migrate(message)
-
-    def _prepare(self, message: wire.Prepare) -> None:
-        try:
-            self._preparing[message.key] = self._engine.prepare(message.service, message.grammar)
-        except InvalidRequest as error:
-            self._send(wire.Prepared(message.key, str(error)))
-        except QueueFull as error:
-            self._send(wire.Prepared(message.key, str(error), error.retry_after_s))
-
-    def _send_prepared(self) -> None:
-        """Answer for the grammars that are ready, or cannot be used."""
-        for key in [key for key, future in self._preparing.items() if future.done()]:
-            error = self._preparing.pop(key).exception()
-            if error is not None and not isinstance(error, InvalidRequest):
-                _log.error("a grammar could not be made ready", exc_info=error)
-            self._send(wire.Prepared(key, None if error is None else str(error)))
 
     def _send_changes(self) -> None:
         """Answer for the services that have come or gone, or cannot."""
@@ -218,7 +218,7 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._preparing or self._changing or self._engine.polls:
+        if self._arrivals.preparing or self._changing or self._engine.polls:
             return _POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:

@@ -105,6 +105,10 @@ class RowsRecorder:
         except StepFailed as failure:
             raise RuntimeError(f"a step failed while it was measured: {failure}") from failure
 
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        """See Executor."""
+        return self._executor.ready(seq_ids)
+
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """See Executor."""
         return self._executor.read_blocks(service, blocks)

@@ -10,7 +10,6 @@ import msgspec
 
 from shoal.core import (
     Carried,
-    Grammar,
     Request,
     Service,
     TokenEvent,
@@ -94,17 +93,6 @@ class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A stop string ended them, so they count as finished."""
 
 
-class Prepare(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: make a grammar ready, and send Prepared."""
-
-    key: int
-    """Returned with it."""
-    service: str
-    """The service whose requests follow it."""
-    grammar: Grammar
-    """The grammar."""
-
-
 class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: send Stats."""
 
@@ -142,27 +130,25 @@ class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: a call can never be served."""
+    """From the engine: a call can never be served, or not now."""
 
     request_id: str
     """A request of the call."""
     message: str
-    """Message of the InvalidRequest."""
+    """Message of the InvalidRequest or QueueFull."""
     param: str | None = None
     """Its ``param``."""
     code: str | None = None
     """Its ``code``."""
-
-
-class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: the response to Prepare."""
-
-    key: int
-    """That of the question."""
-    error: str | None = None
-    """Why the grammar cannot be used."""
     retry_after_s: float | None = None
-    """It can be used when there is room again, probably after this time."""
+    """It was a QueueFull: there is room again probably after this time."""
+
+
+class Accepted(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine: a call whose output must follow a grammar can do so, and is submitted."""
+
+    request_id: str
+    """Its first request."""
 
 
 class Forgotten(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -194,8 +180,8 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Why nothing has changed."""
 
 
-ToEngine = Hello | Submit | Cancel | Prepare | AskStats | AddService | RemoveService | migration_wire.ToEngine
-FromEngine = Stepped | Refused | Prepared | Forgotten | Stats | ServiceChanged | migration_wire.FromEngine
+ToEngine = Hello | Submit | Cancel | AskStats | AddService | RemoveService | migration_wire.ToEngine
+FromEngine = Stepped | Refused | Accepted | Forgotten | Stats | ServiceChanged | migration_wire.FromEngine
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -8,10 +8,10 @@ from shoal.core import Grammar
 
 COMPILE_CPU_S = 1.0
 """CPU time for compiling a grammar and for the first mask."""
-MASKS_CPU_S = 5.0
-"""CPU time for the masks of one step: the other end has lost its patience long before, if it still lives."""
 MEMORY_BYTES = 512 << 20
 """Memory of a grammar beyond the tokenizer's."""
+LOWEST_PRIORITY = 19
+"""Niceness of what nobody has to wait for."""
 FORK = b"f"
 """Asks for a process; sent with the descriptor of a connection to it."""
 
@@ -48,6 +48,8 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     """The sequences, in the order in which their masks are wanted."""
     left: list[int]
     """Sequences to forget."""
+    cpu_s: float
+    """CPU time that the answer may take."""
 
 
 class Masked(msgspec.Struct, array_like=True, frozen=True):

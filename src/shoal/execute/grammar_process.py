@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 
 import llguidance
 import msgspec
@@ -20,10 +19,11 @@ import psutil
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from shoal.core import Grammar, GrammarKind
+from shoal.execute.grammar_channel import Channel
 from shoal.execute.grammar_messages import (
     COMPILE_CPU_S,
     FORK,
-    MASKS_CPU_S,
+    LOWEST_PRIORITY,
     MEMORY_BYTES,
     Compiled,
     Masked,
@@ -32,8 +32,10 @@ from shoal.execute.grammar_messages import (
     Told,
 )
 
-# Forward passes go first; but while one waits for masks, nothing else of the engine runs.
-_TRIAL_NICE, _MASKS_NICE = 19, 5
+# Forward passes go first; but rows whose masks come late take part in the next step only.
+_MASKS_NICE = 5
+# The other end ends who takes longer than allowed; this is for when it is gone.
+_GRACE = 2.0
 # One space, or a line break and an indentation: JSON as it is usually laid out. Small models that may write
 # any space go on doing so.
 _WHITESPACE = r"( |\r?\n[ \t]{0,32})"
@@ -128,33 +130,33 @@ class Masks:
         return None if mask.any() else "no token can follow"
 
 
-def _serve(connection: Connection, tokenizer: llguidance.LLTokenizer, eos_token_ids: Sequence[int]) -> None:
-    """What the process of one grammar does, until the other end closes the connection."""
+def _serve(channel: Channel, tokenizer: llguidance.LLTokenizer, eos_token_ids: Sequence[int]) -> None:
+    """What the process of one grammar does, until the other end closes the channel."""
     limit = psutil.Process().memory_info().vms + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some grammars end in a stack overflow
-    connection.send_bytes(msgspec.msgpack.encode(os.getpid()))
-    start = msgspec.msgpack.decode(connection.recv_bytes(), type=Start)
-    os.nice(_TRIAL_NICE if start.trial else _MASKS_NICE)
+    channel.send(msgspec.msgpack.encode(os.getpid()))
+    start = msgspec.msgpack.decode(channel.receive(), type=Start)
+    os.nice(LOWEST_PRIORITY if start.trial else _MASKS_NICE)
     signal.setitimer(signal.ITIMER_PROF, COMPILE_CPU_S)
     try:
         matcher = compile_grammar(tokenizer, start.grammar)
     except (ValueError, GbnfToLarkError) as error:
-        connection.send_bytes(msgspec.msgpack.encode(Compiled(str(error))))
+        channel.send(msgspec.msgpack.encode(Compiled(str(error))))
         return
     signal.setitimer(signal.ITIMER_PROF, 0)
-    connection.send_bytes(msgspec.msgpack.encode(Compiled(None)))
+    channel.send(msgspec.msgpack.encode(Compiled(None)))
     if start.trial:
         return
     masks = Masks(matcher, eos_token_ids, tokenizer.vocab_size)
     decoder = msgspec.msgpack.Decoder(Step)
     while True:
-        step = decoder.decode(connection.recv_bytes())
-        signal.setitimer(signal.ITIMER_PROF, MASKS_CPU_S)
+        step = decoder.decode(channel.receive())
+        signal.setitimer(signal.ITIMER_PROF, _GRACE * step.cpu_s)
         answer, rows = masks.answer(step)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send_bytes(msgspec.msgpack.encode(answer))
-        connection.send_bytes(rows.tobytes())
+        channel.send(msgspec.msgpack.encode(answer))
+        channel.send(rows.tobytes())
 
 
 def _fork(channel: socket.socket, tokenizer: llguidance.LLTokenizer, eos: Sequence[int]) -> bool:
@@ -165,8 +167,8 @@ def _fork(channel: socket.socket, tokenizer: llguidance.LLTokenizer, eos: Sequen
     if os.fork() == 0:
         try:
             channel.close()
-            _serve(Connection(descriptors[0]), tokenizer, eos)
-        except (EOFError, ConnectionError, MemoryError):
+            _serve(Channel(socket.socket(fileno=descriptors[0])), tokenizer, eos)
+        except (ConnectionError, MemoryError):
             pass  # the other end is gone, or sees that this one is
         finally:
             os._exit(0)

@@ -44,6 +44,12 @@ class Executor(Protocol):
             Exception: any other error leaves an unknown state; the executor can only be closed.
         """
 
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        """Which of these sequences, whose rows were postponed, can be sampled now; answers at once.
+
+        Also while plans are in flight. One that has left is ready.
+        """
+
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """A copy of the KV in some of a service's blocks, one after the other, without padding.
 

@@ -41,6 +41,8 @@ class Sampled(NamedTuple):
     """Of it, if a row wants them."""
     failures: Mapping[int, Failure]
     """Why rows have NO_TOKEN, by their place; of others, their logits were not finite."""
+    postponed: frozenset[int] = frozenset()
+    """Rows that have NO_TOKEN because it is not known yet which may come."""
 
 
 def sample(
@@ -54,7 +56,7 @@ def sample(
 
     logits: [rows, vocab], any float dtype; may be overwritten. A row whose logits are not finite gets
     NO_TOKEN: the model has overflowed, and any token would be arbitrary. native: for logits on the CPU.
-    masks: of the rows that follow a grammar; those whose mask is unknown get NO_TOKEN, too.
+    masks: of the rows that follow a grammar; those whose mask is not known, or not yet, get NO_TOKEN, too.
     """
     raw, hidden = logits, []
     adjusted = [i for i, row in enumerate(rows) if is_adjusted(row)]
@@ -72,6 +74,8 @@ def sample(
         ban_early_ends(masks, rows, eos_token_ids)
         logits = _mask(logits, masks) if native is None else native.mask(logits, masks)
     tokens = _choose(logits, rows) if native is None else native.choose(logits, rows)
+    postponed = frozenset[int]() if masks is None else masks.postponed
+    hidden += postponed
     failures = {i: _NONE_LEFT for i in adjusted if tokens[i] == NO_TOKEN and i not in hidden}
     if masks is not None:
         failures |= masks.failures
@@ -83,12 +87,12 @@ def sample(
         if row.sampling.logprobs is not None and tokens[i] != NO_TOKEN
     ]
     if not asked:
-        return Sampled(tokens, None, failures)
+        return Sampled(tokens, None, failures, postponed)
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     reported = report(raw, asked) if native is None else native.report(raw, asked)
     for (i, _, _), one in zip(asked, reported, strict=True):
         logprobs[i] = one
-    return Sampled(tokens, logprobs, failures)
+    return Sampled(tokens, logprobs, failures, postponed)
 
 
 def _mask(logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:

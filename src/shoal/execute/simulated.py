@@ -148,6 +148,10 @@ class SimulatedExecutor:
             cut_behind(self._in_flight[-1].ends_ns, self.clock())
             self._free_ns = self._in_flight[-1].ends_ns[-1]
 
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        """All of them: no row is postponed."""
+        return seq_ids
+
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """Nothing: what is not computed has no bytes."""
         return memoryview(b"")

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shoal.core import NO_TOKEN, Failure, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
-from shoal.execute.grammar_pool import GrammarModel, GrammarPool
+from shoal.execute.grammar_pool import GrammarPool
+from shoal.execute.grammar_template import GrammarModel
 from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.kv_store import KVStore, Transfer
 from shoal.execute.loading import LoadedModel, ModelSet
@@ -97,6 +98,10 @@ class TorchExecutor:
         """See Executor."""
         return self._results.popleft().result()
 
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        """See Executor."""
+        return self._masks.ready(seq_ids)
+
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """See Executor; waits for the device."""
         return self.store.services[service].read_blocks(blocks)
@@ -163,9 +168,10 @@ class TorchExecutor:
             forward_ns += made.forwarded_ns - made.prepared_ns
             sample_ns += made.ended_ns - made.forwarded_ns
             ends_ns.append(made.ended_ns)
-            tokens.append(made.tokens)
-            logprobs.append(made.logprobs)
-            if len(tokens) == plan.iterations or self._ends_any(plan, rows, made.tokens) or interrupted():
+            sampled = made.sampled
+            tokens.append(sampled.tokens)
+            logprobs.append(sampled.logprobs)
+            if len(tokens) == plan.iterations or self._ends_any(plan, rows, sampled.tokens) or interrupted():
                 break
         durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
         timings = StepTimings(prepare_ns, forward_ns, sample_ns)
@@ -174,7 +180,8 @@ class TorchExecutor:
             durations_ns,
             logprobs=_complete(logprobs, len(plan.sampled)),
             timings=timings,
-            failures=made.failures,
+            failures=sampled.failures,
+            postponed=sampled.postponed,
             prompt_logprobs=told.logprobs,
             embeddings=told.embeddings,
         )
@@ -207,9 +214,21 @@ class TorchExecutor:
             logits, told = self._forward_for_prompts(plan, batch, asked)
         self._groups.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
-        masks = self._masks.finish()
-        tokens, logprobs, failures = self._sample(plan, rows, logits, masks)
-        return _Iteration(tokens, logprobs, failures, prepared_ns, forwarded_ns, time.perf_counter_ns(), told)
+        if logits.is_cuda and not self._masks.complete:
+            torch.cuda.current_stream().synchronize()  # masks have the time of the forward pass
+        sampled = self._sample(plan, rows, logits, self._masks.finish())
+        if sampled.postponed:
+            self._postpone(plan, rows, sampled.postponed, told)
+        return _Iteration(sampled, prepared_ns, forwarded_ns, time.perf_counter_ns(), told)
+
+    def _postpone(
+        self, plan: StepPlan, rows: Sequence[RunningSequence], postponed: Iterable[int], told: ToldOfPrompts
+    ) -> None:
+        """Rows of ``plan.sampled`` compute their last token once more, and then get what follows it."""
+        numbers = [plan.sampled[place] for place in postponed]
+        self._groups.advance([rows[number] for number in numbers], [-1] * len(numbers))
+        for number in numbers:
+            told.embeddings.pop(number, None)
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
         """Whether one of the rows, all of which were to get a token, has come to its end."""
@@ -267,7 +286,9 @@ class TorchExecutor:
         chosen = [rows[i] for i in plan.sampled]
         eos = self._models[plan.service].eos_token_ids
         sampled = sample(logits, chosen, eos, self._sampler, masks)
-        for row, token in zip(chosen, sampled.tokens, strict=True):
+        for place, (row, token) in enumerate(zip(chosen, sampled.tokens, strict=True)):
+            if place in sampled.postponed:
+                continue
             known = max(token, 0)  # a row without a token ends; a step already queued must not stumble
             row.tokens.append(known)
             if row.penalty is not None:
@@ -294,10 +315,7 @@ def _grammar_model(model: LoadedModel) -> GrammarModel:
 class _Iteration:
     """What one iteration made, and when its parts ended."""
 
-    tokens: list[int]
-    logprobs: list[TokenLogprobs | None] | None
-    failures: Mapping[int, Failure]
-    """Why rows of those that sample have no token, if it is not for their logits."""
+    sampled: Sampled
     prepared_ns: int
     forwarded_ns: int
     ended_ns: int

@@ -30,7 +30,7 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
 
 
 def _check_postponed(plan: StepPlan, result: StepResult) -> None:
-    """A postponed row has no token in the last iteration, and one in every other; no other reason is given."""
+    """A postponed row lacks a token in the last iteration, in no other, and for no other reason."""
     for place in result.postponed:
         tokens = [row[place] for row in result.tokens] if 0 <= place < len(plan.sampled) else []
         if tokens.count(NO_TOKEN) != 1 or tokens[-1] != NO_TOKEN or place in result.failures:

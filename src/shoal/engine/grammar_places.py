@@ -1,0 +1,48 @@
+"""Which unfinished requests hold places for their grammars."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from shoal.core import Request, TokenEvent
+from shoal.execute.grammar_pool import GrammarLease, GrammarPool
+
+
+class GrammarPlaces:
+    """The leases of an engine's requests, from their submission to their ends.
+
+    pool: where grammars are followed; None: nowhere, and nobody needs a place.
+    """
+
+    def __init__(self, pool: GrammarPool | None) -> None:
+        self.pool = pool
+        self._leases: dict[str, GrammarLease] = {}
+
+    @contextmanager
+    def taken(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Take places for requests that are submitted inside: for all or, where an error is raised, for none.
+
+        Raises as ``GrammarPool.lease`` does.
+        """
+        leases: dict[str, GrammarLease] = {}
+        try:
+            for request in requests:
+                if self.pool is not None and request.sampling.grammar is not None:
+                    leases[request.id] = self.pool.lease(request.service, request.sampling.grammar)
+            yield
+        except BaseException:
+            for lease in leases.values():
+                lease.release()
+            raise
+        self._leases |= leases
+
+    def release(self, request_id: str) -> None:
+        """A request needs no place any more; unknown ones are ignored."""
+        if (lease := self._leases.pop(request_id, None)) is not None:
+            lease.release()
+
+    def release_ended(self, events: Iterable[TokenEvent]) -> None:
+        """The same of those that have ended with these events."""
+        if self._leases:
+            for event in events:
+                if event.finish is not None:
+                    self.release(event.request_id)

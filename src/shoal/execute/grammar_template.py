@@ -1,0 +1,139 @@
+"""Processes that have read a model's tokenizer, of which those of grammars are copies."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shoal.core import InvalidRequest, ModelUnavailable, ModelUnsupported
+from shoal.execute.grammar_channel import Channel, Look
+from shoal.execute.grammar_health import Health
+from shoal.execute.grammar_messages import ask_for_fork
+from shoal.models.conversion import tokenizer_folder
+from shoal.models.progress import silent
+
+_LOOK_S = 0.02
+_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarModel:
+    """What of a model matters to grammars."""
+
+    folder: Path
+    """Its files."""
+    vocab_size: int
+    """Tokens that it has logits for."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an output."""
+
+
+class _Template:
+    """The process that has read a model's tokenizer."""
+
+    def __init__(self, model: GrammarModel) -> None:
+        self._channel, its_end = socket.socketpair()
+        tokenizer = tokenizer_folder(model.folder, silent) / "tokenizer.json"
+        arguments = [its_end.fileno(), tokenizer, model.vocab_size, *model.eos_token_ids]
+        with its_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.execute.grammar_process", *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[its_end.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self.pid = self._process.pid
+        """Its number."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def fork(self) -> Channel:
+        """Ask for a copy; returns the channel to it. Raises OSError if this one is gone."""
+        ours, its_end = socket.socketpair()
+        with its_end:
+            ask_for_fork(self._channel, its_end.fileno())
+        return Channel(ours, _LOOK_S)
+
+    def close(self) -> None:
+        """End it."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class GrammarTemplates:
+    """One for each model, started when it is first needed; may be used by several threads.
+
+    is_served: whether a model is still needed.
+    """
+
+    def __init__(self, is_served: Callable[[GrammarModel], bool]) -> None:
+        self._is_served = is_served
+        self._lock = threading.Lock()
+        self._templates: dict[GrammarModel, _Template] = {}
+
+    def fork(self, model: GrammarModel, look: Look) -> tuple[Channel, int]:
+        """Start a process for a grammar; returns the channel to it, and its number.
+
+        look: called while it is waited for. Raises InvalidRequest where the model can follow no grammars.
+        """
+        for _ in range(_TRIES):
+            try:
+                template = self._running(model)
+            except (ModelUnavailable, ModelUnsupported) as error:
+                raise InvalidRequest(f"the model cannot follow grammars: {error}", "grammar") from None
+            health = Health(template.pid)
+
+            def judge(health: Health = health) -> None:
+                look()
+                health.look()
+
+            try:
+                channel = template.fork()
+                try:
+                    return channel, msgspec.msgpack.decode(channel.receive(judge), type=int)
+                except BaseException:
+                    channel.close()
+                    raise
+            except OSError:
+                self._replace(model, template)
+        raise InvalidRequest("the model's tokenizer knows no grammars", "grammar")
+
+    def _running(self, model: GrammarModel) -> _Template:
+        if not model.eos_token_ids:
+            raise ModelUnsupported("no token of it ends an output")
+        with self._lock:
+            if not self._is_served(model):
+                raise ModelUnavailable("its service is gone")
+            template = self._templates.get(model)
+            if template is None or not template.alive:
+                template = self._templates[model] = _Template(model)
+            return template
+
+    def _replace(self, model: GrammarModel, template: _Template) -> None:
+        """One has ended, or does not run: the next user starts another."""
+        with self._lock:
+            if self._templates.get(model) is template:
+                del self._templates[model]
+                template.close()
+
+    def end_unused(self) -> None:
+        """End those of models that are not served any more; waits for one that starts."""
+        with self._lock:
+            for model in [model for model in self._templates if not self._is_served(model)]:
+                self._templates.pop(model).close()
+
+    def close(self) -> None:
+        """End all."""
+        with self._lock:
+            while self._templates:
+                self._templates.popitem()[1].close()
