@@ -92,7 +92,6 @@ class Call:
     id = log_name = "r"
     service = "a"
     prompt_tokens = len(PROMPT)
-    grammar = None
 
     def __init__(self) -> None:
         self.engine: str | None = None
@@ -146,7 +145,6 @@ class World:
             self,  # type: ignore[arg-type]
             self.mover,
             clock=self.clock,
-            spawn=self.tell,  # type: ignore[arg-type]
             on_decision=self.note,
         )
         self.tell(Ticked())
