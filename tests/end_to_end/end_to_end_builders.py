@@ -1,6 +1,7 @@
 """Real engines in this process, driven by token ids."""
 
 import dataclasses
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ def run_engine(
     after: Mapping[str, int] | None = None,
     threads: int = 1,
     prepare: Callable[[Executor], None] = lambda executor: None,
+    on_end: Callable[[str], None] = lambda request_id: None,
     **scheduler: object,
 ) -> Outcome:
     """Answer ``rounds`` of requests, one round after the other, checking the pool's books all along.
@@ -106,7 +108,8 @@ def run_engine(
     preset: whose scheduler and layout are taken, except for what is given here. every: steps between two
     requests of a round (0: all come at once). after: how many steps after the begin of its round a request
     of some id comes. A step takes ``step_s`` on the engine's clock. threads: one, as models this small take
-    longer with more. prepare: is told of the executor.
+    longer with more. prepare: is told of the executor,
+    on_end of each request that has ended.
     """
     chosen = PRESETS[preset]
     options = EngineOptions(
@@ -144,7 +147,7 @@ def run_engine(
     outcome = Outcome()
     for requests in rounds:
         due = [(every * i + (after or {}).get(one.id, 0), one) for i, one in enumerate(requests)]
-        _answer(engine, due, outcome)
+        _answer(engine, due, outcome, on_end)
     assert set(outcome.ends.values()) == {1}
     _check_books(engine)
     for pool in _pools(engine):
@@ -175,7 +178,9 @@ def _load(options: EngineOptions, folders: Mapping[str, Path]) -> ModelSet:
     return models
 
 
-def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome) -> None:
+def _answer(
+    engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome, on_end: Callable[[str], None]
+) -> None:
     coming = sorted(due, key=lambda pair: pair[0])
     steps = 0
     while coming or engine.busy:
@@ -183,6 +188,8 @@ def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome
             request = coming.pop(0)[1]
             engine.submit(request)
             outcome.tokens[request.id] = []
+        if engine.waits and engine.polls:
+            time.sleep(0.0005)  # for those that it waits for
         for event in engine.step():
             outcome.tokens[event.request_id] += event.tokens
             if event.logprobs is not None:
@@ -198,6 +205,7 @@ def _answer(engine: Engine, due: Sequence[tuple[int, Request]], outcome: Outcome
                 else:
                     assert event.finish in (FinishReason.LENGTH, FinishReason.STOP)
                 outcome.ends[event.request_id] += 1
+                on_end(event.request_id)
         steps += 1
         _check_books(engine)
 

@@ -1,7 +1,11 @@
 """Outputs follow their grammars, and are the same, whatever happens to a request on its way."""
 
+import os
+import random
 import re
+import signal
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ from execute_builders import make_model, make_prompt, tiny_config
 from grammar_builders import EOS, Letters, write_tokenizer
 
 from shoal.core import Carried, Grammar, GrammarKind, Request
+from shoal.execute import grammar_health
+from shoal.execute.grammar_masks import RowMasks
 
 SERVICE = "llama"
 PATTERN = "[abc]{3}(0|1)+x[ab01]{10,14}"
@@ -65,15 +71,107 @@ def test_finished_outputs_match(folder: Path, expected: dict[str, list[int]]) ->
     assert ended > 1
 
 
+def postpone(executor: Any) -> None:
+    """From now on many masks come late, by chance."""
+    draws, masks = random.Random(7), executor._masks
+    finish, ready = masks.finish, masks.ready
+
+    def some() -> RowMasks | None:
+        made = finish()
+        if made is None:
+            return None
+        kept = [at for at in range(len(made.rows)) if draws.random() < 0.7]
+        late = {row for at, row in enumerate(made.rows) if at not in kept}
+        return RowMasks([made.rows[at] for at in kept], made.bits[kept], made.failures, made.postponed | late)
+
+    masks.finish = some
+    masks.ready = lambda numbers: [number for number in ready(numbers) if draws.random() < 0.5]
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
 def test_outputs_are_the_same_in_all_circumstances(
-    circumstance: str, folder: Path, expected: dict[str, list[int]]
+    circumstance: str, late: bool, folder: Path, expected: dict[str, list[int]]
 ) -> None:
-    outcome = run_engine({SERVICE: folder}, [requests()], **CIRCUMSTANCES[circumstance])
+    prepare = postpone if late else lambda executor: None
+    outcome = run_engine({SERVICE: folder}, [requests()], prepare=prepare, **CIRCUMSTANCES[circumstance])
     assert outcome.tokens == expected
     assert not outcome.errors
     assert (outcome.preemptions > 0) == ("preset" in CIRCUMSTANCES[circumstance])
     assert (outcome.swapped_tokens > 0) == (circumstance == "swaps")
+
+
+def test_with_int8_kv_a_token_that_is_computed_again_is_what_it_was(folder: Path) -> None:
+    plain, late = [
+        run_engine({SERVICE: folder}, [requests()], kv_dtype="int8", prepare=prepare).tokens
+        for prepare in (lambda executor: None, postpone)
+    ]
+    assert late == plain
+
+
+def test_services_that_decode_together_are_postponed_apart(
+    folder: Path, expected: dict[str, list[int]]
+) -> None:
+    asked = [replace(one, service="ab"[int(one.id) // 2 % 2]) for one in requests()]
+    outcome = run_engine({"a": folder, "b": folder}, [asked], prepare=postpone)
+    assert outcome.tokens == expected
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_processes_that_are_killed_or_stopped_change_no_output(
+    sign: signal.Signals,
+    depth: int,
+    folder: Path,
+    expected: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_health, "STALLED_S", 0.3)
+    steps = count(1)
+
+    def sabotage(executor: Any) -> None:
+        finish = executor._masks.finish
+
+        def hitting() -> RowMasks | None:
+            if next(steps) % 12 == 0:
+                for worker in list(executor.grammars._workers.values()):
+                    if worker.pid is not None:
+                        os.kill(worker.pid, sign)
+            made: RowMasks | None = finish()
+            return made
+
+        executor._masks.finish = hitting
+
+    outcome = run_engine({SERVICE: folder}, [requests()], prepare=sabotage, depth=depth)
+    assert next(steps) > 36
+    assert not outcome.errors
+    assert outcome.tokens == expected
+
+
+def test_a_stream_steps_on_while_another_waits_for_its_process(folder: Path) -> None:
+    """The process answers once the plain stream has all of its tokens, and not before."""
+    plain, bound = requests()[:2]
+    late: list[str] = []
+
+    def hold(executor: Any) -> None:
+        finish, ready = executor._masks.finish, executor._masks.ready
+
+        def held() -> RowMasks | None:
+            made = finish()
+            if made is None or late:
+                return made
+            rows = frozenset([*made.rows, *made.postponed])
+            return RowMasks([], made.bits[:0], {}, rows)
+
+        executor._masks.finish = held
+        executor._masks.ready = lambda numbers: ready(numbers) if late else []
+
+    def done(request_id: str) -> None:
+        late.append(request_id)
+
+    outcome = run_engine({SERVICE: folder}, [[bound, plain]], prepare=hold, on_end=done)
+    assert late == [plain.id, bound.id]
+    assert len(outcome.tokens[plain.id]) == MOST
 
 
 @pytest.mark.parametrize("cut", [1, 7, 15])
