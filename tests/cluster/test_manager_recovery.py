@@ -202,7 +202,9 @@ def test_an_engine_that_loads_and_hangs_is_killed_and_the_log_says_by_which_limi
     bench.tell(EngineLoading("e0", 1, "loading smollm2"))
     [kill] = process.wait(32)
     assert isinstance(kill, KillEngine)
-    assert "it did not get on with loading (loading smollm2), and used 0.00 s of CPU time in 31.0 s" in kill.why
+    assert (
+        "it did not get on with loading (loading smollm2), and used 0.00 s of CPU time in 31.0 s" in kill.why
+    )
     assert "(the limit, cluster.load_timeout, is 30 s)" in kill.why
 
 
