@@ -48,8 +48,8 @@ async def prepare_chat(
     """Lay ``messages`` out with the chat template of ``service``.
 
     sampling: what the request asks for without its tools. field_names: what the body calls its fields.
-    Output that has a grammar begins at once, without reasoning. Raises InvalidRequest where none of that is
-    possible.
+    Output that has a grammar begins at once, without reasoning, and so does all output where the client wants
+    none. Raises InvalidRequest where none of that is possible.
     """
     tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template.chosen(bool(use.tools))
@@ -57,7 +57,8 @@ async def prepare_chat(
     own_grammar = sampling.grammar
     with errors_named({GRAMMAR: "tools"}):
         sampling = use.constrain(sampling, format)
-    thinks = sampling.grammar is None
+    free = sampling.grammar is None
+    thinks = free and fields.may_reason
     text = await chat_text(api, service, messages, fields.layout(template.source, thinks), use.tools)
     marks = None if fields.continue_final_message else marks_of(template.source)
     opened = marks is not None and is_open(text, marks)
@@ -66,7 +67,7 @@ async def prepare_chat(
     if marks is not None and tokenizer.special_token(marks[1]) is not None:
         sampling = replace(sampling, skip_special_tokens=False)
     reading = ChatReading(
-        parser=partial(_parser, use, format, marks if thinks else None, opened),
+        parser=partial(_parser, use, format, marks if free else None, opened),
         calls=use.parsed,
         call_id=format.call_id,
         include_reasoning=fields.include_reasoning is not False,

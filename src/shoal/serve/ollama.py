@@ -10,7 +10,6 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-import shoal
 from shoal.engine.reader import Delta
 from shoal.serve.api import Api
 from shoal.serve.bodies import ChatBody, CompletionBody
@@ -34,6 +33,10 @@ from shoal.serve.parse import Body
 from shoal.serve.responses import ModelCard, Usage, encode
 
 _LATEST = ":latest"
+# Clients compare it with what they need: 0.6.4 (capabilities in /api/show, for Copilot), 0.9 (think), 0.11 (its
+# levels), 0.12.10 (ids of calls). All of that is here; log-probabilities, which came with 0.12.11, are not:
+# raise it when they are. GET /version has the version of Shoal.
+_OLLAMA_VERSION = "0.12.10"
 _JSON_LINES = Framing(
     lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""
 )
@@ -142,8 +145,8 @@ class OllamaEndpoints:
         return _json(shown)
 
     async def version(self) -> Response:
-        """The version of Shoal."""
-        return _json({"version": shoal.__version__})
+        """The version of Ollama that this is like."""
+        return _json({"version": _OLLAMA_VERSION})
 
     async def _body(self, request: Request, body_type: type[Body]) -> Body:
         """The body of ``request``, whose model is the name of a service; raises an InvalidRequest (404)."""
@@ -201,7 +204,7 @@ class Translation:
 
 
 class OllamaFormat:
-    """Answers in Ollama's shapes, made of those of another format; calls of tools come whole, at the end."""
+    """Answers in Ollama's shapes, made of another format's; calls of tools come whole, after the text."""
 
     def __init__(self, openai: Format, translation: Translation) -> None:
         self._openai = openai
@@ -215,17 +218,21 @@ class OllamaFormat:
             (choice,) = msgspec.json.decode(chunk)["choices"]
             message = choice.get("delta") or {"content": choice.get("text")}
             for call in message.get("tool_calls") or ():
-                known = self._calls.setdefault(call["index"], {"name": "", "arguments": ""})
-                _extend(known, call["function"])
-            self._reason = choice["finish_reason"] or self._reason
+                known = self._calls.setdefault(call["index"], {"function": {"name": "", "arguments": ""}})
+                known["id"] = call.get("id") or known.get("id")
+                _extend(known["function"], call["function"])
             if message.get("content") or message.get("reasoning_content"):
                 text = {key: value for key, value in message.items() if key != "tool_calls"}
                 yield encode(self._translation.line(text, done=False))
+            if choice["finish_reason"]:
+                self._reason = choice["finish_reason"]
+                if self._calls:
+                    calls = [call for _, call in sorted(self._calls.items())]
+                    yield encode(self._translation.line({"tool_calls": calls}, done=False))
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last object."""
-        calls = [{"function": call} for _, call in sorted(self._calls.items())]
-        return encode(self._translation.last({"tool_calls": calls}, self._reason, usage))
+        return encode(self._translation.last({}, self._reason, usage))
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """The whole answer as one object."""
@@ -290,11 +297,17 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if thinking := message.get("reasoning_content"):
         translated["thinking"] = thinking
     if calls := message.get("tool_calls"):
-        translated["tool_calls"] = [
-            {"function": {"name": call["function"]["name"], "arguments": _arguments(call["function"])}}
-            for call in calls
-        ]
+        translated["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
     return translated
+
+
+def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
+    """A call, with an object as its arguments."""
+    function = call["function"]
+    return {
+        "id": call["id"],
+        "function": {"index": index, "name": function["name"], "arguments": _arguments(function)},
+    }
 
 
 def _arguments(function: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from shoal.core import InvalidRequest
@@ -14,6 +14,8 @@ from shoal.serve.further_bodies import MAX_INPUTS
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.messages import MAX_MESSAGES
 from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotFalse, NotTrue, StrictModel
+from shoal.serve.ollama_calls import call_id, in_order_of_calls
+from shoal.serve.tool_fields import REASONING_VARIABLES
 
 # What a sampling option is called in OpenAI's and vLLM's bodies.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}
@@ -85,6 +87,7 @@ FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingO
     "max_completion_tokens": "options.num_predict",
     "response_format": "format",
     "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
 }
 """What Ollama's bodies call the fields of OpenAI's that they become."""
 
@@ -111,7 +114,7 @@ class GenerateBody(OptionsBody):
     format: Literal["", "json"] | Anything | None = None
     """"json", or a JSON schema that the output must follow."""
     think: bool | Literal["low", "medium", "high"] | None = None
-    """Ignored unless true: whether a model reasons is up to its chat template."""
+    """Whether the model reasons before it answers, or how much; default: as its chat template has it."""
     logprobs: NotTrue | None = None
     """Not supported, must be false: /v1/chat/completions and /v1/completions report log-probabilities."""
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
@@ -129,9 +132,16 @@ class GenerateBody(OptionsBody):
         elif self.format:
             schema = {"name": "format", "schema": self.format}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if self.think:
-            fields["chat_template_kwargs"] = {"enable_thinking": True}
         return {"model": self.model, "stream": self.stream is not False, **fields}
+
+    def chat_fields(self) -> dict[str, Any]:
+        """The fields that chats have beside these."""
+        if self.think is None:
+            return {}
+        if self.think is False:
+            return {"reasoning_effort": "none", "include_reasoning": False}
+        level = {} if self.think is True else {"reasoning_effort": self.think}
+        return level | {"chat_template_kwargs": dict.fromkeys(REASONING_VARIABLES, True)}
 
 
 class CalledFunction(StrictModel):
@@ -157,12 +167,21 @@ class OllamaMessage(StrictModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    """Ignored."""
+    """The assistant's reasoning, for chat templates that show it."""
     images: EmptyList | None = None
     """Not supported, must be empty."""
     tool_calls: Annotated[list[Call], Field(max_length=_MAX_TOOLS)] | None = None
     tool_name: str | None = None
+    """The tool that a result is of."""
+    name: str | None = None
+    """What older clients call that."""
     tool_call_id: str | None = None
+    """The call that a result answers."""
+
+    @property
+    def tool(self) -> str | None:
+        """The tool that a result is of; None: the client does not say."""
+        return self.tool_name or self.name or None
 
 
 class OllamaChatBody(GenerateBody):
@@ -176,11 +195,11 @@ class OllamaChatBody(GenerateBody):
         return not self.messages
 
     def as_chat(self) -> dict[str, Any]:
-        """The fields of an OpenAI chat. Calls without an id are numbered, and answered in their order."""
-        open_calls: list[str] = []
-        messages = [_message(message, number, open_calls) for number, message in enumerate(self.messages)]
+        """The fields of an OpenAI chat."""
+        ordered = in_order_of_calls(self.messages)
+        messages = [_message(self.messages[number], number, answered) for number, answered in ordered]
         tools = {"tools": self.tools} if self.tools else {}
-        return {**self.shared_fields(), "messages": messages, **tools}
+        return {**self.shared_fields(), **self.chat_fields(), "messages": messages, **tools}
 
 
 class OllamaGenerateBody(GenerateBody):
@@ -207,7 +226,7 @@ class OllamaGenerateBody(GenerateBody):
         """The fields of an OpenAI chat."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
-        return {**self.shared_fields(), "messages": messages}
+        return {**self.shared_fields(), **self.chat_fields(), "messages": messages}
 
     def as_completion(self) -> dict[str, Any]:
         """The fields of an OpenAI completion; raises InvalidRequest where it needs a chat template."""
@@ -247,28 +266,43 @@ class OllamaEmbeddingsBody(OptionsBody):
         return {"model": self.model, "input": self.prompt, "truncate_prompt_tokens": -1}
 
 
-class ShowBody(ServiceBody):
+class NamedBody(ServiceBody):
+    """A body that is about one model, which older clients call ``name``."""
+
+    name: str | None = None
+    """The older name of ``model``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_by_its_older_name(cls, sent: Any) -> Any:
+        if isinstance(sent, dict) and not sent.get("model") and sent.get("name"):
+            return {**sent, "model": sent["name"]}
+        return sent
+
+
+class ShowBody(NamedBody):
     """Body of /api/show."""
 
     verbose: bool | None = None
     """Ignored."""
 
 
-def _message(message: OllamaMessage, number: int, open_calls: list[str]) -> dict[str, Any]:
-    """An OpenAI message; open_calls: ids of calls that have no answer yet."""
+def _message(message: OllamaMessage, number: int, answered: str | None) -> dict[str, Any]:
+    """An OpenAI message; number: its place. answered: the id of the call whose result it is."""
     # A message that is nothing but calls has no content for the chat template either.
     content = message.content or (None if message.tool_calls else "")
     fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "tool":
-        answered = message.tool_call_id or (open_calls[0] if open_calls else f"call_{number}")
-        if answered in open_calls:
-            open_calls.remove(answered)
-        fields["tool_call_id"] = answered
+        fields |= {"tool_call_id": answered, "name": message.tool}
+    if message.role == "assistant" and message.thinking:
+        fields["reasoning_content"] = message.thinking
     if message.tool_calls:
-        calls = []
-        for at, call in enumerate(message.tool_calls):
-            function = {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}
-            calls.append({"id": call.id or f"call_{number}_{at}", "type": "function", "function": function})
-        open_calls += [str(call["id"]) for call in calls]
-        fields["tool_calls"] = calls
+        fields["tool_calls"] = [
+            {
+                "id": call_id(number, at, call),
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+            }
+            for at, call in enumerate(message.tool_calls)
+        ]
     return fields

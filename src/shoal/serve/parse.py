@@ -12,7 +12,7 @@ from starlette.requests import Request
 from shoal.core import InvalidRequest
 from shoal.engine.validation import Limits, check_prompt_length
 from shoal.serve.bodies import FORMS, ServiceBody
-from shoal.serve.errors import BodyTooLarge, WrongContentType, shorten
+from shoal.serve.errors import OLLAMA_PREFIX, BodyTooLarge, WrongContentType, shorten
 from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, UNSUPPORTED
 from shoal.serve.workers import Workers
 
@@ -77,27 +77,52 @@ def read_body(raw: bytes, body_type: type[Body], info: Limits) -> Body:
     return body
 
 
-def _check_content_type(header: str | None) -> None:
+def _check_content_type(request: Request) -> None:
+    """Raise WrongContentType unless the body is declared to be JSON, or may be taken for it.
+
+    Pages of other sites can have a browser send any body without asking the server first, but not one that is
+    declared to be JSON. Ollama reads bodies whatever their type, and its clients declare none, or as ``curl
+    -d`` does a form: so they are read where no page sent them.
+    """
+    problem = _not_json(request.headers.get("content-type"))
+    if problem is None:
+        return
+    if not request.url.path.startswith(OLLAMA_PREFIX):
+        raise WrongContentType(
+            f"{problem}; send JSON in UTF-8 with the header Content-Type: application/json"
+        )
+    if _is_from_page(request):
+        raise WrongContentType(
+            f"{problem}, and comes from a web page (Origin, Sec-Fetch-Site); "
+            "pages must send JSON in UTF-8 with the header Content-Type: application/json"
+        )
+
+
+def _is_from_page(request: Request) -> bool:
+    """Whether a page may have sent it that this server did not send to the browser."""
+    site = request.headers.get("sec-fetch-site", "none").strip().lower()
+    return "origin" in request.headers or site not in ("none", "same-origin")
+
+
+def _not_json(header: str | None) -> str | None:
+    """Why a body with this content type is not JSON; None: it is."""
     if header is None:
-        # Web pages of other sites can send a body without a type, but not JSON.
-        raise WrongContentType("the request has no Content-Type; send Content-Type: application/json")
+        return "the request has no Content-Type"
     if len(header) > _MAX_CONTENT_TYPE_CHARACTERS:
-        raise WrongContentType("the Content-Type is too long; send Content-Type: application/json")
+        return "the Content-Type is too long"
     media, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [
         value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"
     ]
     is_json = media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
     if not is_json or any(charset not in ("utf-8", "utf8") for charset in charsets):
-        raise WrongContentType(
-            f"cannot read a body of type {header!r}; "
-            "send JSON in UTF-8 with the header Content-Type: application/json"
-        )
+        return f"cannot read a body of type {header!r}"
+    return None
 
 
 async def read_raw(request: Request, max_bytes: int) -> bytes:
     """The body of ``request``, not parsed; raises BodyTooLarge or WrongContentType."""
-    _check_content_type(request.headers.get("content-type"))
+    _check_content_type(request)
     body = bytearray()
     size = 0
     async for piece in request.stream():

@@ -15,6 +15,10 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Json = dict[str, Any]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
+REASONING_VARIABLES = ("enable_thinking", "thinking")
+"""Variables by which chat templates are told whether the model is to reason: most know the first, DeepSeek's,
+Granite's and Kimi's the second."""
+
 # Variables of templates that have fields of their own.
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
@@ -100,9 +104,14 @@ class TemplateFields(StrictModel):
     documents: Annotated[list[Json], Field(max_length=MAX_FIELDS, fail_fast=True)] | None = None
     """Documents, for chat templates that show them."""
     reasoning_effort: ReasoningEffort | None = None
-    """For the chat template; none also sets its enable_thinking to false."""
+    """For the chat template; none: without reasoning."""
     include_reasoning: bool | None = None
     """Return the reasoning that the model marks. Default true."""
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether the client leaves it to the model to reason."""
+        return self.reasoning_effort != "none"
 
     def check_last(self, messages: Sequence[Json]) -> None:
         """Raise InvalidRequest where the last message cannot go on as it is to."""
@@ -114,7 +123,7 @@ class TemplateFields(StrictModel):
             )
 
     def layout(self, template: str, thinks: bool) -> Layout:
-        """How the messages are laid out with ``template``; thinks: whether there may be reasoning.
+        """How the messages are laid out with ``template``; thinks: whether the model may reason.
 
         Raises InvalidRequest where fields contradict each other or the template.
         """
@@ -137,8 +146,8 @@ class TemplateFields(StrictModel):
                 param="documents",
             )
         variables: Json = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        if not thinks or self.reasoning_effort == "none":
-            variables["enable_thinking"] = False
+        if not thinks or not self.may_reason:
+            variables |= dict.fromkeys(REASONING_VARIABLES, False)
         return Layout(
             documents=self.documents or (),
             variables={**variables, **given},
