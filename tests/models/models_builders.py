@@ -44,7 +44,13 @@ def make_wheel(project: str, members: Mapping[str, bytes]) -> tuple[Wheel, bytes
 
 def make_bundled(*wheels: Wheel, name: str = "tiny") -> BundledModel:
     return BundledModel(
-        name=name, version="1.0", wheels=wheels, licence="MIT", description="made up", chat=False
+        name=name,
+        version="1.0",
+        wheels=wheels,
+        licence="MIT",
+        description="made up",
+        quantisation="F16",
+        chat=False,
     )
 
 

@@ -90,12 +90,16 @@ def assemble_engine(
 
     def describe(service: Service) -> ServiceInfo:
         name = service.name
-        described = describe_service(
-            service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
+        model = models.models[name]
+        described = replace(
+            describe_service(
+                service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
+            ),
+            weight_bytes=model.weight_bytes,
+            described=model.described,
         )
         if options.scheduler.admission.slice_tokens is not None:
             return described  # slices are handed out with their blocks, so that KV cannot come
-        model = models.models[name]
         return replace(described, kv_format=kv_format(pool.layout, name, model.folder, str(model.dtype)))
 
     wrapped = wrap(executor)

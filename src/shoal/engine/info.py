@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal.models import ModelDescription
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceInfo:
@@ -28,6 +30,10 @@ class ServiceInfo:
     """The same for each token of its output."""
     kv_format: str = ""
     """KV can move between engines where this is the same; empty: it cannot move (see ``kv_format``)."""
+    weight_bytes: int = 0
+    """Size of its model's weights in the memory of an engine; services of one model may share them."""
+    described: ModelDescription | None = None
+    """What people are told of its model; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

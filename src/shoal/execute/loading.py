@@ -26,7 +26,15 @@ from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
-from shoal.models import context_tokens, in_words, read_facts, read_weight_headers, resolve_model
+from shoal.models import (
+    ModelDescription,
+    context_tokens,
+    describe_model,
+    in_words,
+    read_facts,
+    read_weight_headers,
+    resolve_model,
+)
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
@@ -66,6 +74,8 @@ class LoadedModel:
     """Size of its weights."""
     folder: Path
     """Its files."""
+    described: ModelDescription
+    """What people are told of it."""
 
 
 class ModelSet:
@@ -272,6 +282,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> 
         eos_token_ids=facts.eos_token_ids,
         weight_bytes=weight_bytes,
         folder=folder,
+        described=describe_model(name, folder, str(dtype).removeprefix("torch.")),
     )
 
 

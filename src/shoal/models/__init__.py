@@ -10,6 +10,7 @@ torch nor transformers; where these are needed (a conversion), a subprocess uses
 from shoal.models.cache import cache_dir
 from shoal.models.checks import check_config, check_weights
 from shoal.models.context_length import context_tokens
+from shoal.models.description import ModelDescription, describe_model
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
 from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
@@ -29,6 +30,7 @@ from shoal.models.weights import (
 __all__ = [
     "NO_CHAT_TEMPLATE",
     "LayerFacts",
+    "ModelDescription",
     "ModelFacts",
     "ModelInfo",
     "Progress",
@@ -40,6 +42,7 @@ __all__ = [
     "check_model",
     "context_tokens",
     "derived_folder",
+    "describe_model",
     "groups_file",
     "in_words",
     "is_quantised",

@@ -40,6 +40,8 @@ class BundledModel:
     """Name of its licence."""
     description: str
     """What it is, in a line."""
+    quantisation: str
+    """How its GGUF file stores most weights."""
     chat: bool
     """Whether it has a chat template."""
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -77,6 +79,7 @@ _SMOLLM2 = BundledModel(
     ),
     licence="Apache-2.0",
     description="SmolLM2 135M Instruct, from 4-bit weights (Q4_1)",
+    quantisation="Q4_1",
     chat=True,
     # As its makers' model card has it.
     sampling={"temperature": 0.2, "top_p": 0.9},
@@ -103,6 +106,7 @@ _GEMMA3_270M = BundledModel(
     ),
     licence="Gemma Terms of Use",
     description="Gemma 3 270M base model, from 4-bit weights (Q4_K_M); no chat template",
+    quantisation="Q4_K_M",
     chat=False,
     # Its makers advise temperature 1, top_k 64, top_p 0.95 for all sizes. This one then rambles; colder,
     # it loops without a penalty, and without min_p goes on with marks of images.

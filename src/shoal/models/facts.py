@@ -42,6 +42,10 @@ class ModelFacts:
     """Tokens that end the output."""
     layers: tuple[LayerFacts, ...]
     """KV shape of each layer, in order."""
+    heads: int
+    """Query heads of a layer."""
+    hidden: int | None
+    """Width between layers; None where it is not said."""
 
 
 def read_facts(folder: Path) -> ModelFacts:
@@ -63,6 +67,8 @@ def read_facts(folder: Path) -> ModelFacts:
             vocab_size=size_of(text, "vocab_size"),
             eos_token_ids=end_token_ids(folder, ready_tokenizer_folder(folder)),
             layers=(_layer(text),) * size_of(text, *_LAYERS),
+            heads=size_of(text, *_HEADS),
+            hidden=next((text[name] for name in _HIDDEN if is_size(text.get(name))), None),
         )
     except KeyError as missing:
         raise ModelUnsupported(f"{folder / 'config.json'} does not say {missing.args[0]}") from None

@@ -1,0 +1,83 @@
+"""What people are told of a model: its family, its sizes, and how its weights are stored."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from shoal.models.catalog import BUNDLED
+from shoal.models.conversion import SOURCE_FILE
+from shoal.models.facts import read_facts
+from shoal.models.folder_config import read_json, text_config
+from shoal.models.gguf_header import gguf_quantisation
+from shoal.models.weights import groups_file, read_weight_headers, weight_files
+
+# What GGUF's world calls weights that were loaded in these types. int8 has a scale for each 32 numbers, as
+# Q8_0 has, or for each row.
+_LOADED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """One model."""
+
+    family: str
+    """Its kind of architecture, as config.json calls it: ``llama``, ``qwen3``."""
+    format: str
+    """Of the file that it came from: ``gguf`` or ``safetensors``."""
+    parameters: int
+    """Numbers in its weights."""
+    quantisation: str
+    """How its weights are stored, in the words of GGUF: ``Q4_K_M``, ``BF16``."""
+    size_bytes: int
+    """Size of its weights on disk."""
+    digest: str
+    """64 hexadecimal digits, which change when a file of its weights does."""
+    modified_s: float
+    """When its weights were stored, in seconds since 1970."""
+    layers: int
+    hidden: int | None
+    """Width of the residual stream, where config.json says it."""
+    heads: int
+    kv_heads: int
+    vocab_size: int
+
+
+def describe_model(name: str, folder: Path, dtype: str) -> ModelDescription:
+    """Describe the model ``name``, whose files are in ``folder`` and whose weights were loaded as ``dtype``.
+
+    Raises as reading the files does: ModelUnavailable or ModelUnsupported.
+    """
+    facts, config = read_facts(folder), text_config(read_json(folder / "config.json"))
+    groups = groups_file(folder)
+    files = [*weight_files(folder), *([] if groups is None else [groups])]
+    stats = [file.stat() for file in files]
+    # Hashing the content would take minutes for large models, and a file is not changed without its time.
+    identity = [(file.name, s.st_size, s.st_mtime_ns) for file, s in zip(files, stats, strict=True)]
+    stored = _gguf(name, folder)
+    return ModelDescription(
+        family=str(config.get("model_type", "unknown")).removesuffix("_text"),
+        format="safetensors" if stored is None else "gguf",
+        parameters=sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values()),
+        quantisation=stored or _LOADED.get(dtype, dtype),
+        size_bytes=sum(s.st_size for s in stats),
+        digest=hashlib.sha256(json.dumps([name, identity]).encode()).hexdigest(),
+        modified_s=max(s.st_mtime for s in stats),
+        layers=len(facts.layers),
+        hidden=facts.hidden,
+        heads=facts.heads,
+        kv_heads=facts.layers[0].kv_heads,
+        vocab_size=facts.vocab_size,
+    )
+
+
+def _gguf(name: str, folder: Path) -> str | None:
+    """How the GGUF file is quantised that a model was converted from, "" where it does not say.
+
+    None: the model was not converted.
+    """
+    if name in BUNDLED:
+        return BUNDLED[name].quantisation
+    source = read_json(folder / SOURCE_FILE).get("gguf")
+    return None if source is None else gguf_quantisation(Path(source)) or ""
