@@ -3,7 +3,7 @@
 from manager_builders import SPEED, Bench
 
 from shoal.cluster.actions import LoadService, UnloadService
-from shoal.cluster.events import ServiceLoaded, ServicePlaced, ServiceUnloaded
+from shoal.cluster.events import Ended, ServiceKept, ServiceLoaded, ServicePlaced, ServiceUnloaded
 from shoal.cluster.status import ServiceState
 
 
@@ -26,3 +26,60 @@ def test_the_time_of_loading_is_not_idle():
     assert bench.manager.service("b").state is ServiceState.UNLOADED
     assert changes(bench.submit("r", "b")) == [LoadService("x", 1, "b", woken=True)]
     assert changes(bench.wait(5, ("x", 1))) == []
+
+
+def loaded_service(idle_after_s):
+    bench = Bench()
+    bench.add("x")
+    bench.tell(ServicePlaced("b", ("x",), idle_after_s), ServiceLoaded("x", 1, "b", SPEED))
+    return bench
+
+
+UNLOAD = UnloadService("x", 1, "b")
+
+
+def test_what_is_kept_for_no_time_is_unloaded_at_once():
+    bench = loaded_service(None)
+    assert changes(bench.wait(100, ("x", 1))) == []
+    assert changes(bench.tell(ServiceKept("b", 0.0))) == [UNLOAD]
+    assert bench.manager.service("b").state is ServiceState.DRAINING
+    bench.tell(ServiceUnloaded("x", 1, "b"))
+    assert changes(bench.tell(ServiceKept("b", 0.0))) == []
+
+
+def test_what_has_requests_is_unloaded_when_they_have_ended():
+    bench = loaded_service(None)
+    bench.submit("r", "b")
+    assert changes(bench.tell(ServiceKept("b", 0.0))) == []
+    assert bench.manager.service("b").state is ServiceState.READY
+    assert changes(bench.tell(Ended("r")) + bench.wait(1, ("x", 1))) == [UNLOAD]
+
+
+def test_the_time_that_a_service_is_kept_holds_until_it_is_unloaded():
+    bench = loaded_service(100.0)
+    bench.wait(50, ("x", 1))
+    assert changes(bench.tell(ServiceKept("b", 2.0))) == []
+    assert changes(bench.wait(1, ("x", 1))) == []
+    assert bench.manager.service("b").idle_after_s == 2
+    bench.submit("r", "b")
+    assert bench.manager.service("b").idle_since_ns is None
+    assert changes(bench.wait(5, ("x", 1))) == []
+    bench.tell(Ended("r"))
+    assert bench.manager.service("b").idle_since_ns == bench.now_ns
+    assert changes(bench.wait(3, ("x", 1))) == [UNLOAD]
+    bench.tell(ServiceUnloaded("x", 1, "b"))
+    assert bench.manager.service("b").idle_after_s == 100
+    bench.submit("s", "b")
+    bench.tell(ServiceLoaded("x", 1, "b", SPEED), Ended("s"))
+    assert changes(bench.wait(50, ("x", 1))) == []
+
+
+def test_what_is_kept_for_ever_is_not_unloaded():
+    bench = loaded_service(2.0)
+    bench.tell(ServiceKept("b", None))
+    assert changes(bench.wait(1000, ("x", 1))) == []
+    assert bench.manager.service("b").idle_after_s is None
+
+
+def test_nobody_keeps_what_is_not_known():
+    assert Bench().tell(ServiceKept("none", 0.0)) == []

@@ -12,6 +12,7 @@ from shoal.cluster.events import (
     EngineUndrained,
     MoveMethod,
     MoveWanted,
+    ServiceKept,
     ServicePlaced,
     ServiceRemoved,
     ServiceWanted,
@@ -106,6 +107,17 @@ class Administration:
         self._tell(ServiceWanted(name, False))
         if await self._settled(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
             raise ConfigError(f"service {name!r} stays loaded: somebody asked for it meanwhile")
+
+    async def keep_service(self, name: str, idle_after_s: float | None) -> None:
+        """Unload a service when it had no request for some time, until it is loaded the next time.
+
+        idle_after_s: the time; None: it stays loaded. With 0 it is unloaded when this returns, unless it has
+        requests: then it is when they have ended. Raises ConfigError if there is none of that name.
+        """
+        self._require_service(name)
+        self._tell(ServiceKept(name, idle_after_s))
+        if idle_after_s == 0:
+            await self._settled(name, ServiceState.DRAINING)
 
     async def add_engine(self, plan: EnginePlan) -> None:
         """Start another engine; raises ConfigError if its name is taken, EngineDied if it does not start."""

@@ -158,6 +158,18 @@ class ServiceWanted(msgspec.Struct, frozen=True, tag=True):
     """Which of both."""
 
 
+class ServiceKept(msgspec.Struct, frozen=True, tag=True):
+    """A service that is loaded is to stay so from now on, until it had no request for a time.
+
+    That holds until it is unloaded; then it is again as the service was placed with.
+    """
+
+    service: str
+    """Its name."""
+    idle_after_s: float | None
+    """The time; 0: it is unloaded as soon as it has no request, None: it stays."""
+
+
 class ServiceRemoved(msgspec.Struct, frozen=True, tag=True):
     """A service is not wanted any more: it is unloaded once its requests have ended, and forgotten."""
 
@@ -319,7 +331,13 @@ class Ticked(msgspec.Struct, frozen=True, tag=True):
 
 
 ServiceEvent = (
-    ServicePlaced | ServiceWanted | ServiceRemoved | ServiceLoaded | ServiceFailed | ServiceUnloaded
+    ServicePlaced
+    | ServiceWanted
+    | ServiceKept
+    | ServiceRemoved
+    | ServiceLoaded
+    | ServiceFailed
+    | ServiceUnloaded
 )
 """What happens to services."""
 MoveEvent = MoveReserved | MoveDeclined | MoveCopied | MoveStopped | MoveNotExported | MoveFailed

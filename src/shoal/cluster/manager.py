@@ -113,6 +113,7 @@ class Manager:
         engines = self._with(name)
         state, error = self._residency.state(name, engines)
         kept = [engine for engine in engines if engine.state is not EngineState.DRAINING]
+        idle_after_s, idle_since_ns = self._residency.idleness(name)
         return ServiceStatus(
             ready=sum(engine.takes_requests and engine.serves(name) for engine in engines),
             wanted=len(kept) if self._residency.wants(name) else 0,
@@ -120,6 +121,8 @@ class Manager:
             loading=sum(engine.residences[name] is Residence.LOADING for engine in engines),
             state=state,
             error=error,
+            idle_after_s=idle_after_s,
+            idle_since_ns=idle_since_ns,
         )
 
     def wakes(self, service: str) -> bool:

@@ -7,6 +7,7 @@ from shoal.cluster.actions import LoadService, UnloadService
 from shoal.cluster.events import (
     ServiceEvent,
     ServiceFailed,
+    ServiceKept,
     ServiceLoaded,
     ServicePlaced,
     ServiceRemoved,
@@ -27,8 +28,10 @@ class _Service:
     """Whether it is to be loaded there."""
     removed: bool = False
     """Whether it is to be forgotten once it is unloaded."""
+    placed_idle_ns: int | None = None
+    """It was placed to be unloaded when it had no request for so long; None: never."""
     idle_after_ns: int | None = None
-    """It is unloaded when it had no request for so long."""
+    """The same as it is now, until it is unloaded."""
     unfinished: int = 0
     """Requests that have not ended."""
     woken: bool = False
@@ -64,6 +67,8 @@ class Residency:
                 return self._place(service, chosen, event.idle_after_s, now_ns)
             case ServiceWanted():
                 return self._want(service, event.loaded, placed)
+            case ServiceKept():
+                return self._keep(service, event.idle_after_s, placed, now_ns)
             case ServiceRemoved():
                 return self._remove(service, placed)
         engine = running_engine(engines, event)
@@ -90,7 +95,7 @@ class Residency:
         """A service is wanted on engines, beside those that it is placed on."""
         known = self._services.setdefault(service, _Service(used_ns=now_ns))
         known.wanted, known.removed, known.error = True, False, None
-        known.idle_after_ns = None if idle_after_s is None else round(idle_after_s * 1e9)
+        known.placed_idle_ns = known.idle_after_ns = _nanoseconds(idle_after_s)
         engines = list(engines)
         for engine in engines:
             engine.residences.setdefault(service, Residence.ABSENT)
@@ -109,7 +114,19 @@ class Residency:
             for engine in engines:
                 if engine.residences.get(service) is Residence.FAILED:
                     engine.residences[service] = Residence.ABSENT
+        else:
+            known.idle_after_ns = known.placed_idle_ns
         return self._settle(service, engines)
+
+    def _keep(
+        self, service: str, idle_after_s: float | None, engines: Sequence[Engine], now_ns: int
+    ) -> list[ResidencyAction]:
+        """A service is to stay loaded from now on, until it had no request for some time."""
+        known = self._services.get(service)
+        if known is None:
+            return []
+        known.idle_after_ns, known.used_ns = _nanoseconds(idle_after_s), now_ns
+        return self._unload_idle(service, known, engines, now_ns)
 
     def _remove(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
         """A service is not wanted any more."""
@@ -143,11 +160,18 @@ class Residency:
         """Time passed: services that had no request for long are unloaded."""
         engines, actions = list(engines), list[ResidencyAction]()
         for name, known in self._services.items():
-            idle = known.idle_after_ns is not None and now_ns - known.used_ns >= known.idle_after_ns
-            # Loading may take longer than that.
-            if known.wanted and idle and not known.unfinished and not self.loads(name, engines):
-                actions += self._want(name, False, engines)
+            actions += self._unload_idle(name, known, engines, now_ns)
         return actions
+
+    def _unload_idle(
+        self, service: str, known: _Service, engines: Sequence[Engine], now_ns: int
+    ) -> list[ResidencyAction]:
+        """Unload a service that had no request for too long."""
+        idle = known.idle_after_ns is not None and now_ns - known.used_ns >= known.idle_after_ns
+        # Loading may take longer than that.
+        if known.wanted and idle and not known.unfinished and not self.loads(service, engines):
+            return self._want(service, False, engines)
+        return []
 
     def starts_with(self, engine: Engine) -> tuple[str, ...]:
         """What an engine that is started is to load: what is wanted, or all, since it needs something."""
@@ -218,6 +242,15 @@ class Residency:
         known = self._services.get(service)
         return known is not None and known.wanted
 
+    def idleness(self, service: str) -> tuple[float | None, int | None]:
+        """After how many seconds without a request a service is unloaded (None: never), and since when it has
+        none (None: it has some)."""
+        known = self._services.get(service)
+        if known is None:
+            return None, None
+        idle_after_s = None if known.idle_after_ns is None else known.idle_after_ns / 1e9
+        return idle_after_s, None if known.unfinished else known.used_ns
+
     def loads(self, service: str, engines: Iterable[Engine]) -> bool:
         """Whether a running engine is loading a service."""
         return any(engine.residences.get(service) is Residence.LOADING for engine in engines)
@@ -242,3 +275,7 @@ class Residency:
             elif known.removed and residence in (Residence.ABSENT, Residence.FAILED):
                 del engine.residences[service]
         return actions
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)

@@ -94,6 +94,10 @@ class ServiceStatus:
     """Why it could not be loaded."""
     resumed: int = 0
     """How often a request went on after the end of its engine."""
+    idle_after_s: float | None = None
+    """It is unloaded when it had no request for so long; None: never."""
+    idle_since_ns: int | None = None
+    """Since when it has no request, on the monotonic clock; None: it has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
