@@ -35,6 +35,7 @@ class FakeAdministration:
         self.held = 0
         self.added = []
         self.plans = []
+        self.kept = []
 
     async def _wait(self):
         self.held += 1
@@ -51,7 +52,7 @@ class FakeAdministration:
         self.added.append((service, folder, tokenizer, engines))
         chat = FakeEngine.info.fget(self.cluster).services["chat"]
         self.cluster.limits[service.name] = replace(chat, model=service.model)
-        self.set(service.name, READY)
+        self.set(service.name, replace(READY, idle_after_s=service.idle_after_s))
 
     async def remove_service(self, name):
         await self._wait()
@@ -65,6 +66,11 @@ class FakeAdministration:
     async def unload_service(self, name):
         await self._wait()
         self.set(name, UNLOADED)
+
+    async def keep_service(self, name, idle_after_s):
+        self.kept.append((name, idle_after_s))
+        if idle_after_s == 0:
+            self.set(name, UNLOADED)
 
     async def add_engine(self, plan):
         await self._wait()

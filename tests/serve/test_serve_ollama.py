@@ -9,8 +9,8 @@ from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
 
 from shoal.config.api_keys import ApiKey
 from shoal.serve.exchange import Exchange
-from shoal.serve.ollama import OllamaFormat, Translation
 from shoal.serve.ollama_bodies import OllamaChatBody, OllamaGenerateBody
+from shoal.serve.ollama_formats import OllamaFormat, Translation
 from shoal.serve.responses import PromptTokensDetails, Usage, encode
 
 GREEDY = {"temperature": 0}
@@ -176,7 +176,10 @@ def test_a_number_below_0_is_no_limit(num_predict):
         ("chat", chat(top_logprobs=2), 400, "top_logprobs is not supported by this server; /v1/chat"),
         ("embed", {"model": "base", "input": "a", "dimensions": 5}, 400, "dimensions is not supported"),
         ("show", {"model": "gpt"}, 404, "chat, base"),
-        ("pull", {"model": "gpt"}, 404, "no such route"),
+        ("create", {"model": "gpt"}, 404, "models are not made here; POST /admin/services"),
+        ("copy", {"source": "chat", "destination": "b"}, 404, "POST /admin/services"),
+        ("push", {"model": "chat"}, 404, "not published"),
+        ("blobs/sha256:00", {}, 404, "not uploaded"),
     ],
 )
 def test_errors_are_plain_text_in_an_object(path, body, status, words):
@@ -195,20 +198,6 @@ def test_an_error_in_mid_stream_is_the_last_line():
 def test_nothing_to_do_is_done():
     assert ask("POST", "/api/generate", generate(prompt="")).json()["done_reason"] == "load"
     assert ask("POST", "/api/chat", chat(messages=[])).json()["done_reason"] == "load"
-
-
-def test_what_there_is():
-    tags = ask("GET", "/api/tags").json()["models"]
-    assert [(model["name"], model["details"]["parent_model"]) for model in tags] == [
-        ("chat:latest", "fake-chat"),
-        ("base:latest", "fake-base"),
-    ]
-    shown = ask("POST", "/api/show", {"model": "chat:latest"}).json()
-    assert shown["capabilities"] == ["completion", "tools"]
-    assert shown["model_info"]["shoal.context_length"] == 200
-    assert "message.content" in shown["template"]
-    assert "template" not in ask("POST", "/api/show", {"model": "base"}).json()
-    assert "POST /api/chat" in ask("GET", "/").json()["routes"]
 
 
 def test_keys_hold_here_too():

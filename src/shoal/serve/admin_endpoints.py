@@ -81,7 +81,7 @@ class AdminEndpoints:
     async def add_service(self, request: Request) -> Response:
         """Add a service; the body is as in the configuration, with ``engines`` beside it."""
         settings = await _settings(request)
-        with _as_invalid_request():
+        with settings_errors():
             service, engines = read_added_service(settings)
             await self._admin.check_template(service)
             return _started(self._admin.add_service(service, engines))
@@ -101,7 +101,7 @@ class AdminEndpoints:
     async def add_engine(self, request: Request) -> Response:
         """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""
         settings = await _settings(request)
-        with _as_invalid_request():
+        with settings_errors():
             device, services = read_added_engine(settings)
             return _started(self._admin.add_engine(device, services))
 
@@ -131,8 +131,8 @@ async def _settings(request: Request) -> Table:
 
 
 @contextmanager
-def _as_invalid_request() -> Iterator[None]:
-    """What is wrong with settings is wrong with the request."""
+def settings_errors() -> Iterator[None]:
+    """What is wrong with settings is wrong with the request: raise InvalidRequest for it."""
     try:
         yield
     except ConfigError as error:

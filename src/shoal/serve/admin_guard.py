@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.serve.errors import AdminKeyNeeded, InvalidApiKey, NotForThisClient, error_response, shorten
 from shoal.serve.hosts import is_loopback, is_loopback_host
-from shoal.serve.keys import ADMIN_PREFIX, Keyring, bearer, digest
+from shoal.serve.keys import Keyring, bearer, digest, is_for_operators
 
 # What programs and browsers send by themselves. No list of proxies' headers is ever complete, so any other
 # header is taken as a proxy's.
@@ -59,6 +59,13 @@ class OperatorRights:
         self._digest = None if key is None else digest(key.encode())
         self._keyring = keyring
 
+    def holds_key(self, scope: Scope) -> bool:
+        """Whether a request has the admin key."""
+        secret = bearer(scope["headers"])
+        if self._digest is None or secret is None:
+            return False
+        return hmac.compare_digest(self._digest, digest(secret))
+
     def check(self, scope: Scope) -> None:
         """Raise AdminKeyNeeded or NotForThisClient for a request that may not do what operators may.
 
@@ -96,7 +103,7 @@ class AdminGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
-        if scope["type"] == "http" and scope["path"].startswith(ADMIN_PREFIX):
+        if scope["type"] == "http" and is_for_operators(scope["path"]):
             try:
                 self._rights.check(scope)
             except (AdminKeyNeeded, NotForThisClient) as error:

@@ -27,6 +27,7 @@ from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.model_source import PullService, pull_service
 from shoal.serve.ollama import OllamaEndpoints
+from shoal.serve.ollama_operations import OllamaOperations
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
@@ -75,7 +76,7 @@ def create_app(
     rights = OperatorRights(options.admin_secret, keyring)
     app.add_middleware(AdminGuard, rights=rights)
     if keys:
-        app.add_middleware(KeyMiddleware, keyring=keyring)
+        app.add_middleware(KeyMiddleware, keyring=keyring, is_operator=rights.holds_key)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -88,15 +89,16 @@ def create_app(
         app.add_middleware(AllowedHosts, hosts=hosts)
     app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
     generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
+    admin = ClusterAdmin(api, engine_options, pull)
     for endpoints in (
         generation,
         ResponsesEndpoints(api),
         embedding,
         TokenEndpoints(api),
-        OllamaEndpoints(api, generation, embedding),
+        OllamaEndpoints(api, generation, embedding, OllamaOperations(api, admin, rights)),
         ServerEndpoints(api),
         HealthEndpoints(api),
-        AdminEndpoints(ClusterAdmin(api, engine_options, pull)),
+        AdminEndpoints(admin),
     ):
         endpoints.add_to(app)
     documented: list[list[str]] = []

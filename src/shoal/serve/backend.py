@@ -85,6 +85,12 @@ class Administration(Protocol):
     async def unload_service(self, name: str) -> None:
         """Unload a service once it has no requests; it stays known, and the next request loads it."""
 
+    async def keep_service(self, name: str, idle_after_s: float | None) -> None:
+        """Unload a service when it had no request for so long, until it is loaded again; None: never.
+
+        With 0 it is unloaded when this returns, unless it has requests.
+        """
+
     async def add_engine(self, plan: EnginePlan) -> None:
         """Start a further engine; returns when it is ready; raises EngineDied if it does not start."""
 

@@ -260,7 +260,7 @@ class ClusterAdmin:
             wanted=status.wanted,
             waiting=status.waiting,
             resumed=status.resumed,
-            idle_after_s=None if service is None else service.idle_after_s,
+            idle_after_s=status.idle_after_s,
         )
 
 

@@ -5,12 +5,23 @@ from difflib import get_close_matches
 
 _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
+# Of Ollama's API: what it has and this server has not, with what to do instead.
+_ADD_SERVICE = "POST /admin/services (`shoal services add`) serves a model of this machine"
+_MISSING = {
+    "/api/create": f"models are not made here; {_ADD_SERVICE}, with its template and sampling defaults",
+    "/api/copy": f"models are not copied; {_ADD_SERVICE} under another name",
+    "/api/blobs/": f"files are not uploaded; {_ADD_SERVICE}",
+    "/api/push": "models are not published from here",
+}
 
 
 def route_hint(path: str, routes: Collection[str]) -> str:
     """A sentence about the nearest of ``routes``; without one, where they are listed."""
     path = path[:_MAX_PATH_CHARACTERS]
     trimmed = path.rstrip("/")
+    for missing, instead in _MISSING.items():
+        if trimmed == missing or (missing.endswith("/") and path.startswith(missing)):
+            return instead
     if trimmed in routes:
         return f"did you mean {trimmed}, without the slash at its end?"
     repeated = trimmed.startswith(f"{_PREFIX}{_PREFIX}/")

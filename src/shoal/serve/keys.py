@@ -2,13 +2,19 @@
 
 import hmac
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.config.api_keys import ApiKey, check_key_services
-from shoal.serve.errors import InvalidApiKey, RateLimited, ServiceNotAllowed, error_response
+from shoal.serve.errors import (
+    OLLAMA_PREFIX,
+    InvalidApiKey,
+    RateLimited,
+    ServiceNotAllowed,
+    error_response,
+)
 from shoal.serve.exchange import exchange_of
 from shoal.serve.rates import TokenBucket
 
@@ -16,8 +22,13 @@ OPEN_PATHS = frozenset(
     {"/", "/health", "/health/live", "/health/ready", "/version", "/metrics", "/docs", "/openapi.json"}
 )
 """Paths that need no key."""
-ADMIN_PREFIX = "/admin/"
-"""Paths of operators, who have a key of their own."""
+_OPERATORS_PREFIX = "/admin/"
+_OPERATORS_PATHS = frozenset({f"{OLLAMA_PREFIX}pull", f"{OLLAMA_PREFIX}delete"})
+
+
+def is_for_operators(path: str) -> bool:
+    """Whether a path is for operators, who have a key of their own."""
+    return path.startswith(_OPERATORS_PREFIX) or path in _OPERATORS_PATHS
 
 
 class KeyHolder:
@@ -85,21 +96,27 @@ class Keyring:
 
 
 class KeyMiddleware:
-    """Rejects requests without a key, except for the paths that need none, and those of operators."""
+    """Rejects requests without a key, except for the paths that need none, and those of operators.
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    is_operator: whether a request has the key of operators. They may ask all of Ollama's API with it, whose
+    clients send one key with every request and some of whose requests are for operators alone.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, is_operator: Callable[[Scope], bool]) -> None:
         self._app = app
         self._keyring = keyring
+        self._is_operator = is_operator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
         path = scope.get("path", "")
-        if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(ADMIN_PREFIX):
+        if scope["type"] == "http" and path not in OPEN_PATHS and not is_for_operators(path):
             try:
                 exchange_of(scope).key = self._keyring.holder(scope["headers"])
             except InvalidApiKey as error:
-                await error_response(error)(scope, receive, send)
-                return
+                if not (path.startswith(OLLAMA_PREFIX) and self._is_operator(scope)):
+                    await error_response(error)(scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
 
