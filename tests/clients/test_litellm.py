@@ -1,4 +1,4 @@
-"""LiteLLM with its provider for OpenAI's API elsewhere."""
+"""LiteLLM with its provider for OpenAI's API elsewhere, and with those for Ollama's."""
 
 import asyncio
 
@@ -88,3 +88,49 @@ def test_text_completion(ask):
         max_tokens=8,
     )
     assert answer.choices[0].text
+
+
+@pytest.fixture(params=["ollama", "ollama_chat"])
+def ask_ollama(server, request):
+    return {"model": f"{request.param}/{server.model}", "api_base": server.url, "temperature": 0}
+
+
+def test_ollama_completion_and_stream(ask_ollama):
+    whole = litellm.completion(**ask_ollama, messages=MESSAGES, max_tokens=12)
+    assert whole.choices[0].message.content
+    stream = litellm.completion(**ask_ollama, messages=MESSAGES, max_tokens=12, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == whole.choices[0].message.content
+
+
+def test_ollama_tools(ask_ollama):
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
+        for id in ("a", "b")
+    ]
+    history = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "b", "content": "rain"},
+        {"role": "tool", "tool_call_id": "a", "content": "wind"},
+    ]
+    for messages in (history[:1], history):
+        answer = litellm.completion(**ask_ollama, messages=messages, tools=TOOLS, max_tokens=16)
+        assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
+
+
+def test_ollama_structured_output(ask_ollama):
+    answer = litellm.completion(
+        **ask_ollama,
+        messages=[{"role": "user", "content": "Describe a fish as JSON."}],
+        response_format=Fish,
+        max_tokens=200,
+    )
+    Fish.model_validate_json(answer.choices[0].message.content)
+
+
+def test_ollama_embedding(server):
+    answer = litellm.embedding(
+        model=f"ollama/{server.model}", api_base=server.url, input=["eel", "trout in a river"]
+    )
+    assert len(answer.data) == 2
