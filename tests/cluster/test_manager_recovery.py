@@ -344,7 +344,7 @@ def test_requests_wait_for_an_engine_of_their_service() -> None:
     assert dispatched(bench.submit("r0", "b")) == [("r0", "e1", 1)]
     assert bench.die("e1", 1) == []
     assert bench.manager.services == {
-        "a": ServiceStatus(ready=1, wanted=1, waiting=0),
+        "a": ServiceStatus(ready=1, wanted=1, waiting=0, idle_since_ns=0),
         "b": ServiceStatus(ready=0, wanted=1, waiting=1, state=ServiceState.LOADING),
     }
 

@@ -136,6 +136,31 @@ def test_an_unloaded_service_is_wanted_by_no_engine_until_a_request_comes(caplog
         play(scenario, blocks=640)
 
 
+def test_a_service_is_kept_as_long_as_is_said_meanwhile():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        change = router.administration
+        await change.keep_service("a", 0)
+        assert router.services["a"].state is ServiceState.UNLOADED
+        stream = await router.submit("a", PROMPT, greedy())
+        await reaches(router, "a", ServiceState.READY)
+        await change.keep_service("a", 0)
+        assert await tokens_of(stream) == expected(PROMPT)
+        await reaches(router, "a", ServiceState.UNLOADED)
+        await change.load_service("a")
+        await change.keep_service("a", 30.0)
+        await asyncio.sleep(25)
+        assert router.services["a"].state is ServiceState.READY
+        await reaches(router, "a", ServiceState.UNLOADED)
+        # That was until it was unloaded.
+        await change.load_service("a")
+        await asyncio.sleep(100)
+        assert router.services["a"].state is ServiceState.READY
+        with pytest.raises(ConfigError, match="'z'"):
+            await change.keep_service("z", 0)
+
+    play(scenario, blocks=640)
+
+
 @pytest.mark.parametrize(
     ("name", "model", "words"),
     [("new", "unsupported", "computed wrongly"), ("a", "fake", "already")],

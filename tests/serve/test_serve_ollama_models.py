@@ -176,6 +176,7 @@ def test_a_model_is_shown_by_either_name(tmp_path, body):
     assert shown["modified_at"] == "2023-11-14T22:13:20Z"
     assert "num_ctx                        200" in shown["parameters"].splitlines()
     assert shown["model_info"] == {
+        "general.basename": "chat",
         "general.architecture": "qwen3",
         "general.parameter_count": 596_049_920,
         "qwen3.context_length": 200,
@@ -193,6 +194,11 @@ def test_models_of_which_nothing_is_known_are_shown_too(tmp_path):
     assert shown["capabilities"] == ["completion"]
     assert "template" not in shown
     assert show(tmp_path)["error"] == "model is missing"
+
+
+def test_the_index_names_the_routes(tmp_path):
+    routes = read(tmp_path, "/")["routes"]
+    assert {"POST /api/chat", "GET /api/ps", "POST /api/pull", "DELETE /api/delete"} <= set(routes)
 
 
 def test_the_version_is_one_that_clients_of_ollama_know(tmp_path):

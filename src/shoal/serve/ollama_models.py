@@ -64,7 +64,9 @@ class OllamaModels:
             **stored,
             "modelfile": f"FROM {stored['details']['parent_model']}\n",
             "parameters": _parameters(card),
-            "model_info": _model_info(self._info(card).described, card.max_model_len),
+            # Copilot shows models by this name.
+            "model_info": {"general.basename": card.id}
+            | _model_info(self._info(card).described, card.max_model_len),
             "capabilities": capabilities,
             **more,
         }

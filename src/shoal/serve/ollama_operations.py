@@ -132,7 +132,7 @@ class OllamaOperations:
 
 
 class ThenResponse(Response):
-    """A response after which something else happens, also where it failed."""
+    """A response after which something else happens, unless the server ends before."""
 
     def __init__(self, response: Response, then: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -141,7 +141,5 @@ class ThenResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        try:
-            await self._response(scope, receive, send)
-        finally:
-            await self._then()
+        await self._response(scope, receive, send)
+        await self._then()
