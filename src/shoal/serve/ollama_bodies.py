@@ -216,10 +216,42 @@ class OllamaMessage(StrictModel):
         return self.tool_name or self.name or None
 
 
+def _openai_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
+    """The messages as OpenAI's API has them."""
+    ordered = in_order_of_calls(messages)
+    return [_message(messages[number], number, answered) for number, answered in ordered]
+
+
+def _message(message: OllamaMessage, number: int, answered: str | None) -> dict[str, Any]:
+    """An OpenAI message; number: its place. answered: the id of the call whose result it is."""
+    # A message that is nothing but calls has no content for the chat template either.
+    content = message.content or (None if message.tool_calls else "")
+    fields: dict[str, Any] = {"role": message.role, "content": content}
+    if message.role == "tool":
+        fields |= {"tool_call_id": answered, "name": message.tool}
+    if message.role == "assistant" and message.thinking:
+        fields["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call_id(number, at, call),
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+            }
+            for at, call in enumerate(message.tool_calls)
+        ]
+    return fields
+
+
 class OllamaChatBody(GenerateBody):
     """Body of /api/chat."""
 
-    messages: list[OllamaMessage] = Field(default=[], max_length=MAX_MESSAGES, fail_fast=True)
+    # Translated where they are validated: for long chats that is another process.
+    messages: Annotated[
+        list[OllamaMessage],
+        Field(max_length=MAX_MESSAGES, fail_fast=True),
+        AfterValidator(_openai_messages),
+    ] = Field(default=[])
     tools: Annotated[list[Anything], Field(max_length=_MAX_TOOLS)] | None = None
 
     def is_empty(self) -> bool:
@@ -228,10 +260,8 @@ class OllamaChatBody(GenerateBody):
 
     def as_chat(self) -> dict[str, Any]:
         """The fields of an OpenAI chat."""
-        ordered = in_order_of_calls(self.messages)
-        messages = [_message(self.messages[number], number, answered) for number, answered in ordered]
         tools = {"tools": self.tools} if self.tools else {}
-        return {**self.shared_fields(), **self.chat_fields(), "messages": messages, **tools}
+        return {**self.shared_fields(), **self.chat_fields(), "messages": self.messages, **tools}
 
 
 class OllamaGenerateBody(GenerateBody):
@@ -326,24 +356,3 @@ class ShowBody(NamedBody):
 
     verbose: bool | None = None
     """Ignored."""
-
-
-def _message(message: OllamaMessage, number: int, answered: str | None) -> dict[str, Any]:
-    """An OpenAI message; number: its place. answered: the id of the call whose result it is."""
-    # A message that is nothing but calls has no content for the chat template either.
-    content = message.content or (None if message.tool_calls else "")
-    fields: dict[str, Any] = {"role": message.role, "content": content}
-    if message.role == "tool":
-        fields |= {"tool_call_id": answered, "name": message.tool}
-    if message.role == "assistant" and message.thinking:
-        fields["reasoning_content"] = message.thinking
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {
-                "id": call_id(number, at, call),
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
-            }
-            for at, call in enumerate(message.tool_calls)
-        ]
-    return fields
