@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_EXPERTS = re.compile(r"(?:.*\.)?layers\.(\d+)\.mlp\.(experts\.gate_up_proj|experts\.down_proj|e_score_.*)")
 _EXPERT_TENSORS = {
     "experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "experts.down_proj": ("ffn_down_exps.weight",),
     "e_score_correction_bias": ("exp_probs_b.bias",),
 }
+"""Parameters that are several tensors, or that gguf has no name for."""
+_EXPERTS = re.compile(rf"(?:.*\.)?layers\.(\d+)\.mlp\.({'|'.join(map(re.escape, _EXPERT_TENSORS))})")
 
 
 def gguf_names(model: Any, architecture: str) -> Iterator[str]:
