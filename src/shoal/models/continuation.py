@@ -25,7 +25,7 @@ def up_to_last_content(
     before, found, after = marked.rpartition(mark)
     before = before.replace(mark, "")  # it may have written the content before, too
     if found and not content.strip():
-        return before  # there was nothing, so ``text`` may lack what stands around a content
+        return before  # ``text`` may lack what the template writes around a content
     beginning = text[: len(text) - len(after)]
     shown = beginning.rstrip().endswith(content.strip()) and beginning + after == text
     if not found or not shown or _visible(beginning) != _visible(before):

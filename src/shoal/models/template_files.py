@@ -13,7 +13,7 @@ TOOL_USE = "tool_use"
 
 
 def read_templates(folders: Sequence[Path]) -> dict[str, str]:
-    """Sources by name of the templates in ``folders``, which belong to one model; a sole one is the default.
+    """Sources by name of the templates in ``folders``, which belong to one model.
 
     A template in a file of its own goes before one of the same name in a JSON file. Raises ModelUnavailable
     where a file is no text.
