@@ -8,8 +8,8 @@ from shoal.execute.grammar_messages import LOWEST_PRIORITY
 
 STALLED_S = 5.0
 """A process that is waited for and has used no CPU for so long is stopped, or swapped out."""
-SLOW_CPU_S = 0.015
-"""An answer that takes more makes its process one of the lowest priority, from then on."""
+SLOW_SHARE = 0.15
+"""A process that has used more of its CPU time than that has the lowest priority, from then on."""
 
 
 class Stalled(OSError):
@@ -46,10 +46,11 @@ class Health:
             raise Stalled(f"process {self._pid} has used no CPU for {STALLED_S:g} s")
         if self._limit_ns is None:
             return
-        if self.used_s > SLOW_CPU_S:
+        used_ns = seen_ns - self._begun_ns
+        if used_ns > SLOW_SHARE * self._limit_ns:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._pid, LOWEST_PRIORITY)
-        if seen_ns - self._begun_ns > self._limit_ns:
+        if used_ns > self._limit_ns:
             raise TooSlow
 
 
