@@ -562,3 +562,66 @@ def test_options_without_meaning_are_refused():
     for field in ("read_timeout_s", "write_timeout_s", "keep_alive_s", "max_connections"):
         with pytest.raises(ConfigError, match=field):
             ServerOptions(**{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        (["Transfer-Encoding: gzip"], 501, "unknown_transfer_coding"),
+        (["Transfer-Encoding: gzip, chunked"], 501, "unknown_transfer_coding"),
+        (["Transfer-Encoding: GZIP;level=9 , chunked"], 501, "unknown_transfer_coding"),
+        (["Transfer-Encoding: gzip", "Transfer-Encoding: chunked"], 501, "unknown_transfer_coding"),
+        (["Transfer-Encoding: xchunked"], 501, "unknown_transfer_coding"),
+        # The length of the body is not known, or there are two.
+        (["Transfer-Encoding: chunked, gzip"], 400, "invalid_http"),
+        (["Transfer-Encoding: chunked", "Transfer-Encoding: gzip"], 400, "invalid_http"),
+        (["Transfer-Encoding: chunked, chunked"], 400, "invalid_http"),
+        (["Transfer-Encoding: identity"], 400, "invalid_http"),
+        (["Transfer-Encoding: chunked", "Content-Length: 5"], 400, "invalid_http"),
+        (["Content-Length: 5", "Transfer-Encoding: chunked"], 400, "invalid_http"),
+        (["Content-Length: 5", "Transfer-Encoding: gzip"], 400, "invalid_http"),
+        (["Content-Length: 5", "Content-Length: 6"], 400, "invalid_http"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/chat", "/admin/services", "/nothing"])
+def test_a_body_whose_length_or_coding_is_not_known_ends_the_connection(run, path, headers, status, code):
+    body = json.dumps(completion()).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
+    head = "\r\n".join(lines)
+    raw = head.encode() + b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+    async def main():
+        async with serving(FakeEngine()) as (url, _, _), connected(url, raw) as (reader, _):
+            assert (answer := await response_of(reader)) is not None
+            assert (answer[0], answer[1]["error"]["code"]) == (status, code)
+            named = "gzip" if status == 501 and "gzip" in head.lower() else ""
+            assert named in answer[1]["error"]["message"].lower()
+
+    run(main())
+
+
+def test_a_wrong_transfer_coding_waits_for_the_answers_before_it(run):
+    async def main():
+        engine = FakeEngine(hold=asyncio.Event())
+        wrong = CHUNKED.replace(b"chunked", b"gzip, chunked")
+        async with serving(engine) as (url, _, _), connected(url, BODY, wrong) as (reader, _):
+            await until(lambda: engine.paused == 1)
+            engine.hold.set()
+            raw = await reader.read()
+            assert raw.startswith(b"HTTP/1.1 200 ")
+            assert b"HTTP/1.1 501 " in raw
+            assert len(engine.submitted) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("coding", ["identity, chunked", "Chunked", ", chunked"])
+def test_what_is_only_cut_into_chunks_is_read(run, coding):
+    body = json.dumps(completion()).encode()
+    raw = CHUNKED.replace(b"chunked", coding.encode()) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+    async def main():
+        async with serving(FakeEngine()) as (url, _, _), connected(url, raw) as (reader, _):
+            assert (await reader.readline()).split()[1] == b"200"
+
+    run(main())

@@ -1,6 +1,7 @@
 """Bad input gets a clear 4xx in OpenAI's shape, and the server goes on."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -274,6 +275,40 @@ def test_wrong_content_type_gets_a_415(kind):
             for fine in ('Application/JSON; charset="UTF-8"', "application/vnd.api+json"):
                 response = await client.post(COMPLETIONS, content=content, headers={"Content-Type": fine})
                 assert response.status_code == 200
+
+    asyncio.run(main())
+
+
+def post_routes():
+    routes = [route for route in make_app().routes if "POST" in getattr(route, "methods", ())]
+    return sorted(route.path_format.replace("{", "").replace("}", "") for route in routes)
+
+
+@pytest.mark.parametrize("path", [*post_routes(), "/nothing"])
+def test_an_encoded_body_gets_a_415_on_every_route(path):
+    async def main():
+        async with make_client(make_app(admin_key="operator")) as client:
+            for coding in ("gzip", "br", "identity, zstd", "x" * 5000):
+                headers = {"Content-Encoding": coding, "Authorization": "Bearer operator"}
+                response = await client.post(path, content=gzip.compress(b"{}"), headers=headers)
+                assert response.status_code == 415
+                assert response.headers["accept-encoding"] == "identity"
+                assert "Content-Encoding: " in response.text
+                assert len(response.text) < 400
+                if not path.startswith("/api/"):
+                    assert error_of(response, 415)["code"] == "unsupported_media_type"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity", ""])
+def test_a_body_that_is_sent_as_it_is_may_say_so(coding):
+    async def main():
+        async with make_client(make_app()) as client:
+            headers = {"Content-Encoding": coding}
+            assert (await client.post(COMPLETIONS, json=completion(), headers=headers)).status_code == 200
+            # There is nothing to decode.
+            assert (await client.get("/health", headers={"Content-Encoding": "gzip"})).status_code == 200
 
     asyncio.run(main())
 

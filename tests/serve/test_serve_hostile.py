@@ -290,3 +290,22 @@ def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(
 def test_templates_have_no_filler_text():
     with pytest.raises(InvalidRequest, match="lipsum"):
         ChatTemplate("{{ lipsum(n=3) }}", {}).render([{"role": "user", "content": ""}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ('{0.__class__.__mro__}'|attr('format'))(messages) }}",
+        "{% set f = '{0.__class__}'.format %}{{ f(messages) }}",
+        "{{ ['{0.__class__}']|map('format', messages)|list }}",
+        "{{ '{a.__class__}'.format_map({'a': messages}) }}",
+        "{{ messages.__class__ }}",
+    ],
+)
+def test_templates_do_not_get_out_of_their_sandbox(template):
+    # Versions of Jinja before 3.1.6 leave the first of these through.
+    try:
+        text = ChatTemplate(template, {}).render([{"role": "user", "content": ""}])
+    except InvalidRequest:
+        return
+    assert "class" not in text

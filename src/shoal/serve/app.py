@@ -16,6 +16,7 @@ from shoal.serve.admin_guard import AdminGuard, OperatorRights
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.cluster_admin import ClusterAdmin
+from shoal.serve.content_coding import IdentityBodies
 from shoal.serve.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.errors import install_error_handlers
 from shoal.serve.exchange import REQUEST_ID, Exchange, ExchangeMiddleware
@@ -71,6 +72,7 @@ def create_app(
     app.state.metrics = api.metrics
     install_error_handlers(app)
     # The last one added is the first that a request meets.
+    app.add_middleware(IdentityBodies)
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
     keyring = Keyring(keys, [service.name for service in services])
     rights = OperatorRights(options.admin_secret, keyring)

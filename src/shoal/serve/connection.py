@@ -4,16 +4,26 @@ import math
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
+from httptools import HttpParserCallbackError
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from shoal.core import InvalidRequest
-from shoal.serve.errors import RequestTimeout, ShuttingDown, TooManyConnections, error_response
+from shoal.serve.content_coding import listed
+from shoal.serve.errors import (
+    RequestTimeout,
+    ShuttingDown,
+    TooManyConnections,
+    UnknownTransferCoding,
+    error_response,
+    shorten,
+)
 from shoal.serve.options import ServerOptions
 
 # Each second of a longer transfer must bring at least this many bytes.
@@ -21,6 +31,9 @@ _MIN_BYTES_PER_S = 1024
 # Bytes of headers, trailers or chunk extensions, without a byte of a body.
 _MAX_HEAD_BYTES = 64 * 2**10
 _LARGE_HEAD = f"headers are limited to {_MAX_HEAD_BYTES} bytes"
+# Others, such as gzip, would leave the body encoded.
+_TRANSFER_CODINGS = ("chunked", "identity")
+_MAX_QUOTED_CHARACTERS = 80
 # Requests that may be sent before the response to an earlier one.
 _MAX_PIPELINED = 8
 # Chunks cost time: a body may have this many small chunks, and more only if the mean chunk is larger.
@@ -67,7 +80,7 @@ class Connection(HttpToolsProtocol):
         self._write_deadline_s = math.inf
         self._unsent_bytes = 0
         self._running: RequestResponseCycle | None = None  # the request whose response was started last
-        self._problem: str | None = None  # what is wrong with the request that is being parsed
+        self._problem: Exception | None = None  # what is wrong with the request that is being parsed
         self._last_words: Exception | None = None  # the answer to a wrong request behind others
         self._refused = False  # whether nothing more is read, and all that is to be written was
 
@@ -198,7 +211,7 @@ class Connection(HttpToolsProtocol):
             self._read_deadline_s = min(self._read_deadline_s + extension_s, max_deadline_s)
         self._body_bytes = 0
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(_LARGE_HEAD)
+            self._refuse(_invalid(_LARGE_HEAD))
 
     def _begin_request(self) -> None:
         """Bytes of a request have arrived."""
@@ -207,12 +220,14 @@ class Connection(HttpToolsProtocol):
             self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
 
     def send_400_response(self, msg: str) -> None:
-        """Reject data that is not HTTP."""
-        self._refuse(self._problem or "this is not a request that HTTP/1.1 allows")
+        """Reject data that is not HTTP; called while the parser's error is handled."""
+        error = sys.exception()
+        # That of a callback says nothing about the data.
+        why = "" if error is None or isinstance(error, HttpParserCallbackError) else f": {error}"
+        self._refuse(self._problem or _invalid(f"this is not a request that HTTP/1.1 allows{why}"))
 
-    def _refuse(self, problem: str) -> None:
+    def _refuse(self, error: Exception) -> None:
         """Reject the request that is being parsed, once those before it have been answered."""
-        error = InvalidRequest(problem, code="invalid_http")
         if self._is_responding():
             self._last_words = error
         else:
@@ -242,16 +257,27 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the response; a ValueError becomes a 400."""
         if len(self.pipeline) >= _MAX_PIPELINED:
-            self._problem = f"at most {_MAX_PIPELINED} requests may be sent ahead of responses"
-            raise ValueError(self._problem)
+            self._stop(_invalid(f"at most {_MAX_PIPELINED} requests may be sent ahead of responses"))
         # What has been read may end far behind the headers.
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES:
-            self._problem = _LARGE_HEAD
-            raise ValueError(self._problem)
+            self._stop(_invalid(_LARGE_HEAD))
+        for coding in listed(self.headers, b"transfer-encoding"):
+            if coding not in _TRANSFER_CODINGS:
+                self._stop(
+                    UnknownTransferCoding(
+                        f"transfer coding {shorten(coding, _MAX_QUOTED_CHARACTERS)!r} is not known here; "
+                        "send the body as it is, with Content-Length or Transfer-Encoding: chunked"
+                    )
+                )
         super().on_headers_complete()
         self._in_body = True
         self._head_bytes = 0
         self._read_deadline_s = time.monotonic() + self._options.read_timeout_s
+
+    def _stop(self, problem: Exception) -> NoReturn:
+        """Raise a ValueError, so that parsing ends and ``problem`` is the answer."""
+        self._problem = problem
+        raise ValueError(str(problem))
 
     def on_body(self, body: bytes) -> None:
         """Add to the body; a ValueError becomes a 400."""
@@ -260,7 +286,7 @@ class Connection(HttpToolsProtocol):
         self._body_bytes += len(body)
         self._small_chunks += 1 - len(body) / _SMALL_CHUNK_BYTES
         if self._small_chunks > _MAX_SMALL_CHUNKS:
-            raise ValueError("too many small chunks")
+            self._stop(_invalid("the body comes in too many small chunks"))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -305,6 +331,10 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         self._write_deadline_s = time.monotonic() + self._options.write_timeout_s
+
+
+def _invalid(problem: str) -> InvalidRequest:
+    return InvalidRequest(problem, code="invalid_http")
 
 
 def closing_response(error: Exception) -> bytes:

@@ -49,6 +49,14 @@ class WrongContentType(ShoalError):
     """A request body is not JSON (HTTP 415)."""
 
 
+class ContentEncoded(ShoalError):
+    """A request body is compressed, or encoded otherwise (HTTP 415)."""
+
+
+class UnknownTransferCoding(ShoalError):
+    """A request body is sent with a transfer coding other than chunked (HTTP 501)."""
+
+
 class AdminKeyNeeded(ShoalError):
     """A request for an operator's route has no admin key, or a wrong one (HTTP 401)."""
 
@@ -140,6 +148,12 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 413, ErrorBody(str(error), "invalid_request_error", None, "body_too_large"), {}
         case WrongContentType():
             return 415, ErrorBody(str(error), "invalid_request_error", None, "unsupported_media_type"), {}
+        case ContentEncoded():
+            body = ErrorBody(str(error), "invalid_request_error", None, "unsupported_media_type")
+            return 415, body, {"Accept-Encoding": "identity"}
+        case UnknownTransferCoding():
+            body = ErrorBody(str(error), "invalid_request_error", None, "unknown_transfer_coding")
+            return 501, body, {}
         case HostNotAllowed():
             return 403, ErrorBody(str(error), "invalid_request_error", None, "host_not_allowed"), {}
         case RequestTimeout():
