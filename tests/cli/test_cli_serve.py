@@ -46,6 +46,14 @@ def test_without_keys_nobody_needs_one(served, monkeypatch):
     assert served[0].cors_origins == ("https://a.org", "https://b.org")
 
 
+def test_unknown_fields_of_requests_can_be_refused(served, capsys):
+    assert run(["serve", "smollm2", "--unknown-fields", "refuse"]) == 0
+    assert run(["serve", "smollm2"]) == 0
+    assert [options.unknown_fields for options in served] == ["refuse", "ignore"]
+    assert run(["serve", "smollm2", "--unknown-fields", "refused"]) != 0
+    assert "did you mean 'refuse'" in capsys.readouterr().err
+
+
 def test_help_shows_no_key(monkeypatch):
     for variable in ("SHOAL_API_KEY", "SHOAL_ADMIN_KEY"):
         monkeypatch.setenv(variable, "sk-hidden")

@@ -90,7 +90,9 @@ def test_a_client_that_leaves_cancels():
         ({"input": [5] * 300}, "input"),
         ({"input": "a", "dimensions": 5}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "temperature": 1}, "temperature"),
+        ({"input": "a", "encoding_fromat": "float"}, "encoding_fromat"),
+        ({"input": "a", "normalize": False}, "normalize"),
+        ({"input": "a", "output_dimension": 64}, "output_dimension"),
         ({}, "input"),
     ],
 )

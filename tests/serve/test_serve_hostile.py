@@ -71,7 +71,7 @@ def test_a_body_that_is_wrong_many_times_has_few_errors(what):
     ],
 )
 def test_errors_repeat_no_more_than_a_line_of_what_was_sent(path, body):
-    response = asyncio.run(post(path, body, max_body_bytes=2**21))
+    response = asyncio.run(post(path, body, max_body_bytes=2**21, unknown_fields="refuse"))
     assert response.status_code in (400, 404)
     error = response.json()["error"]
     assert len(error["message"]) <= 1000
@@ -167,9 +167,9 @@ def test_of_a_text_with_far_too_many_tokens_only_pieces_are_tokenised():
 def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatch):
     order = []
 
-    def recording(raw, kind, info):
+    def recording(*arguments):
         order.append("body")
-        return read_body(raw, kind, info)
+        return read_body(*arguments)
 
     monkeypatch.setattr("shoal.serve.parse.read_body", recording)
     app = create_app(FakeEngine(), make_tokenizers(), SERVICES, workers=InlineWorkers())

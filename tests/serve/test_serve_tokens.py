@@ -74,7 +74,8 @@ def test_only_a_string_is_said_to_be_a_prompt():
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "hi"}]}, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"text": "a"}, "text"),
+        ("/tokenize", {"text": "a"}, "prompt"),
+        ("/tokenize", {"prompts": "a"}, "prompts"),
         (
             "/tokenize",
             {"messages": [{"role": "user", "content": "hi"}], "continue_final_message": True},

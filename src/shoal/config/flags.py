@@ -182,6 +182,12 @@ SERVER_FLAGS = (
         "A web origin whose pages may use the server from a browser, or *; may be repeated.",
         several=True,
     ),
+    Flag(
+        "unknown-fields",
+        "server.unknown_fields",
+        "NAME",
+        "Unknown fields of requests: ignore or refuse.",
+    ),
     Flag("vllm-metrics", "server.vllm_metrics", "", "Also show metrics under vLLM's names.", switch=True),
     Flag("log-level", "server.log_level", "NAME", "Log from here on: info, warning or error."),
     Flag("access-log", "server.access_log", "", "Print a line for each request.", switch=True),

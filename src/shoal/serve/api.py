@@ -24,6 +24,7 @@ from shoal.serve.options import ServerOptions
 from shoal.serve.parse import Body, parse_body, parse_bytes
 from shoal.serve.prompts import encode_prompt
 from shoal.serve.responses import ModelCard, encode
+from shoal.serve.unknown_fields import IgnoredFields
 from shoal.serve.workers import Workers
 
 # Prompts with more characters than this are tokenised in a thread, so that streams go on meanwhile.
@@ -76,6 +77,7 @@ class Api:
         """What the server measures itself."""
         self._max_body_bytes = options.max_body_bytes
         self._parse_lock = asyncio.Lock()
+        self._ignored = IgnoredFields() if options.unknown_fields == "ignore" else None
         self._tokeniser_threads = CapacityLimiter(_MAX_TOKENISER_THREADS)
         self._served: dict[str, _Served] = {}
         for service in services:
@@ -153,12 +155,20 @@ class Api:
         if key := exchange_of(request.scope).key:
             key.start_request(time.monotonic())
         return await parse_body(
-            request, body_type, self.max_body_bytes, self.backend.info, self.workers, self._parse_lock
+            request,
+            body_type,
+            self.max_body_bytes,
+            self.backend.info,
+            self.workers,
+            self._parse_lock,
+            self._ignored,
         )
 
     async def parse(self, raw: bytes, body_type: type[Body]) -> Body:
         """A body that was made of another; raises the errors of ``parse_bytes``."""
-        return await parse_bytes(raw, body_type, self.backend.info, self.workers, self._parse_lock)
+        return await parse_bytes(
+            raw, body_type, self.backend.info, self.workers, self._parse_lock, self._ignored
+        )
 
     async def encode_cut(
         self,

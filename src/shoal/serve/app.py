@@ -109,7 +109,8 @@ def create_app(
         names = list(api.services)
         chats = [name for name in names if api.tokenizer(name).has_chat_template]
         if app.openapi_schema is None or documented != [names, chats]:
-            app.openapi_schema, documented[:] = document(app, names, chats, bool(keys)), [names, chats]
+            app.openapi_schema = document(app, names, chats, bool(keys), options.unknown_fields)
+            documented[:] = [names, chats]
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

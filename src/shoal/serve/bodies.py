@@ -4,15 +4,17 @@ Nothing is coerced: a string is not a number, and ``true`` is not 1. A null is t
 Fields that are accepted without any effect are in ``neutral``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr
 
-from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
+from shoal.core import InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
+from shoal.serve.body_objects import Goals, StreamOptions, UsageOptions
 from shoal.serve.field_names import GRAMMAR, errors_named
+from shoal.serve.foreign_fields import ForeignFields
+from shoal.serve.formats import StreamUsage
 from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
 from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
@@ -29,8 +31,8 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fa
 TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+TopP = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 
 # Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
 # branches of a union does not help.
@@ -53,35 +55,6 @@ FORMS = FURTHER_FORMS | {
 }
 
 
-class StreamOptions(StrictModel):
-    """How to stream."""
-
-    include_usage: bool | None = None
-    """Send the token counts in a last chunk."""
-    continuous_usage_stats: bool | None = None
-    """With include_usage: also send the counts of each choice so far in every chunk."""
-    include_obfuscation: bool | None = None
-    """Ignored."""
-
-
-class Goals(StrictModel):
-    """Latency goals in seconds."""
-
-    ttft: Seconds | None = None
-    """Arrival to the first token."""
-    tpot: Seconds | None = None
-    """Mean time per output token after the first."""
-    e2e: Seconds | None = None
-    """Arrival to the last token."""
-    e2e_scale: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = None
-    """e2e as a multiple of the service's execution time, which must be configured. A request with e2e or
-    e2e_scale overrides both of the service."""
-
-    def slo(self) -> SLO:
-        """The goals as the engine takes them."""
-        return SLO(ttft_s=self.ttft, tpot_s=self.tpot, e2e_s=self.e2e, e2e_scale=self.e2e_scale)
-
-
 class ServiceBody(StrictModel):
     """What every body has."""
 
@@ -92,25 +65,73 @@ class ServiceBody(StrictModel):
 
     model: str
     """Name of a service; GET /v1/models lists them."""
+    _sent_names: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def refused_names(cls) -> Collection[str]:
+        """As in StrictModel."""
+        return cls.top_forms
+
+    def name_fields(self, sent: Mapping[str, str]) -> None:
+        """Say what the client called fields, by our names, where these differ."""
+        self._sent_names.update(sent)
+
+    def sent_name(self, name: str) -> str:
+        """What the client called the field ``name``."""
+        return self._sent_names.get(name, name)
 
     def token_prompts(self) -> list[list[int]]:
         """The prompts that were sent as token ids."""
         return []
 
 
-class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
+class GenerationBody(FurtherFields, StructuredFields, ForeignFields, ServiceBody):
     """The fields of both generation endpoints."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+        "max_tokens_to_sample": "max_tokens",
+        "max_gen_len": "max_tokens",
+        "n_predict": "max_tokens",
+        "num_predict": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "stop_sequences": "stop",
+        "stop_sequence": "stop",
+        "stop_strings": "stop",
+        "stopping_strings": "stop",
+        "stop_words": "stop",
+        "streaming": "stream",
+        "temp": "temperature",
+        "repeat_penalty": "repetition_penalty",
+        "rep_pen": "repetition_penalty",
+        "random_seed": "seed",
+        "sampling_seed": "seed",
+        "sampler_seed": "seed",
+        "num_return_sequences": "n",
+        "n_cmpl": "n",
+        "ban_eos_token": "ignore_eos",
+        "no_stop_trim": "include_stop_str_in_output",
+        "truncate": "truncate_prompt_tokens",
+        "extra_key": "cache_salt",
+        "grammar_string": "grammar",
+        "regex_pattern": "regex",
+    }
 
     max_tokens: Count | None = None
     """Most output tokens."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 always takes the likeliest token. The defaults of this and of top_p, top_k, min_p and
     repetition_penalty are the service's sampling_defaults, which /v1/models shows."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
+    """Sample from the likeliest tokens that have this probability together; 0: always the likeliest."""
+    do_sample: bool | None = None
+    """false: always the likeliest token, as with temperature 0."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     """How many outputs of each prompt. Default 1."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    usage: UsageOptions | None = None
     stop: StopString | StopStrings | None = None
     """Strings that end the output and are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -136,7 +157,14 @@ class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
     def field_names(self) -> dict[str, str]:
         """What the body calls fields that errors of the engine may name; raises InvalidRequest."""
         structure = self.structure()
-        return {"banned_sequences": "bad_words"} | ({} if structure is None else {GRAMMAR: structure[0]})
+        grammar = {} if structure is None else {GRAMMAR: structure[0]}
+        return {"banned_sequences": "bad_words"} | grammar | self._sent_names
+
+    def stream_usage(self) -> StreamUsage:
+        """Which chunks of a stream have token counts."""
+        options = self.stream_options or StreamOptions()
+        wants = options.include_usage or (self.usage is not None and self.usage.include)
+        return StreamUsage(bool(wants), bool(options.continuous_usage_stats))
 
     def output_limit(self) -> int | None:
         """Most output tokens; None: as many as fit."""
@@ -175,13 +203,27 @@ class GenerationBody(FurtherFields, StructuredFields, ServiceBody):
         parameters["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         _, parameters["grammar"] = self.structure() or ("", None)
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        if self.do_sample is False:
+            parameters["temperature"] = 0.0
         with errors_named(self.field_names()):
-            return defaults.params(parameters)
+            return defaults.params(greedy_without_top_p(parameters))
+
+
+def greedy_without_top_p(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The same parameters for the engine, which has no ``top_p`` of 0: only the likeliest token is left."""
+    if parameters.get("top_p") == 0:
+        return parameters | {"top_p": 1.0, "temperature": 0.0}
+    return parameters
 
 
 class CompletionBody(NeutralCompletionFields, GenerationBody):
     """Continue a text."""
 
+    other_names: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.other_names,
+        "max_completion_tokens": "max_tokens",
+        "return_full_text": "echo",
+    }
     forms: ClassVar[Mapping[str, str]] = {
         "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids;"
         f" lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
@@ -195,6 +237,8 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
     """true: the text begins with the prompt, as do the log-probabilities; these not with stream."""
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     """Most output tokens; 0, with echo: none."""
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Not supported, must be 0: logprobs is a number in completions."""
 
     @property
     def only_echoes(self) -> bool:
@@ -240,6 +284,8 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
 class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
     """Write the next message of a chat."""
 
+    other_names: ClassVar[Mapping[str, str]] = {**GenerationBody.other_names, **TemplateFields.other_names}
+
     messages: Annotated[
         list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
@@ -260,7 +306,7 @@ class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
 
     def field_names(self) -> dict[str, str]:
         """As in GenerationBody."""
-        limit = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+        limit = "max_completion_tokens" if self.max_tokens is None else self.sent_name("max_tokens")
         return super().field_names() | {"prompt": "messages", "max_tokens": limit}
 
     def output_limit(self) -> int | None:
@@ -269,8 +315,8 @@ class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
             self.max_tokens != self.max_completion_tokens
         ):
             raise InvalidRequest(
-                f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} "
-                "are two names of one limit; give one of them",
+                f"{self.sent_name('max_tokens')}={self.max_tokens} and max_completion_tokens="
+                f"{self.max_completion_tokens} are two names of one limit; give one of them",
                 param="max_completion_tokens",
             )
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -70,7 +70,7 @@ async def prepare_chat(
         parser=partial(_parser, use, format, marks if free else None, opened),
         calls=use.parsed,
         call_id=format.call_id,
-        include_reasoning=fields.include_reasoning is not False,
+        include_reasoning=fields.shows_reasoning,
     )
     if sampling.grammar is not own_grammar:
         field_names = {**field_names, GRAMMAR: "tools"}

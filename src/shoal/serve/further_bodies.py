@@ -9,6 +9,7 @@ from shoal.core import InvalidRequest
 from shoal.serve.bodies import ServiceBody
 from shoal.serve.further_fields import Priority, Salt, TokenId, Truncation
 from shoal.serve.messages import MAX_MESSAGES, Message, messages_for_template
+from shoal.serve.neutral import NotFalse, NotTrue
 from shoal.serve.tool_fields import Json, TemplateFields, Tools
 
 MAX_INPUTS = 2048
@@ -82,6 +83,18 @@ class EmbeddingBody(ServiceBody):
     """Lower ones come first. Other than 0 only where scheduler.order is priority."""
     cache_salt: Salt | None = None
     """The KV of inputs is shared only with requests that have the same salt."""
+    output_dimension: None = None
+    """Not supported: the first numbers of an embedding mean something only in models trained for that."""
+    output_dtype: Literal["float"] | None = None
+    """Not supported: encoding_format is float or base64."""
+    embed_dtype: Literal["float32"] | None = None
+    """Not supported: vectors are of float32."""
+    endianness: Literal["native", "little"] | None = None
+    """Not supported: base64 is of numbers in little-endian order."""
+    normalize: NotFalse | None = None
+    """Not supported, must be true: vectors have length 1."""
+    late_chunking: NotTrue | None = None
+    """Not supported: each input has a vector of its own."""
     user: str | None = None
     """Ignored."""
     request_id: str | None = None

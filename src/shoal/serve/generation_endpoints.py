@@ -17,13 +17,12 @@ from shoal.serve.bodies import (
     ChatBody,
     CompletionBody,
     GenerationBody,
-    StreamOptions,
 )
 from shoal.serve.chat_format import ChatFormat
 from shoal.serve.chats import PreparedChat, prepare_chat
 from shoal.serve.exchange import exchange_of
 from shoal.serve.field_names import errors_named
-from shoal.serve.formats import CompletionFormat, Format, StreamUsage
+from shoal.serve.formats import CompletionFormat, Format
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
 from shoal.serve.logprobs import LogprobFormatter, prompt_logprobs
@@ -159,8 +158,7 @@ class GenerationEndpoints:
             returns_token_ids=bool(body.return_token_ids),
             format_prompt=None if body.prompt_logprobs is None else partial(prompt_logprobs, tokenizer),
         )
-        options = body.stream_options or StreamOptions()
-        usage = StreamUsage(bool(options.include_usage), bool(options.continuous_usage_stats))
+        usage = body.stream_usage()
         format: Format
         if chat is None:
             format = CompletionFormat(request.id, body.model, logprobs, usage, presentation)

@@ -97,8 +97,9 @@ def log_config(level: LogLevel = "info") -> dict[str, Any]:
     config["loggers"]["uvicorn"]["level"] = config["loggers"]["uvicorn.error"]["level"] = uvicorn_level
     config["loggers"]["shoal"] = {"level": level.upper()}
     config["loggers"][ACCESS_LOGGER] = {"handlers": ["access"], "level": "INFO", "propagate": False}
-    # What is open, what becomes of engines and of their requests, what operators change, and the end.
-    events = ("exposure", "operations", "launch")
+    # What is open, what becomes of engines and of their requests, what operators change, and the end. Each
+    # unknown field of requests is told once anyway.
+    events = ("exposure", "operations", "launch", "unknown_fields")
     for name in ("shoal.cluster", *(f"shoal.serve.{event}" for event in events)):
         config["loggers"][name] = {"handlers": ["events"], "propagate": False}
     return config

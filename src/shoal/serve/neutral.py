@@ -1,14 +1,27 @@
-"""Fields of OpenAI and vLLM that are accepted, but have no effect.
+"""Fields of OpenAI and vLLM that are accepted, but have no effect; ``foreign_fields`` has those of others.
 
-Fields that never change a response are ignored. The others are not implemented and accept only their neutral
-values. The types say so in the OpenAPI document. Their descriptions begin with "Not supported", and other
-values are rejected with this text.
+Fields that never change a response are ignored, and their descriptions begin with "Ignored". The others are
+not implemented and accept only their neutral values. The types say so in the OpenAPI document. Their
+descriptions begin with "Not supported", and other values are rejected with this text.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from shoal.serve.unknown_fields import Reading
 
 MAX_FIELDS = 128
 TOO_MANY_FIELDS = "too_many_fields"
@@ -17,25 +30,69 @@ UNION_TAG = "union:"
 
 
 class StrictModel(BaseModel):
-    """Accepts only the declared fields, with exactly the declared types."""
+    """Accepts only the declared fields, with exactly the declared types.
+
+    Where the body of a request is read, unknown fields are ignored that can do no harm.
+    """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
     )
+    limits_output: ClassVar[bool] = False
+    """Whether no unknown field is ignored, since it may say what the output has to be like."""
+    asks_for_text: ClassVar[bool] = False
+    """Whether it has fields that say how text is generated."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """What other servers call fields, and their names here."""
 
     @model_validator(mode="before")
     @classmethod
-    def _has_few_fields(cls, sent: Any) -> Any:
+    def _know_fields(cls, sent: Any, info: ValidationInfo) -> Any:
+        if not isinstance(sent, dict):
+            return sent
         # Each unknown field would make an error of its own, and only one error is reported.
-        if isinstance(sent, dict) and len(sent) > MAX_FIELDS:
+        if len(sent) > MAX_FIELDS:
             raise PydanticCustomError(TOO_MANY_FIELDS, f"{len(sent)} fields, at most {MAX_FIELDS} are read")
-        return sent
+        return info.context.known(cls, sent) if isinstance(info.context, Reading) else sent
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema, which allows unknown fields where they may be ignored."""
+        schema = handler(core_schema)
+        if not cls.limits_output:
+            handler.resolve_ref_schema(schema).pop("additionalProperties", None)
+        return schema
+
+    @classmethod
+    @cache
+    def known_names(cls) -> frozenset[str]:
+        """Names of the fields."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @classmethod
+    @cache
+    def named_with_effect(cls) -> frozenset[str]:
+        """Names of the fields that are not ignored, and other servers' names of them."""
+        names = {
+            field.alias or name
+            for name, field in cls.model_fields.items()
+            if not (field.description or "").startswith("Ignored")
+        }
+        return frozenset(names | cls.other_names.keys())
+
+    @classmethod
+    def refused_names(cls) -> Collection[str]:
+        """Further names that are not ignored."""
+        return ()
 
     @classmethod
     def unsupported(cls) -> dict[str, str]:
         """Fields that accept only neutral values, each with what to do instead, as its description says."""
         described = {
-            name: " ".join((field.description or "").split()) for name, field in cls.model_fields.items()
+            field.alias or name: " ".join((field.description or "").split())
+            for name, field in cls.model_fields.items()
         }
         return {
             name: description.partition(": ")[2].rstrip(".") or "leave it out"
@@ -62,6 +119,9 @@ NotFalse = Annotated[bool, AfterValidator(_must_be_true), WithJsonSchema({"const
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 EmptyDict = Annotated[dict[str, Any], Field(max_length=0)]
 Ignored = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS), AfterValidator(lambda sent: {})]
+
+
+TemplateOnly = Annotated[Any, Field(description="Ignored: it is for chat templates.")]
 
 
 class NeutralFields(StrictModel):
@@ -101,6 +161,14 @@ class NeutralCompletionFields(NeutralFields):
 
     include_reasoning: bool | None = None
     """Ignored: reasoning is text like any other."""
+    reasoning: TemplateOnly = None
+    reasoning_effort: TemplateOnly = None
+    reasoning_format: TemplateOnly = None
+    separate_reasoning: TemplateOnly = None
+    think: TemplateOnly = None
+    thinking: TemplateOnly = None
+    enable_thinking: TemplateOnly = None
+    verbosity: TemplateOnly = None
 
     suffix: Literal[""] | None = None
     """Not supported: write the text before and after the gap into the prompt, with the tokens that the model
@@ -138,13 +206,7 @@ class NeutralChatFields(NeutralFields):
     """Not supported: it is an old form of tool_choice."""
     audio: None = None
     """Not supported."""
-    verbosity: Literal["medium"] | None = None
-    """Not supported."""
     web_search_options: None = None
-    """Not supported."""
-    chat_template: None = None
-    """Not supported; a service may have one in its configuration."""
-    mm_processor_kwargs: EmptyDict | None = None
     """Not supported."""
     media_io_kwargs: EmptyDict | None = None
     """Not supported."""
@@ -160,13 +222,19 @@ class NeutralMessageFields(StrictModel):
     """Not supported: it is an old form of tool_calls."""
     audio: None = None
     """Not supported."""
-    annotations: EmptyList | None = None
+    images: EmptyList | None = None
+    """Not supported: models here read text."""
+    files: EmptyList | None = None
+    """Not supported: models here read text."""
+    attachments: EmptyList | None = None
+    """Not supported: models here read text."""
+    experimental_attachments: EmptyList | None = None
+    """Not supported: models here read text."""
+    prefix: NotTrue | None = None
+    """Not supported: continue_final_message goes on with the last message."""
+    partial: NotTrue | None = None
+    """Not supported: continue_final_message goes on with the last message."""
+    annotations: Annotated[list[Any], Field(max_length=MAX_FIELDS)] | None = None
+    """Ignored: where an earlier answer had its facts from."""
     provider_specific_fields: Ignored | None = None
     """Ignored: a client adds it to the messages that it returns."""
-
-
-UNSUPPORTED = (
-    NeutralCompletionFields.unsupported()
-    | NeutralChatFields.unsupported()
-    | NeutralMessageFields.unsupported()
-)

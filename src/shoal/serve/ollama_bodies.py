@@ -12,10 +12,11 @@ from pydantic_core import PydanticCustomError
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
 from shoal.serve.bodies import ServiceBody
+from shoal.serve.foreign_fields import NeutralSamplers
 from shoal.serve.further_bodies import MAX_INPUTS
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.messages import MAX_MESSAGES
-from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotFalse, NotTrue, StrictModel
+from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotTrue, StrictModel
 from shoal.serve.ollama_calls import call_id, in_order_of_calls
 from shoal.serve.ollama_models import FOREVER_S
 from shoal.serve.tool_fields import REASONING_VARIABLES
@@ -57,6 +58,8 @@ KeptSeconds = Annotated[
 ]
 Empty = Annotated[str, Field(max_length=0)]
 Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
+ConfiguredNumber = Annotated[int | None, Field(description="Ignored: the configuration decides.")]
+ConfiguredSwitch = Annotated[bool | None, Field(description="Ignored: the configuration decides.")]
 Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
@@ -74,39 +77,25 @@ class SamplingOptions(StrictModel):
     stop: str | Stops | None = None
 
 
-class Options(SamplingOptions):
+class Options(NeutralSamplers, SamplingOptions):
     """All options."""
 
     num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
     """Most output tokens; below 0: as many as fit."""
 
-    num_ctx: int | None = None
-    """Ignored, as are those that follow: the configuration decides."""
-    num_keep: int | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    main_gpu: int | None = None
-    num_thread: int | None = None
-    numa: bool | None = None
-    f16_kv: bool | None = None
-    low_vram: bool | None = None
-    use_mmap: bool | None = None
-    use_mlock: bool | None = None
+    num_ctx: ConfiguredNumber = None
+    num_keep: ConfiguredNumber = None
+    num_batch: ConfiguredNumber = None
+    num_gpu: ConfiguredNumber = None
+    main_gpu: ConfiguredNumber = None
+    num_thread: ConfiguredNumber = None
+    numa: ConfiguredSwitch = None
+    f16_kv: ConfiguredSwitch = None
+    low_vram: ConfiguredSwitch = None
+    use_mmap: ConfiguredSwitch = None
+    use_mlock: ConfiguredSwitch = None
     repeat_last_n: int | None = None
     """Ignored: the penalty looks at the whole text."""
-    mirostat_tau: float | None = None
-    """Ignored without mirostat."""
-    mirostat_eta: float | None = None
-    """Ignored without mirostat."""
-
-    mirostat: Annotated[int, Field(ge=0, le=0)] | None = None
-    """Not supported, must be 0: temperature, top_k, top_p and min_p say how tokens are drawn."""
-    tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
-    """Not supported, must be 1: top_p and min_p leave unlikely tokens out."""
-    typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
-    """Not supported, must be 1: top_p and min_p leave unlikely tokens out."""
-    penalize_newline: NotFalse | None = None
-    """Not supported, must be true: penalties count every token."""
 
 
 FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingOptions.model_fields} | {
@@ -132,14 +121,11 @@ class OptionsBody(ServiceBody):
         """``keep_alive`` in seconds."""
         return cast("float | None", self.keep_alive)
 
-    @classmethod
-    def unsupported(cls) -> dict[str, str]:
-        """As in StrictModel, with those of the options."""
-        return super().unsupported() | Options.unsupported()
-
 
 class GenerateBody(OptionsBody):
     """What both of Ollama's generating endpoints take."""
+
+    asks_for_text = True
 
     stream: bool | None = None
     """Default true."""

@@ -1,7 +1,7 @@
 """The OpenAPI document: FastAPI's routes with the types of this package."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI
@@ -98,11 +98,15 @@ def _ref(name: str) -> dict[str, str]:
 
 
 def document(
-    app: FastAPI, services: Sequence[str], chat_services: Sequence[str], needs_key: bool
+    app: FastAPI,
+    services: Sequence[str],
+    chat_services: Sequence[str],
+    needs_key: bool,
+    unknown_fields: Literal["ignore", "refuse"],
 ) -> dict[str, Any]:
     """The document of ``app``. The values of ``model`` are ``services``, and ``chat_services`` for chats.
 
-    needs_key: whether clients must send an API key.
+    needs_key: whether clients must send an API key. unknown_fields: what becomes of those in bodies.
     """
     schema: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for path in schema["paths"].values():
@@ -113,6 +117,9 @@ def document(
         ref_template="#/components/schemas/{model}",
     )
     _, response_schemas = msgspec.json.schema_components(_RESPONSE_TYPES, ref_template=_REF)
+    if unknown_fields == "refuse":
+        for body in bodies["$defs"].values():
+            body["additionalProperties"] = False
     schemas = {**bodies["$defs"], **response_schemas}
     for body in _BODY_TYPES:
         names = chat_services if body in (ChatBody, ResponsesBody) and chat_services else services

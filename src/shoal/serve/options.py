@@ -45,6 +45,8 @@ class ServerOptions:
     and nobody where there are API keys."""
     admin_key_file: str | None = field(default=None, repr=False)
     """The same, from a file."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """What becomes of fields of requests that are not known here and cannot be meant for known ones."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers let read responses; "*": all. None here: those of no other site."""
     max_connections: int | None = None

@@ -2,30 +2,56 @@
 
 import asyncio
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from shoal.core import InvalidRequest
 from shoal.engine.validation import Limits, check_prompt_length
-from shoal.serve.bodies import FORMS, ServiceBody
+from shoal.serve.bodies import FORMS, ChatBody, CompletionBody, ServiceBody
+from shoal.serve.body_objects import Goals, StreamOptions
 from shoal.serve.errors import OLLAMA_PREFIX, BodyTooLarge, WrongContentType, shorten
-from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, UNSUPPORTED
+from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, StrictModel
+from shoal.serve.ollama_bodies import OllamaChatBody, OllamaGenerateBody, Options
+from shoal.serve.stateless.body import ResponsesBody
+from shoal.serve.structured import StructuredOutputs
+from shoal.serve.unknown_fields import MAX_NAME_CHARACTERS, IgnoredFields, Reading, meant_name
 from shoal.serve.workers import Workers
 
 # A body that is too large is read to its end and discarded, so that the client can read the error; but not if
 # it is larger than the limit by this factor.
 _MAX_DISCARD_FACTOR = 8
 
-# Errors quote names of fields up to this many characters.
-_MAX_NAME_CHARACTERS = 80
 # Larger bodies are parsed in another process, because streams should not wait so long. Large ones have a
 # queue of their own, so that others need not wait for them.
 _SMALL_BYTES = 16 * 2**10
 _LARGE_BYTES = 256 * 2**10
+# Bodies that ask for text. What one of them has is not ignored in another.
+_ROUTES: Mapping[str, type[StrictModel]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
+    "/api/generate": OllamaGenerateBody,
+    "/api/chat": OllamaChatBody,
+}
+_SAYING_MORE: Sequence[type[StrictModel]] = (
+    *_ROUTES.values(),
+    Options,
+    StreamOptions,
+    Goals,
+    StructuredOutputs,
+)
+_ELSEWHERE = frozenset(name for kind in _SAYING_MORE for name in kind.named_with_effect()) - {
+    "keep_alive",
+    "metadata",
+    "model",
+    "usage",
+}
+"""Their fields, without those that do not bear on the output."""
 # Enough for every content type of JSON.
 _MAX_CONTENT_TYPE_CHARACTERS = 256
 
@@ -39,42 +65,61 @@ async def parse_body(
     info: Limits,
     workers: Workers,
     parse_lock: asyncio.Lock,
+    ignored: IgnoredFields | None,
 ) -> Body:
     """The body of ``request``; raises InvalidRequest, BodyTooLarge or WrongContentType.
 
-    parse_lock: shared by all requests; held while a body is parsed in this process.
+    parse_lock: shared by all requests; held while a body is parsed in this process. ignored: takes note of
+    unknown fields that are ignored; None: all are refused.
     """
-    return await parse_bytes(await read_raw(request, max_bytes), body_type, info, workers, parse_lock)
+    raw = await read_raw(request, max_bytes)
+    return await parse_bytes(raw, body_type, info, workers, parse_lock, ignored)
 
 
 async def parse_bytes(
-    raw: bytes, body_type: type[Body], info: Limits, workers: Workers, parse_lock: asyncio.Lock
+    raw: bytes,
+    body_type: type[Body],
+    info: Limits,
+    workers: Workers,
+    parse_lock: asyncio.Lock,
+    ignored: IgnoredFields | None,
 ) -> Body:
     """Parse ``raw`` where it delays nobody; raises InvalidRequest."""
+    refuses = ignored is None
+    read: tuple[Body, list[str]]
     if len(raw) > _SMALL_BYTES:
         queue = "bodies" if len(raw) <= _LARGE_BYTES else "large bodies"
-        return await workers.run(queue, f"a body of {len(raw)} bytes", read_body, raw, body_type, info)
-    async with parse_lock:
-        # Many bodies may arrive at once: other tasks run between two of them.
-        await asyncio.sleep(0)
-        return read_body(raw, body_type, info)
+        task = f"a body of {len(raw)} bytes"
+        read = await workers.run(queue, task, read_body, raw, body_type, info, refuses)
+    else:
+        async with parse_lock:
+            # Many bodies may arrive at once: other tasks run between two of them.
+            await asyncio.sleep(0)
+            read = read_body(raw, body_type, info, refuses)
+    body, names = read
+    if ignored is not None:
+        ignored.note(names)
+    return body
 
 
-def read_body(raw: bytes, body_type: type[Body], info: Limits) -> Body:
-    """Parse ``raw``; raises InvalidRequest for its first error.
+def read_body(raw: bytes, body_type: type[Body], info: Limits, refuses: bool) -> tuple[Body, list[str]]:
+    """What ``raw`` contains, and the fields that were ignored; raises InvalidRequest for its first error.
 
-    Lists of token ids that are too long for the service are rejected here already, so that a worker process
-    need not send them back.
+    refuses: unknown fields are an error. Lists of token ids that are too long for the service are rejected
+    here already, so that a worker process need not send them back.
     """
+    reading = Reading(refuses, _ELSEWHERE)
     try:
-        body = body_type.model_validate_json(raw)
+        body = body_type.model_validate_json(raw, context=reading)
     except ValidationError as error:
-        raise _explain(error, raw, body_type) from None
+        raise _explain(error, raw, body_type, reading.renamed) from None
+    body.name_fields(reading.renamed)
     limits = info.services.get(body.model)
     if limits is not None:
         for tokens in body.token_prompts():
             check_prompt_length(limits, body.model, len(tokens))
-    return body
+    places = _places(body_type)
+    return body, sorted(places[kind] + name for kind, name in reading.ignored)
 
 
 def _check_content_type(request: Request) -> None:
@@ -138,8 +183,13 @@ async def read_raw(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _explain(error: ValidationError, raw: bytes, body_type: type[ServiceBody]) -> InvalidRequest:
-    """A sentence about the first field that is wrong."""
+def _explain(
+    error: ValidationError, raw: bytes, body_type: type[ServiceBody], renamed: Mapping[str, str]
+) -> InvalidRequest:
+    """A sentence about the first field that is wrong.
+
+    renamed: what the client called fields, by our names.
+    """
     details = error.errors(include_url=False, include_input=False, include_context=True)
     if details[0]["type"] == "json_invalid":
         return InvalidRequest(
@@ -151,13 +201,15 @@ def _explain(error: ValidationError, raw: bytes, body_type: type[ServiceBody]) -
         return InvalidRequest("the body must be a JSON object")
     # Several branches of a union may report an error for a field; the deepest path says most.
     sent = from_json(raw)
+    if renamed:
+        sent |= {ours: sent[theirs] for ours, theirs in renamed.items()}
     paths = [_path(sent, detail["loc"]) for detail in details]
     field = paths[0][0]
     deepest = max(
         (index for index, path in enumerate(paths) if path[0] == field),
         key=lambda index: (len(paths[index]), -index),
     )
-    return _describe(paths[deepest], details[deepest], body_type)
+    return _describe(paths[deepest], details[deepest], body_type, renamed)
 
 
 def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
@@ -175,23 +227,27 @@ def _path(sent: Any, location: Sequence[int | str]) -> list[int | str]:
     return path
 
 
-def _describe(path: list[int | str], detail: ErrorDetails, body_type: type[ServiceBody]) -> InvalidRequest:
-    path = [shorten(step, _MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
+def _describe(
+    path: list[int | str], detail: ErrorDetails, body_type: type[ServiceBody], renamed: Mapping[str, str]
+) -> InvalidRequest:
+    path = [shorten(step, MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
+    shown = [renamed.get(str(path[0]), str(path[0])), *map(str, path[1:])]
     names = [step for step in path if isinstance(step, str)]
     is_unknown = detail["type"] == "extra_forbidden"
     for depth in range(len(path)) if detail["type"] != "missing" else ():
         if (form := _form(path, depth, body_type, is_unknown)) is not None:
-            where = ".".join(map(str, path[: depth + 1]))
+            where = ".".join(shown[: depth + 1])
             return InvalidRequest(f"{where} {form}", param=where)
-    where = ".".join(map(str, path))
+    where = ".".join(shown)
+    kinds = _kinds_along(names, body_type)
     if is_unknown:
-        return InvalidRequest(f"unknown field {where!r}{_hint(names, body_type)}", param=where)
+        return InvalidRequest(f"unknown field {where!r}{_hint(names[-1], kinds[-1], body_type)}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"{where} is missing", param=where)
-    unsupported = UNSUPPORTED | body_type.unsupported()
-    instead = unsupported.get(names[-1]) or unsupported.get(names[0])
-    if instead is not None:
-        return InvalidRequest(f"{where} is not supported by this server; {instead}", param=where)
+    for name, kind in zip(reversed(names), reversed(kinds), strict=True):
+        for instead in (one.unsupported().get(name) for one in kind):
+            if instead is not None:
+                return InvalidRequest(f"{where} is not supported by this server; {instead}", param=where)
     problem = detail["msg"].replace(" after validation", "")
     return InvalidRequest(f"{where}: {problem[0].lower()}{problem[1:]}", param=where)
 
@@ -209,20 +265,57 @@ def _form(path: list[int | str], depth: int, body_type: type[ServiceBody], is_un
     return body_type.forms.get(step) or FORMS.get(step)
 
 
-def _hint(names: list[str], body_type: type[BaseModel]) -> str:
-    inner: type[BaseModel] | None = body_type
-    for name in names[:-1]:
-        inner = inner and _model_of(inner.model_fields[name].annotation)
-    if inner is None:
+def _hint(name: str, kinds: Sequence[type[StrictModel]], body_type: type[ServiceBody]) -> str:
+    """What an unknown field of one of ``kinds`` may be meant for."""
+    for kind in kinds:
+        own = kind.named_with_effect()
+        if (meant := meant_name(name, kind, _ELSEWHERE)) is not None and meant not in own:
+            return _hint_elsewhere(meant, kind)
+        near = meant or next(iter(difflib.get_close_matches(name, own, n=1)), None)
+        if near is not None:
+            return f"; did you mean {near!r}?"
+    if not kinds or kinds[0] is body_type:
         return ""
-    near = difflib.get_close_matches(names[-1], inner.model_fields, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return "" if inner is body_type else f"; possible here: {', '.join(inner.model_fields)}"
+    fields = kinds[0].model_fields.items()
+    return f"; possible here: {', '.join(field.alias or name for name, field in fields)}"
 
 
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model among the branches of a field's type, if any."""
-    branches = get_args(annotation)
-    models = [branch for branch in branches if isinstance(branch, type) and issubclass(branch, BaseModel)]
-    return models[0] if models else None
+def _hint_elsewhere(name: str, kind: type[StrictModel]) -> str:
+    """Where the field ``name`` is, that is not one of ``kind``."""
+    for own, field in kind.model_fields.items():
+        if any(name in inner.named_with_effect() for inner in _kinds_in(field.annotation)):
+            return f"; did you mean '{own}.{name}'?"
+    route = next((route for route, other in _ROUTES.items() if name in other.known_names()), None)
+    return "" if route is None else f"; {name!r} is a field of {route}"
+
+
+def _kinds_along(names: Sequence[str], body_type: type[ServiceBody]) -> list[Sequence[type[StrictModel]]]:
+    """For each name of a path the types of objects that may have it."""
+    along: list[Sequence[type[StrictModel]]] = [[body_type]]
+    for name in names[:-1]:
+        fields = [kind.model_fields[name] for kind in along[-1] if name in kind.model_fields]
+        along.append([inner for field in fields for inner in _kinds_in(field.annotation)])
+    return along
+
+
+def _kinds_in(annotation: Any) -> Iterator[type[StrictModel]]:
+    """The types of objects in the type of a field."""
+    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
+        yield annotation
+    else:
+        for branch in get_args(annotation):
+            yield from _kinds_in(branch)
+
+
+@cache
+def _places(body_type: type[ServiceBody]) -> Mapping[type, str]:
+    """Where in a body its types of objects are: the beginning of the names of their fields."""
+    places: dict[type, str] = {body_type: ""}
+    open_kinds: list[type[StrictModel]] = [body_type]
+    for kind in open_kinds:  # grows meanwhile
+        for name, field in kind.model_fields.items():
+            for inner in _kinds_in(field.annotation):
+                if inner not in places:
+                    places[inner] = f"{places[kind]}{field.alias or name}."
+                    open_kinds.append(inner)
+    return places

@@ -23,6 +23,8 @@ Schema = Annotated[Source, AfterValidator(closed_text)] | SchemaObject
 class JsonSchema(StrictModel):
     """A JSON schema, as OpenAI sends it."""
 
+    limits_output = True
+
     name: str | None = None
     """Ignored."""
     description: str | None = None
@@ -33,28 +35,73 @@ class JsonSchema(StrictModel):
     """Ignored: every output follows the schema."""
 
 
-class ResponseFormat(StrictModel):
-    """OpenAI's field."""
+_CONTENTS = {
+    "text": (),
+    "json_object": ("schema", "value"),
+    "json": ("value", "schema"),
+    "json_schema": ("json_schema", "schema", "value"),
+    "regex": ("pattern", "value"),
+    "grammar": ("grammar", "value"),
+}
+"""Types of a response format, and the fields of which one says what it contains."""
 
-    type: Literal["text", "json_object", "json_schema"]
+
+class ResponseFormat(StrictModel):
+    """OpenAI's field, also as llama.cpp, TGI, Together and Fireworks have it."""
+
+    limits_output = True
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "grammar"]
     json_schema: JsonSchema | None = None
     """For the type json_schema."""
+    schema_: SchemaObject | None = Field(default=None, alias="schema")
+    """For json_object and json_schema: the schema itself."""
+    value: Schema | None = None
+    """The schema, regular expression or grammar that belongs to the type."""
+    pattern: Source | None = None
+    """For the type regex."""
+    grammar_: Source | None = Field(default=None, alias="grammar")
+    """For the type grammar: one in the syntax of Lark or of GBNF."""
 
     def grammar(self) -> Grammar | None:
         """What the output must look like; raises InvalidRequest."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        sent: dict[str, object] = {
+            "json_schema": self.json_schema,
+            "schema": self.schema_,
+            "value": self.value,
+            "pattern": self.pattern,
+            "grammar": self.grammar_,
+        }
+        given = [(name, content) for name, content in sent.items() if content is not None]
+        possible = _CONTENTS[self.type]
+        if len(given) > 1 or any(name not in possible for name, _ in given):
+            names = " and ".join(f"response_format.{name}" for name, _ in given)
             raise InvalidRequest(
-                "response_format.json_schema must be given with the type json_schema, and only then",
+                f"{names} must not be given with the type {self.type}; possible is "
+                f"{'one of ' if len(possible) > 1 else ''}{', '.join(possible) or 'none'}",
                 param="response_format",
             )
-        if self.type == "text":
-            return None
-        schema = None if self.json_schema is None else self.json_schema.schema_
+        if not given and self.type not in ("text", "json_object", "json"):
+            raise InvalidRequest(
+                f"response_format.{possible[0]} must be given with the type {self.type}",
+                param="response_format",
+            )
+        content = given[0][1] if given else None
+        match self.type:
+            case "text":
+                return None
+            case "regex":
+                return _of_text(GrammarKind.REGEX, content)
+            case "grammar":
+                return _of_text(GrammarKind.LARK, content)
+        schema = content.schema_ if isinstance(content, JsonSchema) else content
         return _of_text(GrammarKind.JSON_SCHEMA, _ANY_OBJECT if schema is None else schema)
 
 
 class StructuredOutputs(StrictModel):
     """vLLM's field: one of its languages."""
+
+    limits_output = True
 
     json_: Schema | None = Field(default=None, alias="json")
     """A JSON schema, as an object or as text."""
@@ -102,6 +149,18 @@ class StructuredFields(StrictModel):
     """The older name of structured_outputs.choice."""
     guided_grammar: Source | None = None
     """The older name of structured_outputs.grammar."""
+    guided_json_object: bool | None = None
+    """The older name of structured_outputs.json_object."""
+    grammar: str | None = None
+    """llama.cpp's name of structured_outputs.grammar; an empty text is none."""
+    ebnf: Source | None = None
+    """SGLang's name of structured_outputs.grammar."""
+    json_schema: Schema | None = None
+    """llama.cpp's and SGLang's name of structured_outputs.json."""
+    regex: Source | None = None
+    """SGLang's name of structured_outputs.regex."""
+    output_format: ResponseFormat | None = None
+    """Anthropic's name of response_format."""
     guided_decoding_backend: str | None = None
     """Ignored: there is one implementation."""
     guided_whitespace_pattern: None = None
@@ -119,6 +178,14 @@ class StructuredFields(StrictModel):
                 "guided_regex": _of_text(GrammarKind.REGEX, self.guided_regex),
                 "guided_choice": _of_options(self.guided_choice),
                 "guided_grammar": _of_text(GrammarKind.LARK, self.guided_grammar),
+                "guided_json_object": _of_text(
+                    GrammarKind.JSON_SCHEMA, _ANY_OBJECT if self.guided_json_object else None
+                ),
+                "grammar": _of_text(GrammarKind.LARK, self.grammar or None),
+                "ebnf": _of_text(GrammarKind.LARK, self.ebnf),
+                "json_schema": _of_text(GrammarKind.JSON_SCHEMA, self.json_schema),
+                "regex": _of_text(GrammarKind.REGEX, self.regex),
+                "output_format": None if self.output_format is None else self.output_format.grammar(),
             }
         )
         if self.structured_outputs is not None:
@@ -133,7 +200,7 @@ def _named(grammars: dict[str, Grammar | None]) -> list[tuple[str, Grammar]]:
     return [(name, grammar) for name, grammar in grammars.items() if grammar is not None]
 
 
-def _of_text(kind: GrammarKind, source: str | dict[str, Any] | None) -> Grammar | None:
+def _of_text(kind: GrammarKind, source: object) -> Grammar | None:
     return None if source is None else Grammar(kind, str(source))
 
 

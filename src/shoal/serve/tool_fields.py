@@ -1,13 +1,13 @@
 """Fields of chats about tools, reasoning and the chat template."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, Field
 
 from shoal.core import InvalidRequest
 from shoal.models.chat_template import Layout
-from shoal.serve.neutral import MAX_FIELDS, StrictModel
+from shoal.serve.neutral import MAX_FIELDS, EmptyDict, NotFalse, NotTrue, StrictModel
 from shoal.serve.tools.use import ToolUse
 
 MAX_TOOLS = 128
@@ -33,6 +33,8 @@ class FunctionDefinition(StrictModel):
     """JSON schema of its arguments; none: it has no arguments."""
     strict: bool | None = None
     """Ignored: calls that tool_choice asks for are always valid."""
+    input_schema: EmptyDict | None = None
+    """Not supported: parameters is the schema of the arguments."""
 
 
 class Tool(StrictModel):
@@ -45,11 +47,15 @@ class Tool(StrictModel):
 class ChosenName(StrictModel):
     """Names a function."""
 
+    limits_output = True
+
     name: FunctionName
 
 
 class ChosenTool(StrictModel):
     """Calls this tool."""
+
+    limits_output = True
 
     type: Literal["function"]
     function: ChosenName
@@ -79,6 +85,10 @@ class ToolFields(StrictModel):
     """auto (the default): the model decides; required: it calls some tool; or the tool that it calls."""
     parallel_tool_calls: bool | None = None
     """Allow several calls in an answer that tool_choice asks calls of. Default true."""
+    parse_tool_calls: NotFalse | None = None
+    """Not supported, must be true: without tools nothing is read as a call."""
+    disable_parallel_tool_use: NotTrue | None = None
+    """Not supported: send parallel_tool_calls."""
 
     def tool_use(self) -> ToolUse:
         """What the request wants with its tools; raises InvalidRequest where that is not possible."""
@@ -92,8 +102,32 @@ class ToolFields(StrictModel):
         )
 
 
+class Thinking(StrictModel):
+    """Whether to reason, as clients of Anthropic, GLM and DeepSeek say it; a budget is ignored."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    """adaptive and auto: as the chat template has it."""
+
+    def wanted(self) -> bool | None:
+        """Whether to reason; None: as the chat template has it."""
+        return {"enabled": True, "disabled": False}.get(self.type)
+
+
+class ReasoningSettings(StrictModel):
+    """How to reason, as OpenRouter's clients say it; a budget is ignored."""
+
+    effort: ReasoningEffort | None = None
+    """As reasoning_effort."""
+    enabled: bool | None = None
+    """Whether to reason."""
+    exclude: bool | None = None
+    """true: do not return the reasoning."""
+
+
 class TemplateFields(StrictModel):
     """Fields about the chat template and reasoning."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"think": "enable_thinking"}
 
     add_generation_prompt: bool | None = None
     """False: lay the messages out without the beginning of an answer."""
@@ -107,11 +141,60 @@ class TemplateFields(StrictModel):
     """For the chat template; none: without reasoning."""
     include_reasoning: bool | None = None
     """Return the reasoning that the model marks. Default true."""
+    thinking: Thinking | None = None
+    """For the chat template: enabled and disabled set its enable_thinking and its thinking."""
+    enable_thinking: bool | None = None
+    """The same as a truth value."""
+    reasoning: ReasoningSettings | None = None
+    """Effort and whether to reason, as OpenRouter has them."""
+    reasoning_format: Literal["auto", "deepseek", "parsed", "hidden"] | None = None
+    """hidden: do not return the reasoning. Others: return it beside the content, as always."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """For the chat template; without effect where that does not use it."""
+    separate_reasoning: NotFalse | None = None
+    """Not supported, must be true: reasoning is not part of the content."""
+    stream_reasoning: bool | None = None
+    """Ignored: reasoning is streamed."""
+    chat_template: None = None
+    """Not supported; a service may have one in its configuration."""
+    mm_processor_kwargs: EmptyDict | None = None
+    """Not supported."""
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether to return the reasoning."""
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excluded and self.reasoning_format != "hidden"
+
+    def effort(self) -> ReasoningEffort | None:
+        """How much to reason; raises InvalidRequest where fields say different things."""
+        other = None if self.reasoning is None else self.reasoning.effort
+        if None not in (self.reasoning_effort, other) and self.reasoning_effort != other:
+            raise InvalidRequest(
+                "reasoning_effort and reasoning.effort contradict each other", param="reasoning.effort"
+            )
+        return self.reasoning_effort or other
+
+    def thinks(self) -> bool | None:
+        """Whether to reason; None: as the chat template has it.
+
+        Raises InvalidRequest where fields say different things.
+        """
+        said = {
+            "thinking": None if self.thinking is None else self.thinking.wanted(),
+            "enable_thinking": self.enable_thinking,
+            "reasoning.enabled": None if self.reasoning is None else self.reasoning.enabled,
+            "reasoning_effort": False if self.effort() == "none" else None,
+        }
+        said = {name: value for name, value in said.items() if value is not None}
+        if len(set(said.values())) > 1:
+            raise InvalidRequest(f"{' and '.join(said)} contradict each other", param=next(iter(said)))
+        return next(iter(said.values()), None)
 
     @property
     def may_reason(self) -> bool:
         """Whether the client leaves it to the model to reason."""
-        return self.reasoning_effort != "none"
+        return self.thinks() is not False
 
     def check_last(self, messages: Sequence[Json]) -> None:
         """Raise InvalidRequest where the last message cannot go on as it is to."""
@@ -145,9 +228,10 @@ class TemplateFields(StrictModel):
                 "the chat template of this model shows no documents; put them into a message",
                 param="documents",
             )
-        variables: Json = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        if not thinks or not self.may_reason:
-            variables |= dict.fromkeys(REASONING_VARIABLES, False)
+        told = {"reasoning_effort": self.effort(), "verbosity": self.verbosity}
+        variables: Json = {name: value for name, value in told.items() if value is not None}
+        if (wanted := self.thinks() if thinks else False) is not None:
+            variables |= dict.fromkeys(REASONING_VARIABLES, wanted)
         return Layout(
             documents=self.documents or (),
             variables={**variables, **given},

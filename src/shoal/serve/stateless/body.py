@@ -8,8 +8,16 @@ from pydantic import AfterValidator, Field
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_LOGPROBS
-from shoal.serve.bodies import Count, Goals, Penalty, ServiceBody, StreamOptions
+from shoal.serve.bodies import (
+    Count,
+    Penalty,
+    ServiceBody,
+    TopP,
+    greedy_without_top_p,
+)
+from shoal.serve.body_objects import Goals, StreamOptions
 from shoal.serve.field_names import GRAMMAR, errors_named
+from shoal.serve.foreign_fields import ForeignFields
 from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.json_schemas import closed
 from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel
@@ -42,6 +50,8 @@ class FunctionTool(FunctionDefinition, _FunctionType):
 class ChosenFunction(StrictModel):
     """Calls this function."""
 
+    limits_output = True
+
     type: Literal["function"]
     name: FunctionName
 
@@ -49,17 +59,23 @@ class ChosenFunction(StrictModel):
 class PlainText(StrictModel):
     """Any text."""
 
+    limits_output = True
+
     type: Literal["text"]
 
 
 class JsonObject(StrictModel):
     """Any JSON object."""
 
+    limits_output = True
+
     type: Literal["json_object"]
 
 
 class JsonSchema(StrictModel):
     """JSON that is valid for a schema."""
+
+    limits_output = True
 
     type: Literal["json_schema"]
     name: FunctionName
@@ -74,9 +90,11 @@ class JsonSchema(StrictModel):
 class TextOptions(StrictModel):
     """What the text is like."""
 
+    limits_output = True
+
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
-    """Not supported, except medium."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """For the chat template; without effect where that does not use it."""
 
 
 class ReasoningOptions(StrictModel):
@@ -90,7 +108,7 @@ class ReasoningOptions(StrictModel):
     """Ignored."""
 
 
-class ResponsesBody(ServiceBody):
+class ResponsesBody(ForeignFields, ServiceBody):
     """Write the next items of a conversation."""
 
     forms: ClassVar[Mapping[str, str]] = {
@@ -133,7 +151,7 @@ class ResponsesBody(ServiceBody):
     """Most output tokens; default: as many as fit."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """As in chats, like the other parameters of sampling."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -202,7 +220,10 @@ class ResponsesBody(ServiceBody):
 
     def template_fields(self) -> TemplateFields:
         """How to lay out the messages."""
-        return TemplateFields(reasoning_effort=self.reasoning.effort if self.reasoning else None)
+        return TemplateFields(
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            verbosity=self.text.verbosity if self.text else None,
+        )
 
     def grammar(self) -> Grammar | None:
         """What ``text.format`` asks for."""
@@ -229,4 +250,4 @@ class ResponsesBody(ServiceBody):
         parameters["logprobs"] = (self.top_logprobs or 0) if reports else None
         parameters["grammar"] = self.grammar()
         with errors_named(FIELD_NAMES):
-            return defaults.params(parameters)
+            return defaults.params(greedy_without_top_p(parameters))
