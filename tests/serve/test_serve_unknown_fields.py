@@ -284,6 +284,27 @@ def test_a_top_p_of_0_is_greedy_everywhere(path, fields):
     assert sampling_of(path, fields).temperature == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"seed": -1}),
+        (CHAT, {"sampler_seed": -1}),
+        (RESPONSES, {"seed": -1}),
+        (OLLAMA_CHAT, {"options": {"seed": -1}}),
+    ],
+)
+def test_a_seed_of_minus_1_is_none(path, fields):
+    def seeds(fields):
+        engine = FakeEngine()
+        for _ in range(3):
+            ask(path, fields, engine=engine)
+        return {request.seed for request in engine.submitted}
+
+    assert len(seeds(fields)) == 3
+    given = {"options": {"seed": 5}} if "options" in fields else dict.fromkeys(fields, 5)
+    assert len(seeds(given)) == 1
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_two_names_of_a_field_must_agree(path):
     param, message = error_of(path, {"max_new_tokens": 3, "max_tokens": 4})
@@ -681,6 +702,7 @@ def test_all_unknown_fields_can_be_refused():
     refused = ask(CHAT, {"messages": [message]}, 400, unknown_fields="refuse")
     assert refused["error"]["param"] == "messages.0.cache_control"
     ask(CHAT, {"max_new_tokens": 5, "top_a": 0}, unknown_fields="refuse")
+    ask(CHAT, {"max_tokens": 5, "max_new_tokens": None}, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize("way", ["ignore", "refuse"])

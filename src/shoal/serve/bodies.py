@@ -135,7 +135,7 @@ class GenerationBody(FurtherFields, StructuredFields, ForeignFields, ServiceBody
     stop: StopString | StopStrings | None = None
     """Strings that end the output and are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    """Makes sampling repeatable."""
+    """Makes sampling repeatable; -1: another one each time."""
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
@@ -206,13 +206,18 @@ class GenerationBody(FurtherFields, StructuredFields, ForeignFields, ServiceBody
         if self.do_sample is False:
             parameters["temperature"] = 0.0
         with errors_named(self.field_names()):
-            return defaults.params(greedy_without_top_p(parameters))
+            return defaults.params(for_engine(parameters))
 
 
-def greedy_without_top_p(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The same parameters for the engine, which has no ``top_p`` of 0: only the likeliest token is left."""
+def for_engine(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The same parameters as the engine has them.
+
+    A ``top_p`` of 0 leaves only the likeliest token, and a ``seed`` of -1 is none, as in vLLM and llama.cpp.
+    """
     if parameters.get("top_p") == 0:
-        return parameters | {"top_p": 1.0, "temperature": 0.0}
+        parameters |= {"top_p": 1.0, "temperature": 0.0}
+    if parameters.get("seed") == -1:
+        del parameters["seed"]
     return parameters
 
 

@@ -72,7 +72,7 @@ class Reading:
             return sent
         kept: dict[str, Any] = {name: value for name, value in sent.items() if name in names}
         for name, value in sent.items():
-            if name in names or (value is None and not self.refuses):
+            if name in names or (value is None and (name in kind.other_names or not self.refuses)):
                 continue
             if name in kind.other_names:
                 self._rename(kind.other_names[name], name, value, kept)

@@ -13,7 +13,7 @@ from shoal.serve.bodies import (
     Penalty,
     ServiceBody,
     TopP,
-    greedy_without_top_p,
+    for_engine,
 )
 from shoal.serve.body_objects import Goals, StreamOptions
 from shoal.serve.field_names import GRAMMAR, errors_named
@@ -250,4 +250,4 @@ class ResponsesBody(ForeignFields, ServiceBody):
         parameters["logprobs"] = (self.top_logprobs or 0) if reports else None
         parameters["grammar"] = self.grammar()
         with errors_named(FIELD_NAMES):
-            return defaults.params(greedy_without_top_p(parameters))
+            return defaults.params(for_engine(parameters))
