@@ -93,6 +93,9 @@ def test_ollama_s_errors_name_options(options, name, stream):
     ("path", "body", "field"),
     [
         (CHAT, chat(guided_json={"$ref": "#"}), "guided_json"),
+        (CHAT, chat(grammar_string='root ::= "a"'), "grammar_string"),
+        (CHAT, chat(regex_pattern="a", grammar=""), "regex_pattern"),
+        (CHAT, chat(response_format={"type": "regex", "value": "a"}), "response_format"),
         (
             CHAT,
             chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"),

@@ -157,8 +157,8 @@ class GenerationBody(FurtherFields, StructuredFields, ForeignFields, ServiceBody
     def field_names(self) -> dict[str, str]:
         """What the body calls fields that errors of the engine may name; raises InvalidRequest."""
         structure = self.structure()
-        grammar = {} if structure is None else {GRAMMAR: structure[0]}
-        return {"banned_sequences": "bad_words"} | grammar | self._sent_names
+        grammar = {} if structure is None else {GRAMMAR: self.sent_name(structure[0])}
+        return {"banned_sequences": "bad_words"} | self._sent_names | grammar
 
     def stream_usage(self) -> StreamUsage:
         """Which chunks of a stream have token counts."""
