@@ -1,8 +1,6 @@
 """Request bodies of Ollama's API, and what they are in OpenAI's."""
 
 import json
-import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -18,16 +16,12 @@ from shoal.serve.further_fields import INT32_MAX
 from shoal.serve.messages import MAX_MESSAGES
 from shoal.serve.neutral import MAX_FIELDS, EmptyList, NotTrue, StrictModel
 from shoal.serve.ollama_calls import call_id, in_order_of_calls
-from shoal.serve.ollama_models import FOREVER_S
+from shoal.serve.ollama_durations import KeptSeconds
 from shoal.serve.tool_fields import REASONING_VARIABLES
 
 # What a sampling option is called in OpenAI's and vLLM's bodies.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}
 _MAX_TOOLS = 128
-_MAX_DURATION_CHARACTERS = 64
-_UNITS_S = {"h": 3600, "m": 60, "s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_NUMBER = r"(\d+\.?\d*|\.\d+)"
-_PART = _NUMBER + "(ns|us|ms|h|m|s)"
 
 
 def _must_not_be_0(value: int) -> int:
@@ -36,26 +30,6 @@ def _must_not_be_0(value: int) -> int:
     return value
 
 
-def _seconds(value: str | float) -> float:
-    """A time as Ollama takes it: seconds, or a duration as Go writes it; infinite, where it is negative."""
-    if isinstance(value, str):
-        sign, amount = ("-", value[1:]) if value.startswith("-") else ("", value.removeprefix("+"))
-        amount = amount.replace("\N{MICRO SIGN}", "u").replace("\N{GREEK SMALL LETTER MU}", "u")
-        if re.fullmatch(_NUMBER, amount):
-            value = float(sign + amount)
-        elif re.fullmatch(f"({_PART})+", amount):
-            parts = re.findall(_PART, amount)
-            value = float(f"{sign}1") * sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-        else:
-            raise PydanticCustomError(
-                "duration", 'Must be a number of seconds or a duration such as "10m", "1h30m" or "-1m"'
-            )
-    return math.inf if value < 0 or value >= FOREVER_S else float(value)
-
-
-KeptSeconds = Annotated[
-    Annotated[str, Field(max_length=_MAX_DURATION_CHARACTERS)] | int | float, AfterValidator(_seconds)
-]
 Empty = Annotated[str, Field(max_length=0)]
 Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 ConfiguredNumber = Annotated[int | None, Field(description="Ignored: the configuration decides.")]

@@ -12,13 +12,12 @@ from shoal.cluster.status import EngineState, ServiceState
 from shoal.engine.info import ServiceInfo
 from shoal.models import ModelDescription
 from shoal.serve.api import Api
+from shoal.serve.ollama_durations import FOREVER_S
 from shoal.serve.reasoning import marks_of
 from shoal.serve.responses import ModelCard
 
 LATEST = ":latest"
 """Ollama's tag of names that have none."""
-FOREVER_S = (2**63 - 1) / 1e9
-"""Ollama's longest time, 292 years: a model that stays loaded is kept for so long."""
 _UNKNOWN = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
 _ARCHITECTURE = "shoal"
 _RUNNING = (EngineState.READY, EngineState.DRAINING)
