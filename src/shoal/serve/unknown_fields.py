@@ -25,7 +25,7 @@ _MAX_UNKNOWN_NAMES = 128
 _SHORTEST_WITH_ONE_EDIT, _SHORTEST_WITH_TWO_EDITS, _MOST_EDITS = 3, 6, 2
 _SEPARATORS = re.compile(r"[_\-. ]")
 # Fields of other servers that are nearly called like ours, and do not bear on the output.
-_HARMLESS = frozenset({"conversation_id", "mode", "models", "n_keep", "speed"})
+_HARMLESS = frozenset({"conversation_id", "mode", "models", "n_keep", "name1", "name2", "speed"})
 _log = logging.getLogger(__name__)
 
 
