@@ -20,7 +20,7 @@ SMALL = KVCacheOptions(memory_bytes=1 << 14, block_size=4)
 def _fake_models(monkeypatch):
     monkeypatch.setattr(offline, "build_engine", build_fake)
     monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
-    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda folder, template=None: ByteTokenizer())
+    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())
 
 
 def greedy(**fields) -> SamplingParams:

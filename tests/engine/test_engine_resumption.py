@@ -132,7 +132,7 @@ def test_complete_output_ends_with_the_next_step_and_computes_nothing():
 def shoal(monkeypatch):
     monkeypatch.setattr(offline, "build_engine", build_fake)
     monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
-    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda folder, template=None: ByteTokenizer())
+    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())
     with Shoal("fake", kv_cache=KVCacheOptions(memory_bytes=1 << 14, block_size=4)) as shoal:
         yield shoal
 

@@ -260,6 +260,18 @@ def test_a_template_from_the_configuration_is_checked_at_start(tmp_path: Path) -
         Tokenizer.from_folder(folder, chat_template="fine\n{% if %}")
 
 
+def test_models_with_the_same_tokenizer_share_it(tmp_path: Path) -> None:
+    folders = [
+        make_folder(tmp_path / name, BYTE_LEVEL, config={"eos_token_id": i}) for i, name in enumerate("ab")
+    ]
+    other = make_folder(tmp_path / "other", PIECES)
+    loaded: dict[str, tokenizers.Tokenizer] = {}
+    first, second, third = (Tokenizer.from_folder(folder, None, loaded) for folder in (*folders, other))
+    assert len(loaded) == 2
+    assert (first.eos_token_ids, second.eos_token_ids) == ((0,), (1,))
+    assert first.encode("a") == second.encode("a") != third.encode("a")
+
+
 def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelUnavailable, match=r"tokenizer\.json"):

@@ -8,6 +8,8 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import tokenizers
+
 from shoal.core import SLO, ConfigError, InvalidRequest, SamplingParams, Service
 from shoal.engine.batch import Batch, RequestOutput
 from shoal.engine.build import build_engine
@@ -64,8 +66,10 @@ class Shoal:
             folders = {s.name: resolve_model(s.model, loading.fetching) for s in self.options.services}
             services_in_effect = with_sampling_defaults(self.options.services, folders)
             self.options = replace(self.options, services=services_in_effect)
+            loaded: dict[str, tokenizers.Tokenizer] = {}
             self.tokenizers = {
-                s.name: Tokenizer.from_folder(folders[s.name], s.chat_template) for s in self.options.services
+                s.name: Tokenizer.from_folder(folders[s.name], s.chat_template, loaded)
+                for s in self.options.services
             }
             self._engine, self.info = build_engine(self.options, folders, progress=loading.doing)
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ tensors and the forward pass do not: they live in ``execute``. Importing this pa
 torch nor transformers; where these are needed (a conversion), a subprocess uses them.
 """
 
+from shoal.models.backends import digest_of
 from shoal.models.cache import cache_dir
 from shoal.models.checks import check_config, check_weights
 from shoal.models.context_length import context_tokens
@@ -16,7 +17,8 @@ from shoal.models.generation_config import advised_sampling, read_sampling_defau
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress, in_words
 from shoal.models.resolve import check_model, pull_model, resolve_model
-from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
+from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
+from shoal.models.vocabulary import Vocabulary
 from shoal.models.weights import (
     derived_folder,
     groups_file,
@@ -35,6 +37,8 @@ __all__ = [
     "ModelInfo",
     "Progress",
     "Tokenizer",
+    "TokenizerDescription",
+    "Vocabulary",
     "advised_sampling",
     "cache_dir",
     "check_config",
@@ -43,6 +47,7 @@ __all__ = [
     "context_tokens",
     "derived_folder",
     "describe_model",
+    "digest_of",
     "groups_file",
     "in_words",
     "is_quantised",

@@ -1,31 +1,82 @@
 """Text to tokens and back, and conversations to prompts, without torch or transformers."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tokenizers
 
-from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
-from shoal.models.added_tokens import TOKENIZER_FILE, read_backend, special_tokens
+from shoal.core import ConfigError, InvalidRequest
+from shoal.models.added_tokens import TOKENIZER_FILE, special_tokens
+from shoal.models.backends import digest_of, load_backend, state_of
 from shoal.models.chat_template import ChatTemplate
 from shoal.models.conversion import tokenizer_folder
 from shoal.models.end_tokens import end_token_ids
 from shoal.models.folder_config import read_json
 from shoal.models.progress import silent
 from shoal.models.template_files import DEFAULT, TOOL_USE, read_templates
-from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, growth, keeps_text
+from shoal.models.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, keeps_text
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of the InvalidRequest that a conversation with a model without chat template raises."""
 
-# Real normalizers replace one character by a few at most.
-_MOST_GROWTH = 64
+
+@dataclass(frozen=True, slots=True)
+class TokenizerDescription:
+    """What a model's files say of its tokenizer beside the vocabulary, which takes longer to read."""
+
+    file: Path
+    """Its tokenizer.json."""
+    special_tokens: Mapping[str, str]
+    """Texts of special tokens, by their role."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end the model's output."""
+    prepend_bos: bool
+    """Texts begin with the ``bos_token``, also where the tokenizer does not put it there."""
+    template: ChatTemplate | None
+    """The chat template."""
+
+    @classmethod
+    def read(cls, folder: Path, chat_template: str | None = None) -> Self:
+        """That of the model in ``folder``; arguments and errors are those of ``Tokenizer.from_folder``."""
+        files = tokenizer_folder(folder, silent)
+        special = special_tokens(files)
+        return cls(
+            file=files / TOKENIZER_FILE,
+            special_tokens=special,
+            eos_token_ids=end_token_ids(folder, files),
+            prepend_bos=read_json(files / "tokenizer_config.json").get("add_bos_token") is True,
+            template=_template((folder, files), special, chat_template),
+        )
 
 
-class Tokenizer:
+class WithChatTemplate:
+    """What has a chat template, or not."""
+
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether there is a chat template."""
+        return self._template is not None
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template; raises InvalidRequest where there is none."""
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template, so it cannot chat: use completions, or set"
+                " chat_template on its service",
+                param="chat_template",
+                code=NO_CHAT_TEMPLATE,
+            )
+        return self._template
+
+
+class Tokenizer(WithChatTemplate):
     """A model's tokenizer and chat template; immutable, and safe to share between threads."""
 
     def __init__(
@@ -37,10 +88,10 @@ class Tokenizer:
         prepend_bos: bool = False,
         template: ChatTemplate | None = None,
     ) -> None:
+        super().__init__(template)
         self._backend = backend
-        self._alphabet = alphabet_of(_state(backend.decoder))
+        self._alphabet = alphabet_of(state_of(backend.decoder))
         self._bytes_of = BYTES_OF_PIECE[self._alphabet]
-        self._template = template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Entries of the vocabulary, added tokens included; a model's embedding may have more rows."""
         self.eos_token_ids = eos_token_ids
@@ -54,41 +105,37 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_folder(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
+    def from_folder(
+        cls,
+        folder: Path,
+        chat_template: str | None = None,
+        loaded: MutableMapping[str, tokenizers.Tokenizer] | None = None,
+    ) -> "Tokenizer":
         """The tokenizer of the model in ``folder`` (as ``resolve_model`` returns it).
 
-        chat_template: Jinja source that replaces the model's own. Raises ConfigError where that is
-        not valid Jinja, ModelUnavailable or ModelUnsupported where the folder has no usable tokenizer.
+        chat_template: Jinja source that replaces the model's own. loaded: what was read before, by the
+        digest of its file; models with the same file share it. Raises ConfigError where the template is not
+        valid Jinja, ModelUnavailable or ModelUnsupported where the folder has no usable tokenizer.
         """
-        files = tokenizer_folder(folder, silent)
-        description = files / TOKENIZER_FILE
-        backend = read_backend(description)
-        if growth(_state(backend.normalizer)) > _MOST_GROWTH:
-            raise ModelUnavailable(f"{description} cannot be used: its normalizer makes short texts enormous")
-        _check_usable(backend, description)
-        # Padding and truncation are settings of the training run that saved the file.
-        backend.no_padding()
-        backend.no_truncation()
-        special = special_tokens(files)
+        described = TokenizerDescription.read(folder, chat_template)
+        loaded = {} if loaded is None else loaded
+        digest = digest_of(described.file)
+        if digest not in loaded:
+            loaded[digest] = load_backend(described.file)
         return cls(
-            backend,
-            special_tokens=special,
-            eos_token_ids=end_token_ids(folder, files),
-            prepend_bos=read_json(files / "tokenizer_config.json").get("add_bos_token") is True,
-            template=_template((folder, files), special, chat_template),
+            loaded[digest],
+            special_tokens=described.special_tokens,
+            eos_token_ids=described.eos_token_ids,
+            prepend_bos=described.prepend_bos,
+            template=described.template,
         )
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether there is a chat template."""
-        return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to.
 
         Raises InvalidRequest for a text with lone surrogates, which has no UTF-8.
         """
-        _check_utf8(text)
+        check_utf8(text)
         # Unlike ``encode``, the batch call lets other threads run meanwhile.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
@@ -116,14 +163,15 @@ class Tokenizer:
         )
         return (
             knows_all_bytes
-            and keeps_text(_state(self._backend.normalizer))
+            and keeps_text(state_of(self._backend.normalizer))
             and not any(token.lstrip or token.rstrip for token in added)
         )
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``tokens``; bytes that are not valid UTF-8 (yet) become U+FFFD, unknown ids nothing."""
-        text: str = self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
-        return text
+        # As in ``encode``.
+        texts: list[str] = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
+        return texts[0]
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that ``token`` adds to a text; empty for an id outside the vocabulary."""
@@ -149,20 +197,8 @@ class Tokenizer:
         # The template writes every special token itself.
         return self.encode(self.chat_template.render(messages), add_special_tokens=False)
 
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The chat template; raises InvalidRequest where there is none."""
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template, so it cannot chat: use completions, or set"
-                " chat_template on its service",
-                param="chat_template",
-                code=NO_CHAT_TEMPLATE,
-            )
-        return self._template
 
-
-def _check_utf8(text: str) -> None:
+def check_utf8(text: str) -> None:
     """Raise InvalidRequest for a text that the library would refuse with a TypeError."""
     try:
         text.encode()
@@ -170,22 +206,6 @@ def _check_utf8(text: str) -> None:
         raise InvalidRequest(
             f"not UTF-8 text: character {error.start + 1} is the lone surrogate {text[error.start]!r}"
         ) from error
-
-
-def _check_usable(backend: tokenizers.Tokenizer, description: Path) -> None:
-    """Raise ModelUnavailable where every text, or one with a new word, would be an error."""
-    try:
-        backend.encode_batch_fast(["A word, 2 numbers: 17\n", "\u00e9\U0001f600"])
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library also panics
-        raise ModelUnavailable(f"{description} cannot be used: {error!s:.200}") from None
-
-
-def _state(part: Any) -> dict[str, Any] | None:
-    """The JSON of one part of a tokenizer, None where it has no such part."""
-    # The pickled state is that JSON; writing or parsing the whole file would take a second.
-    return json.loads(part.__getstate__()) if part is not None else None
 
 
 def _template(
