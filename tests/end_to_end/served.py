@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from inline_codecs import Inlined
 from routers import start_router
 from shoal.cluster.router import Router
 from shoal.engine import EngineOptions
@@ -26,9 +27,10 @@ def run_served(
 
     async def main() -> None:
         router = await start_router(options, folders, tokenizers, builder)
+        codecs = {name: Inlined(tokenizer) for name, tokenizer in tokenizers.items()}
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         serving = serve_until_stopped(
-            router, tokenizers, options.services, ServerOptions(port=0), stop, ready.set_result
+            router, codecs, options.services, ServerOptions(port=0), stop, ready.set_result
         )
         server = asyncio.create_task(serving)
         try:

@@ -1,7 +1,6 @@
 """A fake cluster whose services and engines come and go, and a client of operators."""
 
 import asyncio
-import threading
 from dataclasses import replace
 
 from serve_builders import (
@@ -123,16 +122,19 @@ class Operator:
     def __init__(self, cluster, folder, workers=None, **options):
         self.cluster = cluster
         self.pulled = []
+        self.tokenizers = []
         self.progress = ("downloading", 1, 4)
-        self.release = threading.Event()
+        self.release = asyncio.Event()
         self.release.set()
 
-        def pull(service, progress=None):
+        async def pull(service, progress):
             progress(*self.progress)
-            assert self.release.wait(60)
+            async with asyncio.timeout(60):
+                await self.release.wait()
             progress("checking", 4, 4)
             self.pulled.append(service.name)
-            return PulledService(service, folder, ByteTokenizer(has_chat_template="base" not in service.name))
+            self.tokenizers.append(ByteTokenizer(has_chat_template="base" not in service.name))
+            return PulledService(service, folder, self.tokenizers[-1])
 
         app = create_app(
             cluster,

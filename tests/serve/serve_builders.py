@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from inline_codecs import InlineCodec
 from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
@@ -50,7 +51,7 @@ SERVICES = (
 )
 
 
-class ByteTokenizer:
+class ByteTokenizer(InlineCodec):
     """One token for each byte of UTF-8; ``encode`` adds a begin token. Special tokens are shown as <id>."""
 
     vocab_size = VOCAB
@@ -62,10 +63,10 @@ class ByteTokenizer:
     def __init__(self, has_chat_template: bool = True, template: str | None = None) -> None:
         self.has_chat_template = has_chat_template
         self.template = template or self.template
-        self.threads: list[int] = []
+        self.encoded: list[str] = []
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        self.threads.append(threading.get_ident())
+        self.encoded.append(text)
         return [BOS] * add_special_tokens + [byte + FIRST_BYTE for byte in text.encode()]
 
     def token_bytes(self, token: int) -> bytes:

@@ -121,6 +121,24 @@ def test_a_service_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     with_operator(test, tmp_path)
 
 
+def test_the_tokenizer_of_a_service_is_closed_when_the_service_is_gone(tmp_path):
+    async def test(operator):
+        await operator.done(await operator.add(**NEW))
+        [tokenizer] = operator.tokenizers
+        operator.cluster.administration.hold.clear()
+        response = await operator.client.delete("/admin/services/new")
+        await until(lambda: operator.cluster.administration.held)
+        assert not tokenizer.closed  # requests that are being prepared may need it
+        operator.cluster.administration.hold.set()
+        await operator.done(response)
+        assert tokenizer.closed == 1
+
+        await operator.done(await operator.add(**NEW | {"model": "gemma3-270m"}), "failed")
+        assert [one.closed for one in operator.tokenizers] == [1, 1]
+
+    with_operator(test, tmp_path)
+
+
 def test_something_unexpected_fails_the_operation_and_is_told_in_the_log_alone(tmp_path, caplog):
     async def test(operator):
         operator.progress = ("a", "too", "many", "arguments")

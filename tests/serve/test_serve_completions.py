@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
@@ -386,25 +385,6 @@ def test_what_a_request_leaves_out_is_the_services():
     asyncio.run(main())
     taken = [(request.sampling.temperature, request.sampling.top_k) for request in engine.submitted]
     assert taken == [(0.5, 40), (0, 3)] * 2
-
-
-def test_long_text_is_tokenised_off_the_event_loop():
-    tokenizers = make_tokenizers()
-    app = create_app(FakeEngine(context=20_000), tokenizers, SERVICES)
-
-    async def main():
-        async with make_client(app) as client:
-            for text in ("short", "long" * 2000):
-                assert (await client.post(COMPLETIONS, json=completion(prompt=text))).status_code == 200
-                response = await client.post(CHAT, json=chat(messages=[{"role": "user", "content": text}]))
-                assert response.status_code == 200
-
-    asyncio.run(main())
-    here = threading.get_ident()
-    for tokenizer in tokenizers.values():
-        short, long = tokenizer.threads
-        assert short == here
-        assert long != here
 
 
 def test_importing_the_server_loads_no_torch():

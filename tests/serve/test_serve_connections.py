@@ -8,6 +8,7 @@ import resource
 import socket
 import sys
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -354,10 +355,11 @@ def test_accepting_goes_on_after_errors_with_one_line_in_the_log(monkeypatch, ca
     assert len(caplog.records) <= 1
 
 
+TESTS = Path(__file__).parents[1]
 PROGRAM = """
 import asyncio, resource, sys
 import psutil
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 from serve_builders import SERVICES, FakeEngine, make_tokenizers
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 async def main():
@@ -374,7 +376,7 @@ asyncio.run(main())
 def test_a_server_with_few_files_answers_while_many_connections_are_idle():
     async def main():
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PROGRAM, os.path.dirname(__file__)),
+            *(sys.executable, "-c", PROGRAM, *map(str, (TESTS, TESTS / "serve"))),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from serve_builders import until
 
+from inline_codecs import InlineCodec
 from routers import QUICK, start_router
 from shoal.cluster.options import RestartOptions
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
@@ -31,7 +32,7 @@ def engine_builders(monkeypatch):
 def run_served(builders, options, scenario, **cluster):
     """Run ``scenario(client, router)`` against a server in front of engine processes."""
 
-    class Tokenizer(builders.ByteTokenizer):
+    class Tokenizer(builders.ByteTokenizer, InlineCodec):
         has_chat_template = True
 
         def least_tokens(self, text):

@@ -23,18 +23,19 @@ TESTS = Path(__file__).parents[1]
 
 PROGRAM = """
 import asyncio, pathlib, sys
-sys.path[:0] = sys.argv[1:3]
-import engine_builders, serve_builders
+sys.path[:0] = sys.argv[1:4]
+import engine_builders, inline_codecs, serve_builders
 from shoal.cluster.options import EnginePlan
 from shoal.serve import ServerOptions, launch, model_source
 
-class Tokenizer(engine_builders.ByteTokenizer):
+class Tokenizer(engine_builders.ByteTokenizer, inline_codecs.InlineCodec):
     has_chat_template = True
     def least_tokens(self, text):
         return 0
-    @classmethod
-    def from_folder(cls, folder, chat_template=None):
-        return cls()
+
+class Tokenizers(launch.Tokenizers):
+    async def load(self, folder, chat_template=None):
+        return Tokenizer()
 
 class Router(launch.Router):
     @classmethod
@@ -49,19 +50,19 @@ class Router(launch.Router):
             plans, folders, tokenizers, backend, cluster, progress=progress, builder=engine_builders.BUILDER
         )
 
-model_source.Tokenizer, launch.Router = Tokenizer, Router
-model_source.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[4])
+launch.Tokenizers, launch.Router = Tokenizers, Router
+model_source.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[5])
 launch.check_model = lambda name: None
-plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[3]))]
-server = ServerOptions(port=int(sys.argv[5]))
-cluster = launch.ClusterOptions(heartbeat_s=0.3, hung_after_s=float(sys.argv[6]))
+plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[4]))]
+server = ServerOptions(port=int(sys.argv[6]))
+cluster = launch.ClusterOptions(heartbeat_s=0.3, hung_after_s=float(sys.argv[7]))
 launch.run_server(plans, server, cluster, on_ready=lambda url, router: print(url, flush=True))
 print("ended", flush=True)
 """
 
 
 async def launch(model, folder="none", stderr=None, port=0, hung_after_s=10.0):
-    arguments = [TESTS / "serve", TESTS / "engine", model, folder, port, hung_after_s]
+    arguments = [TESTS, TESTS / "serve", TESTS / "engine", model, folder, port, hung_after_s]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PROGRAM, *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
@@ -85,6 +86,17 @@ def test_engines_on_cpus_may_not_ask_for_more_memory_together_than_the_machine_h
     plans = [EnginePlan(name=name, options=options) for name in "xy"]
     with pytest.raises(ConfigError, match=r"2 engines on the CPU ask for .* together, but the machine has"):
         run_server(plans, ServerOptions(port=free_port()))
+
+
+def test_a_tokenizer_that_cannot_be_read_ends_the_start(monkeypatch, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    monkeypatch.setattr("shoal.serve.launch.check_model", lambda name: None)
+    monkeypatch.setattr("shoal.serve.model_source.resolve_model", lambda name, progress: tmp_path)
+    services = (Service(name="a", model="a"), Service(name="b", model="a"))
+    plans = [EnginePlan(name="0", options=EngineOptions(services=services))]
+    with pytest.raises(ModelUnavailable, match=r"tokenizer\.json cannot be read"):
+        run_server(plans, ServerOptions(port=free_port()))
+    assert not [child for child in psutil.Process().children() if "tokenizer" in str(child.cmdline())]
 
 
 def test_server_answers_until_it_is_told_to_stop(tmp_path):

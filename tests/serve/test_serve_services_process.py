@@ -7,6 +7,7 @@ import httpx
 import pytest
 from serve_builders import InlineWorkers, until
 
+from inline_codecs import InlineCodec
 from routers import start_router
 from shoal.serve import ServerOptions, create_app
 from shoal.serve.model_source import PulledService
@@ -59,7 +60,7 @@ class Operator:
 def run_changing(builders, scenario, model="fake?step_ms=1"):
     """Run ``scenario(operator)``; every model that is added is at hand at once."""
 
-    class Tokenizer(builders.ByteTokenizer):
+    class Tokenizer(builders.ByteTokenizer, InlineCodec):
         has_chat_template = False
 
         def least_tokens(self, text):
@@ -68,7 +69,7 @@ def run_changing(builders, scenario, model="fake?step_ms=1"):
         def token_bytes(self, token):
             return bytes([token]) if token < 256 else b""
 
-    def pull(service, progress=None):
+    async def pull(service, progress):
         return PulledService(service, Path("/nowhere"), Tokenizer())
 
     async def main():

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from msgspec import Struct
 from starlette.responses import Response
@@ -22,14 +21,11 @@ from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics import ServerMetrics
 from shoal.serve.options import ServerOptions
 from shoal.serve.parse import Body, parse_body, parse_bytes
-from shoal.serve.prompts import encode_prompt
+from shoal.serve.prompts import encode_prompts
 from shoal.serve.responses import ModelCard, encode
 from shoal.serve.unknown_fields import IgnoredFields
 from shoal.serve.workers import Workers
 
-# Prompts with more characters than this are tokenised in a thread, so that streams go on meanwhile.
-_LONG_TEXT_CHARACTERS = 1024
-_MAX_TOKENISER_THREADS = 2
 # A token is about 4 bytes of text, and JSON may escape a character with 6 or 12.
 _BODY_BYTES_PER_TOKEN = 64
 _MIN_BODY_BYTES = 2**20
@@ -78,7 +74,6 @@ class Api:
         self._max_body_bytes = options.max_body_bytes
         self._parse_lock = asyncio.Lock()
         self._ignored = IgnoredFields() if options.unknown_fields == "ignore" else None
-        self._tokeniser_threads = CapacityLimiter(_MAX_TOKENISER_THREADS)
         self._served: dict[str, _Served] = {}
         for service in services:
             self.add_service(service, tokenizers[service.name])
@@ -88,9 +83,10 @@ class Api:
         self._served[service.name] = _Served(service, tokenizer)
         self.metrics.add_service(service)
 
-    def remove_service(self, name: str) -> None:
-        """Let clients ask for a service no more; its metrics stay."""
-        self._served.pop(name, None)
+    def remove_service(self, name: str) -> TextCodec | None:
+        """Let clients ask for a service no more; its metrics stay. Returns its tokenizer, if it was there."""
+        served = self._served.pop(name, None)
+        return None if served is None else served.tokenizer
 
     @property
     def services(self) -> Mapping[str, Service]:
@@ -199,21 +195,16 @@ class Api:
     ) -> list[list[int]]:
         """Token ids of all prompts; those that were sent as ids stay as they are.
 
-        Raises InvalidRequest for texts that leave no room for output, unless they may have any length.
+        Raises InvalidRequest for texts that leave no room for output, unless they may have any length, and
+        ServiceUnavailable.
         """
         tokenizer, limits = self.tokenizer(service), self.limits(service)
-
-        def encode_all() -> list[list[int]]:
-            return [encode_one(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-
-        def encode_one(text: str) -> list[int]:
-            if any_length:
-                return tokenizer.encode(text, add_special_tokens)
-            return encode_prompt(tokenizer, limits, service, text, add_special_tokens)
-
-        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= _LONG_TEXT_CHARACTERS:
-            return encode_all()
-        return await to_thread.run_sync(encode_all, limiter=self._tokeniser_threads)
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if not texts:
+            return [prompt for prompt in prompts if not isinstance(prompt, str)]
+        if any_length:
+            return (await tokenizer.encode_texts(texts, add_special_tokens)).tokens
+        return await encode_prompts(tokenizer, limits, service, texts, add_special_tokens)
 
 
 def json_response(value: Struct) -> Response:

@@ -34,6 +34,7 @@ from shoal.serve.options import ServerOptions
 from shoal.serve.server_endpoints import ServerEndpoints
 from shoal.serve.stateless.endpoints import ResponsesEndpoints
 from shoal.serve.token_endpoints import TokenEndpoints
+from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.workers import WorkerProcesses, Workers
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
@@ -49,15 +50,15 @@ def create_app(
     workers: Workers | None = None,
     hosts: frozenset[str] | None = None,
     engine_options: EngineOptions | None = None,
-    pull: PullService = pull_service,
+    pull: PullService | None = None,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: tells when the server drains; by default it never does.
     workers: run long work outside the event loop; by default in other processes. hosts: names that the Host
     header may have; None: any. engine_options: what engines are built from that operators add, where they say
-    nothing else. pull: fetches the models of services that operators add. Raises ConfigError if an API key
-    names a service that there is not.
+    nothing else. pull: fetches the models of services that operators add; by default as at the start.
+    Raises ConfigError if an API key names a service that there is not.
     """
     lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
     api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses())
@@ -91,7 +92,7 @@ def create_app(
         app.add_middleware(AllowedHosts, hosts=hosts)
     app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
     generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
-    admin = ClusterAdmin(api, engine_options, pull)
+    admin = ClusterAdmin(api, engine_options, pull or partial(pull_service, Tokenizers()))
     for endpoints in (
         generation,
         ResponsesEndpoints(api),

@@ -1,7 +1,7 @@
 """What the HTTP server needs from engines and a tokenizer.
 
-``shoal.cluster.router.Router`` and ``shoal.models.Tokenizer`` provide it. These are protocols, so that the
-server can run in front of anything that serves requests.
+``shoal.cluster.router.Router`` and ``shoal.serve.tokenizers.ServedTokenizer`` provide it. These are
+protocols, so that the server can run in front of anything that serves requests.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.engine.reader import Delta
 from shoal.models.chat_template import ChatTemplate
+from shoal.models.tokenizer_messages import Encoded, Tokenized
 
 
 class DeltaStream(Protocol):
@@ -34,17 +35,35 @@ class DeltaStream(Protocol):
 
 
 class TextCodec(Protocol):
-    """Text and chats to tokens, and tokens to bytes."""
+    """Text and chats to tokens, and tokens to text and bytes.
+
+    What may take long happens outside the event loop, and short texts need not wait for long ones.
+    """
 
     @property
     def has_chat_template(self) -> bool:
         """Whether ``chat_template`` exists."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Renders chats as text; raises InvalidRequest where there is none."""
+
+    async def encode_texts(
+        self, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
+    ) -> Encoded:
+        """Token ids of texts, up to the first that has more than ``most_tokens``; None: of all.
+
+        Raises InvalidRequest for a text that cannot be encoded, and ServiceUnavailable.
+        """
+
+    async def tokenize(self, text: str, add_special_tokens: bool, with_strings: bool) -> Tokenized:
+        """Token ids of a text as JSON, and the text of each if ``with_strings``; raises the same."""
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of many tokens, special ones included; raises the same."""
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``tokens``."""
+        """The text of a few tokens."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; they may be a part of a character."""
@@ -52,12 +71,8 @@ class TextCodec(Protocol):
     def special_token(self, text: str) -> int | None:
         """The special token with this text; None where there is none."""
 
-    def least_tokens(self, text: str) -> int:
-        """A lower bound of the tokens of ``text``, cheap to compute; 0 where none is known."""
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """Renders chats as text; raises InvalidRequest where there is none."""
+    def close(self) -> None:
+        """No text will be encoded any more; only once."""
 
 
 class Administration(Protocol):

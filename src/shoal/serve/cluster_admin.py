@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import count
 
-from anyio import to_thread
-
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.config.devices import EngineDevice
@@ -84,7 +82,11 @@ class ClusterAdmin:
             try:
                 pulled = await self._pulled(service, operation)
                 _say(operation, f"loading {service.model}")
-                await self._changes.add_service(pulled.service, pulled.folder, pulled.tokenizer, engines)
+                try:
+                    await self._changes.add_service(pulled.service, pulled.folder, pulled.tokenizer, engines)
+                except BaseException:
+                    pulled.tokenizer.close()
+                    raise
                 self._api.add_service(pulled.service, pulled.tokenizer)
             finally:
                 del self._arriving[name]
@@ -100,7 +102,7 @@ class ClusterAdmin:
             raise Conflict(f"service {name!r} is the last one; add another before, or unload it")
         if name in self._api.services:
             self._leaving[name] = self._api.services[name]
-        self._api.remove_service(name)
+        tokenizer = self._api.remove_service(name)
 
         async def work(operation: Operation) -> None:
             _say(operation, f"waiting for the requests of {name}")
@@ -108,6 +110,8 @@ class ClusterAdmin:
                 await self._changes.remove_service(name)
             finally:
                 self._leaving.pop(name, None)
+                if tokenizer is not None:
+                    tokenizer.close()
 
         return self.operations.start("remove_service", name, work)
 
@@ -198,7 +202,7 @@ class ClusterAdmin:
 
         _say(operation, f"looking for {service.model}")
         try:
-            return await to_thread.run_sync(self._pull, service, report, abandon_on_cancel=True)
+            return await self._pull(service, report)
         finally:
             ended.set()
 

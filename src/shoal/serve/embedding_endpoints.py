@@ -28,6 +28,7 @@ from shoal.serve.responses import (
     PromptTokensDetails,
     Usage,
     encode,
+    encoded,
 )
 
 # So many inputs of a request are in the engine's queue at once; a client may send thousands.
@@ -119,7 +120,7 @@ class EmbeddingFormat:
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """One vector for each output."""
-        data = [Embedding(index, self._vector(output)) for index, output in enumerate(outputs)]
+        data = [encoded(Embedding(index, self._vector(output))) for index, output in enumerate(outputs)]
         counts = EmbeddingUsage(usage.prompt_tokens, usage.total_tokens)
         return encode(EmbeddingList(data, self._model, counts))
 

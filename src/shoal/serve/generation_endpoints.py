@@ -67,7 +67,7 @@ class GenerationEndpoints:
         default = None if whole_context else default_max_tokens
         sampling = body.sampling(card.sampling_defaults, default)
         echoed = partial(self._echo, body, tokens) if body.echo else None
-        return self._generate(
+        return await self._generate(
             request, body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, silent=body.only_echoes
         )
 
@@ -92,7 +92,7 @@ class GenerationEndpoints:
         with errors_named(field_names):
             # The template writes every special token itself.
             tokens = await self._encode(body, [chat.text], add_special_tokens=False)
-        return self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
+        return await self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
 
     def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
         """Text of a prompt: as it was sent, unless that was as token ids or it was cut."""
@@ -115,7 +115,7 @@ class GenerationEndpoints:
             max(1, body.output_limit() or 1),
         )
 
-    def _generate(
+    async def _generate(
         self,
         http_request: Request,
         body: GenerationBody,
@@ -130,7 +130,8 @@ class GenerationEndpoints:
     ) -> GenerationResponse:
         tokenizer = self._api.tokenizer(body.model)
         if body.bad_words:
-            sampling = replace(sampling, banned_sequences=banned_sequences(tokenizer, body.bad_words))
+            banned = await banned_sequences(tokenizer, body.bad_words)
+            sampling = replace(sampling, banned_sequences=banned)
         request = GenerationRequest(
             id=f"{prefix}-{exchange_of(http_request.scope).id}",
             service=body.model,

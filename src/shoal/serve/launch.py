@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import psutil
@@ -17,9 +18,11 @@ from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.child import check_open_files
 from shoal.models import Progress, check_model
 from shoal.serve.address import check_address
-from shoal.serve.model_source import PulledService, check_template, pull_service
+from shoal.serve.backend import TextCodec
+from shoal.serve.model_source import FetchedService, check_template, fetch_service, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
+from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.workers import WorkerProcesses, Workers
 
 _log = logging.getLogger(__name__)
@@ -52,9 +55,9 @@ def run_server(
         _check_kv_memory(plans)
     for service in services.values():
         check_model(service.model)
-    pulled = [pull_service(service, on_download) for service in services.values()]
-    plans = [with_services(plan, [own.service for own in pulled]) for plan in plans]
-    server = _Server(plans, pulled, options, _named(cluster or ClusterOptions(), options))
+    fetched = [fetch_service(service, on_download) for service in services.values()]
+    plans = [with_services(plan, [own.service for own in fetched]) for plan in plans]
+    server = _Server(plans, fetched, options, _named(cluster or ClusterOptions(), options))
     # Not uvloop: Ctrl-C in a terminal would reach the child processes that it starts.
     asyncio.run(server.run(on_load, on_ready))
 
@@ -97,24 +100,32 @@ class _Server:
     def __init__(
         self,
         plans: Sequence[EnginePlan],
-        pulled: Sequence[PulledService],
+        fetched: Sequence[FetchedService],
         options: ServerOptions,
         cluster: ClusterOptions,
     ) -> None:
         self._plans = plans
-        self._services = [own.service for own in pulled]
-        self._folders = {own.service.name: own.folder for own in pulled}
-        self._tokenizers = {own.service.name: own.tokenizer for own in pulled}
+        self._services = [own.service for own in fetched]
+        self._folders = {own.service.name: own.folder for own in fetched}
         self._options = options
         self._cluster = cluster
 
     async def run(self, on_load: Callable[[str], None] | None, on_ready: OnReady | None) -> None:
         """Start the engines, serve, and end them."""
+        tokenizers = Tokenizers()
+        try:
+            await self._run(tokenizers, on_load, on_ready)
+        finally:
+            await tokenizers.aclose()
+
+    async def _run(
+        self, tokenizers: Tokenizers, on_load: Callable[[str], None] | None, on_ready: OnReady | None
+    ) -> None:
         stop = StopSignal()
         workers = WorkerProcesses()
         with stop.on_signals():
             warming = asyncio.create_task(_warm(workers))
-            starting = asyncio.create_task(self._start(workers, on_load))
+            starting = asyncio.create_task(self._start(tokenizers, workers, on_load))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
             stop_requested.cancel()
@@ -128,39 +139,47 @@ class _Server:
                 await asyncio.wait((warming,))
             if starting.cancelled():
                 return
-            router = starting.result()
+            router, codecs = starting.result()
             try:
                 await warming
                 from shoal.serve.server import serve_until_stopped
 
                 await serve_until_stopped(
                     router,
-                    self._tokenizers,
+                    codecs,
                     self._services,
                     self._options,
                     stop,
                     lambda url: _begin(url, router, on_ready),
                     workers,
                     self._plans[0].options,
+                    partial(pull_service, tokenizers),
                 )
             finally:
                 await router.close()
             _log.info("stopped, and all engines have ended")
 
-    async def _start(self, workers: Workers, on_load: Callable[[str], None] | None) -> Router:
+    async def _start(
+        self, tokenizers: Tokenizers, workers: Workers, on_load: Callable[[str], None] | None
+    ) -> tuple[Router, Mapping[str, TextCodec]]:
+        """The engines, and the tokenizers by service name."""
         for service in self._services:
             try:
                 await check_template(workers, service)
             except InvalidRequest as error:
                 raise ConfigError(f"chat_template of service {service.name!r}: {error}") from error
-        return await Router.start(
+        loading = (tokenizers.load(self._folders[own.name], own.chat_template) for own in self._services)
+        loaded = await asyncio.gather(*loading)
+        codecs = {service.name: codec for service, codec in zip(self._services, loaded, strict=True)}
+        router = await Router.start(
             self._plans,
             self._folders,
-            self._tokenizers,
+            codecs,
             make_backend(self._cluster),
             self._cluster,
             progress=on_load,
         )
+        return router, codecs
 
 
 def _begin(url: str, router: Router, on_ready: OnReady | None) -> None:
@@ -179,4 +198,4 @@ async def _warm(workers: WorkerProcesses) -> None:
     """Get ready for requests while engines load: start a process for workers, and import the HTTP server."""
     await asyncio.gather(workers.start(), asyncio.to_thread(import_module, "shoal.serve.server"))
     gc.collect()
-    gc.freeze()  # modules and tokenizers never die: collections between tokens need not walk them
+    gc.freeze()  # modules never die: collections between tokens need not walk them

@@ -12,6 +12,7 @@ from shoal.serve.responses import (
     PromptLogprob,
     PromptLogprobs,
     TopLogprob,
+    encoded,
 )
 from shoal.serve.text_offsets import TextOffsets
 
@@ -124,12 +125,11 @@ def prompt_logprobs(tokenizer: TextCodec, entries: Sequence[TokenLogprobs]) -> P
     for entry in entries:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
         ranked[entry.token] = (entry.logprob, entry.rank)
-        formatted.append(
-            {
-                str(token): PromptLogprob(_finite(logprob), rank, text(token))
-                for token, (logprob, rank) in ranked.items()
-            }
-        )
+        shown = {
+            str(token): PromptLogprob(_finite(logprob), rank, text(token))
+            for token, (logprob, rank) in ranked.items()
+        }
+        formatted.append(encoded(shown))
     return formatted
 
 

@@ -1,20 +1,33 @@
 """From a service to what serving it needs: its files, its sampling defaults and its tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from anyio import to_thread
+
 from shoal.core import InvalidRequest, Service
 from shoal.engine.sampling import with_sampling_defaults
-from shoal.models import Progress, Tokenizer, resolve_model
+from shoal.models import Progress, resolve_model
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve.backend import TextCodec
+from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
-class PulledService:
+class FetchedService:
     """A service whose model is on this machine."""
+
+    service: Service
+    """With every sampling default set."""
+    folder: Path
+    """Where its model is."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulledService:
+    """A service that can be served."""
 
     service: Service
     """With every sampling default set."""
@@ -24,8 +37,8 @@ class PulledService:
     """Its tokenizer."""
 
 
-PullService = Callable[[Service, Progress | None], PulledService]
-"""Downloads and converts what is missing; blocks for as long as that takes."""
+PullService = Callable[[Service, Progress], Awaitable[PulledService]]
+"""Downloads and converts what is missing, and reads the tokenizer, while the event loop goes on."""
 
 
 async def check_template(workers: Workers, service: Service) -> None:
@@ -42,13 +55,21 @@ async def check_template(workers: Workers, service: Service) -> None:
         raise InvalidRequest(str(error), param="chat_template") from None
 
 
-def pull_service(service: Service, progress: Progress | None = None) -> PulledService:
-    """Download and convert the model of ``service`` where that is needed, and read its tokenizer.
+def fetch_service(service: Service, progress: Progress | None = None) -> FetchedService:
+    """Download and convert the model of ``service`` where that is needed.
 
     Raises ModelUnavailable or ModelUnsupported.
     """
     folder = resolve_model(service.model, progress)
     (known,) = with_sampling_defaults((service,), {service.name: folder})
-    tokenizer = Tokenizer.from_folder(folder, service.chat_template)
-    tokenizer.least_tokens("")  # reads the vocabulary once, so that no request waits for it
-    return PulledService(known, folder, tokenizer)
+    return FetchedService(known, folder)
+
+
+async def pull_service(tokenizers: Tokenizers, service: Service, progress: Progress) -> PulledService:
+    """The same for a running server, with its tokenizer.
+
+    Raises ModelUnavailable, ModelUnsupported, or ConfigError for a chat template that is not valid.
+    """
+    fetched = await to_thread.run_sync(fetch_service, service, progress, abandon_on_cancel=True)
+    tokenizer = await tokenizers.load(fetched.folder, service.chat_template)
+    return PulledService(fetched.service, fetched.folder, tokenizer)

@@ -146,7 +146,7 @@ class OllamaEndpoints:
             await self._load(body.model, kept_s)
             return _json({"model": body.model, "embeddings": []})
         return await self._embed(
-            request, body, kept_s, arrival_ns, lambda format: OllamaEmbeddings(format, body.model, arrival_ns)
+            request, body, kept_s, arrival_ns, lambda _: OllamaEmbeddings(body.model, arrival_ns)
         )
 
     async def embeddings(self, request: Request) -> Response:
@@ -157,7 +157,7 @@ class OllamaEndpoints:
         if not body.prompt:
             await self._load(body.model, kept_s)
             return _json({"embedding": []})
-        return await self._embed(request, body, kept_s, arrival_ns, OllamaEmbedding)
+        return await self._embed(request, body, kept_s, arrival_ns, lambda _: OllamaEmbedding())
 
     async def _embed(
         self,

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
+from shoal.engine.batch import read_embedding
 from shoal.engine.reader import Delta
 from shoal.serve.exchange import Exchange
 from shoal.serve.formats import Format, Output
 from shoal.serve.generation_response import Framing
-from shoal.serve.responses import Usage, encode
+from shoal.serve.responses import Usage, encode, encoded
 
 JSON_LINES = Framing(
     lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""
@@ -89,10 +90,7 @@ class OllamaFormat:
 
 
 class OllamaEmbedding:
-    """One embedding in the shape of Ollama's older endpoint, made of that of another format."""
-
-    def __init__(self, openai: Format) -> None:
-        self._openai = openai
+    """One embedding in the shape of Ollama's older endpoint."""
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
         """Nothing."""
@@ -104,19 +102,17 @@ class OllamaEmbedding:
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """The vector."""
-        (vector,) = self._vectors(outputs, usage)
+        (vector,) = self._vectors(outputs)
         return encode({"embedding": vector})
 
-    def _vectors(self, outputs: Sequence[Output], usage: Usage) -> list[list[float]]:
-        data = msgspec.json.decode(self._openai.full(outputs, usage))["data"]
-        return [entry["embedding"] for entry in data]
+    def _vectors(self, outputs: Sequence[Output]) -> list[list[float]]:
+        return [encoded(list(read_embedding(output.embedding or b""))) for output in outputs]
 
 
 class OllamaEmbeddings(OllamaEmbedding):
     """Embeddings of several texts."""
 
-    def __init__(self, openai: Format, model: str, arrival_ns: int) -> None:
-        super().__init__(openai)
+    def __init__(self, model: str, arrival_ns: int) -> None:
         self._model = model
         self._arrival_ns = arrival_ns
 
@@ -125,7 +121,7 @@ class OllamaEmbeddings(OllamaEmbedding):
         return encode(
             {
                 "model": self._model,
-                "embeddings": self._vectors(outputs, usage),
+                "embeddings": self._vectors(outputs),
                 "total_duration": time.monotonic_ns() - self._arrival_ns,
                 "load_duration": 0,
                 "prompt_eval_count": usage.prompt_tokens,

@@ -1,4 +1,4 @@
-"""Tokenises prompts, and rejects those that are too long before they use much memory."""
+"""Tokenises what requests bring, and rejects prompts that are too long before they use much memory."""
 
 from collections.abc import Sequence
 
@@ -6,31 +6,19 @@ from shoal.engine.info import ServiceInfo
 from shoal.engine.validation import check_prompt_length
 from shoal.serve.backend import TextCodec
 
-# Characters of the pieces in which the tokens of a long text are num_tokens.
-_PIECE_CHARACTERS = 2**15
 
-
-def banned_sequences(tokenizer: TextCodec, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+async def banned_sequences(tokenizer: TextCodec, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Token ids of words that an output must not have: each as a text begins with it, and behind a blank."""
     spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
-    encoded = [tuple(tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings]
-    return tuple(dict.fromkeys(filter(None, encoded)))
+    encoded = (await tokenizer.encode_texts(spellings, add_special_tokens=False)).tokens
+    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
 
 
-def encode_prompt(
-    tokenizer: TextCodec, limits: ServiceInfo, service: str, text: str, add_special_tokens: bool
-) -> list[int]:
-    """Token ids of ``text``; raises InvalidRequest early if they are far too many.
-
-    Before, their number is estimated: a tokenizer needs a hundred bytes and more for each token.
-    """
-    check_prompt_length(limits, service, tokenizer.least_tokens(text), at_least=True)
-    if len(text) > _PIECE_CHARACTERS:
-        num_tokens = 0
-        for start in range(0, len(text), _PIECE_CHARACTERS):
-            num_tokens += len(
-                tokenizer.encode(text[start : start + _PIECE_CHARACTERS], add_special_tokens=False)
-            )
-            # The cuts between pieces add tokens, but fewer than the text itself has.
-            check_prompt_length(limits, service, num_tokens // 2, at_least=True)
-    return tokenizer.encode(text, add_special_tokens)
+async def encode_prompts(
+    tokenizer: TextCodec, limits: ServiceInfo, service: str, texts: Sequence[str], add_special_tokens: bool
+) -> list[list[int]]:
+    """Token ids of ``texts``; raises InvalidRequest early if one has far too many."""
+    encoded = await tokenizer.encode_texts(texts, add_special_tokens, limits.max_total_tokens - 1)
+    if encoded.at_least is not None:
+        check_prompt_length(limits, service, encoded.at_least, at_least=True)
+    return encoded.tokens

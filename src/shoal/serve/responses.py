@@ -4,7 +4,7 @@ They are msgspec structs because a stream encodes one every few tokens. ``stop_r
 the stop string or token id that ended the output.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -13,6 +13,16 @@ from shoal.core import SamplingDefaults
 
 FinishReasonName = Literal["stop", "length", "tool_calls"]
 encode = msgspec.json.Encoder().encode
+
+Value = TypeVar("Value")
+
+
+def encoded(value: Value) -> Value:
+    """``value`` as JSON already, to be put into something larger.
+
+    Encoding megabytes at once would hold the interpreter's lock for as long, and all streams up.
+    """
+    return cast(Value, msgspec.Raw(encode(value)))
 
 
 class ErrorBody(Struct):

@@ -22,6 +22,7 @@ from shoal.serve.hosts import allowed_hosts
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.listener import Listener
 from shoal.serve.logs import log_config
+from shoal.serve.model_source import PullService
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
 from shoal.serve.workers import Workers
@@ -49,20 +50,21 @@ async def serve_until_stopped(
     on_ready: Callable[[str], None] | None = None,
     workers: Workers | None = None,
     engine_options: EngineOptions | None = None,
+    pull: PullService | None = None,
 ) -> None:
     """Serve HTTP until ``stop`` is asked, then drain.
 
     While draining, new requests get a 503. Running requests continue for ``options.drain_s``, or until
     ``stop`` is asked again, and then end with an error. on_ready: called with the base URL when the server
-    takes requests. workers: see ``create_app``. Raises ConfigError if the address is in use, or if the
-    process can open no connections.
+    takes requests. workers, engine_options, pull: see ``create_app``. Raises ConfigError if the address is in
+    use, or if the process can open no connections.
     """
     limit = connection_limit(options.max_connections)
     listen_socket = listen(options)
     host, port = listen_socket.getsockname()[:2]
     lifecycle = Lifecycle()
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
-    app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options)
+    app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options, pull)
     server = _Server(_uvicorn_config(app, options))
     log_warnings(options, host)
     # Without sockets: the listener accepts the connections.

@@ -1,10 +1,9 @@
 """The endpoints of vLLM that tokenise: /tokenize and /detokenize."""
 
-from collections.abc import Sequence
 from typing import cast
 
-from anyio import to_thread
 from fastapi import FastAPI, Request
+from msgspec import Raw
 from starlette.responses import Response
 
 from shoal.core import InvalidRequest
@@ -28,7 +27,7 @@ class TokenEndpoints:
             ("/tokenize", self.tokenize, Tokenized, TokenizeBody),
             ("/detokenize", self.detokenize, Detokenized, DetokenizeBody),
         ):
-            documented = returns(response, response.__doc__ or "") | fails(400, 404, 413, 415)
+            documented = returns(response, response.__doc__ or "") | fails(400, 404, 413, 415, 503)
             app.post(path, responses=documented, openapi_extra=takes(body))(endpoint)
 
     async def tokenize(self, request: Request) -> Response:
@@ -42,15 +41,11 @@ class TokenEndpoints:
             layout = body.layout(template.source, thinks=True)
             text = await chat_text(self._api, body.model, conversation, layout, tools)
         adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens
-        (tokens,) = await self._api.encode(body.model, [text], adds, any_length=True)
-        strings = None
-        if body.return_token_strs:
-            strings = await to_thread.run_sync(self._strings, body.model, tokens)
-        return json_response(Tokenized(len(tokens), card.max_model_len, tokens, strings))
-
-    def _strings(self, service: str, tokens: Sequence[int]) -> list[str]:
-        token_bytes = self._api.tokenizer(service).token_bytes
-        return [token_bytes(token).decode(errors="replace") for token in tokens]
+        told = await self._api.tokenizer(body.model).tokenize(text, adds, bool(body.return_token_strs))
+        # JSON that is only put together here.
+        tokens = cast("list[int]", Raw(told.tokens))
+        strings = None if told.strings is None else cast("list[str]", Raw(told.strings))
+        return json_response(Tokenized(told.count, card.max_model_len, tokens, strings))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens included."""
@@ -63,6 +58,4 @@ class TokenEndpoints:
                 f"token ids go from 0 to {limit - 1}",
                 param="tokens",
             )
-        decode = self._api.tokenizer(body.model).decode
-        # A long list takes its time, and other clients shall not wait for it.
-        return json_response(Detokenized(await to_thread.run_sync(decode, body.tokens, False)))
+        return json_response(Detokenized(await self._api.tokenizer(body.model).detokenize(body.tokens)))

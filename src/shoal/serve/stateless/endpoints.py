@@ -39,7 +39,7 @@ class ResponsesEndpoints:
         app.post("/v1/responses", responses=documented | errors, openapi_extra=takes(ResponsesBody))(
             self.create
         )
-        counted = returns(InputTokenCount, InputTokenCount.__doc__ or "") | fails(400, 404, 413, 415)
+        counted = returns(InputTokenCount, InputTokenCount.__doc__ or "") | fails(400, 404, 413, 415, 503)
         app.post(f"/v1/responses/{_COUNT}", responses=counted, openapi_extra=takes(ResponsesBody))(self.count)
         for method, path in (
             ("GET", "/v1/responses/{response_id}"),
@@ -91,7 +91,7 @@ class ResponsesEndpoints:
             chat.sampling,
             chat.reading,
             None if reported is None else LogprobFormatter(tokenizer, reported),
-            lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+            tokenizer.token_bytes,
         )
         api, framing = self._api, Framing(_event, end=b"", error=format.error)
         return GenerationResponse(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pydantic import BaseModel
@@ -35,13 +36,14 @@ class ResponsesFormat:
         sampling: SamplingParams,
         reading: ChatReading,
         logprobs: LogprobFormatter | None,
-        count_tokens: Callable[[str], int],
+        token_bytes: Callable[[int], bytes],
     ) -> None:
-        """count_tokens: the tokens of a text."""
+        """token_bytes: the text of a token."""
         self._response = _begun(response_id, body, sampling)
         self._reading = reading
         self._logprobs = logprobs
-        self._count_tokens = count_tokens
+        self._token_bytes = token_bytes
+        self._tokens: list[int] = []
         self._items = OutputItems(reading.call_id)
         self._parser = reading.parser()
         self._finish: FinishReason | None = None
@@ -56,6 +58,7 @@ class ResponsesFormat:
             yield self._event(event)
 
     def _add(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        self._tokens += delta.tokens
         pieces = self._parser.push(delta.text)
         if delta.finish is not None:
             pieces += self._parser.finish(delta.finish is FinishReason.LENGTH)
@@ -89,7 +92,13 @@ class ResponsesFormat:
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """The response that is not streamed."""
         (output,) = outputs
-        whole = Delta(choice=0, text=output.text, logprobs=tuple(output.logprobs), finish=output.finish)
+        whole = Delta(
+            choice=0,
+            text=output.text,
+            tokens=tuple(output.tokens),
+            logprobs=tuple(output.logprobs),
+            finish=output.finish,
+        )
         for _ in self._add(whole):
             pass
         return encode(self._finished(usage))
@@ -100,15 +109,27 @@ class ResponsesFormat:
         response.status = "incomplete" if self._cut else "completed"
         response.incomplete_details = {"reason": "max_output_tokens"} if self._cut else None
         response.completed_at = None if self._cut else int(time.time())
-        reasoning = self._items.reasoning
         response.usage = ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(self._count_tokens(reasoning) if reasoning else 0),
+            OutputTokensDetails(self._reasoning_tokens()),
             usage.total_tokens,
         )
         return response
+
+    def _reasoning_tokens(self) -> int:
+        """How many output tokens have a part of the reasoning."""
+        reasoning = self._items.reasoning.encode()
+        if not reasoning:
+            return 0
+        texts = [self._token_bytes(token) for token in self._tokens]
+        begin = max(0, b"".join(texts).find(reasoning))
+        ends = accumulate(map(len, texts))
+        return sum(
+            begin < end and end - len(text) < begin + len(reasoning)
+            for text, end in zip(texts, ends, strict=True)
+        )
 
 
 def _begun(response_id: str, body: ResponsesBody, sampling: SamplingParams) -> ResponseObject:
