@@ -144,6 +144,46 @@ def test_one_that_is_postponed_may_be_cancelled_and_detached():
     assert scheduler.pool.live_blocks("a") == 0
 
 
+def test_nothing_is_to_be_done_at_any_time_for_one_that_is_postponed():
+    """It would starve by now, were it not left out on purpose."""
+    scheduler = make_scheduler(starvation_s=3 * STEP_NS / 1e9)
+    scheduler.submit(make_request(4, 3), 0)
+    plan = scheduler.schedule(0)
+    scheduler.update(plan, StepResult([[NO_TOKEN]], [STEP_NS], postponed=frozenset({0})), STEP_NS)
+    assert scheduler.schedule(90 * STEP_NS) == Idle(None)
+    scheduler.ready([0])
+    assert isinstance(scheduler.schedule(91 * STEP_NS), StepPlan)
+
+
+def test_one_that_is_postponed_does_not_stand_before_others_that_starve():
+    scheduler = make_scheduler(starvation_s=3 * STEP_NS / 1e9)
+    requests = [make_request(4, 9), make_request(4, 9)]
+    scheduler.submit_all(requests, 0)
+    plan = scheduler.schedule(0)
+    scheduler.update(plan, StepResult([[NO_TOKEN, 5]], [STEP_NS], postponed=frozenset({0})), STEP_NS)
+    [starving] = scheduler._guard.starving(scheduler._services.values(), 90 * STEP_NS)
+    assert starving.request.id == requests[1].id
+
+
+def test_one_that_is_postponed_does_not_decode_in_the_steps_of_others():
+    pool = make_pool(per_merged={"a": 1, "b": 1}, alike=True)
+    scheduler = make_scheduler(pool, weights={"a": "same", "b": "same"})
+    for name in "ab":
+        scheduler.submit(make_request(4, 9, id=name, service=name), 0)
+    first = scheduler.schedule(0)
+    scheduler.update(first, StepResult.of_step([5], STEP_NS), STEP_NS)
+    second = scheduler.schedule(STEP_NS)
+    late = second.sampled.index(second.seq_ids.index(1))
+    tokens = [NO_TOKEN if place == late else 6 for place in range(len(second.sampled))]
+    scheduler.update(second, StepResult([tokens], [STEP_NS], postponed=frozenset({late})), 2 * STEP_NS)
+    assert scheduler.postponed == [1]
+    third = scheduler.schedule(2 * STEP_NS)
+    assert third.seq_ids == (0,)
+    scheduler.update(third, StepResult.of_step([7], STEP_NS), 3 * STEP_NS)
+    scheduler.ready([1])
+    assert set(scheduler.schedule(3 * STEP_NS).seq_ids) == {0, 1}
+
+
 def test_nobody_is_preempted_for_a_slice_while_somebody_is_postponed():
     scheduler = make_scheduler(make_pool(6), admission=Slice(tokens=2))
     scheduler.submit_all([make_request(4, 9, ignore_eos=True) for _ in range(2)], 0)
