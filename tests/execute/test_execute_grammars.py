@@ -30,7 +30,7 @@ from shoal.core import (
     QueueFull,
     SamplingParams,
 )
-from shoal.execute import grammar_health, grammar_masks, grammar_pool
+from shoal.execute import grammar_health, grammar_masks, grammar_pool, grammar_worker
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_messages import Step, Told
 from shoal.execute.grammar_pool import GrammarLease, GrammarPool
@@ -358,7 +358,11 @@ def test_a_row_whose_grammar_cannot_be_used_gets_no_mask(steps: Steps) -> None:
     assert set(made.failures) == {0}
 
 
-def test_masks_that_take_too_long_end_their_own_request_only(steps: Steps, letters: Letters) -> None:
+def test_masks_that_take_too_long_end_their_own_request_only(
+    steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_worker, "MASK_CPU_S", 0.05)
+    monkeypatch.setattr(grammar_worker, "TOLD_CPU_S", 0.0)
     slow = Grammar(GrammarKind.LARK, SLOWER_AND_SLOWER)
     good = row(grammar=one_of("ab", "0"))
     assert not steps.follow((1, row(grammar=slow)), (2, good)).failures
