@@ -20,8 +20,8 @@ from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import prepare
-from shoal.config.units import LONGEST_S
 from shoal.core import Request, SyntheticPrompt
+from shoal.core.units import LONGEST_S
 from shoal.forecast import StepRows
 from shoal.forecast.device_specs import device_spec
 from shoal.forecast.model_spec import model_spec

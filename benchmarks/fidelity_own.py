@@ -50,8 +50,8 @@ from fidelity_own_report import (
 from fidelity_own_run import Outcome, Setting, data_sheet_times, load, profile_model, run_engine, simulate
 from fidelity_own_workload import CASES, capacity, make_requests
 from shoal.config.presets import PRESETS
-from shoal.config.units import parse_size
 from shoal.core import RequestRecord, ShoalError
+from shoal.core.units import parse_size
 from shoal.engine.build import default_threads
 from shoal.engine.profiling import ServiceMeasurements
 from shoal.engine.profiling_fit import fit_serving

@@ -28,8 +28,8 @@ from shoal.config.scenario import (
     ScenarioService,
 )
 from shoal.config.scenario_measured import compare_run, fit_scenario, with_overhead
-from shoal.config.units import LONGEST_S
 from shoal.core import ConfigError
+from shoal.core.units import LONGEST_S
 from shoal.forecast import measured_device, measured_model, read_meta
 from shoal.schedule import Aggressive
 from shoal.workload import WorkloadOptions

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.config.units import parse_size
 from shoal.core import ShoalError
+from shoal.core.units import parse_size
 from shoal.engine import Engine
 from shoal.engine.build import default_threads
 from shoal.execute.loading import ModelSet

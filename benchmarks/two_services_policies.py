@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.config.presets import PRESETS
-from shoal.config.units import LONGEST_S
+from shoal.core.units import LONGEST_S
 from shoal.schedule import Aggressive, PastFuture, SchedulerOptions
 
 DEDICATED = "dedicated"

@@ -15,9 +15,9 @@ from shoal.config.scenario_file import scenario_section
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_pool import capacity
 from shoal.config.scenario_run import time_alone
-from shoal.config.units import LONGEST_S
 from shoal.core import SLO, ConfigError
 from shoal.core.cluster import Link
+from shoal.core.units import LONGEST_S
 from shoal.forecast import FittedTimes, LatencyModel, LatencyProfile, StepRows, save_profile
 from shoal.forecast.device_specs import device_spec
 from shoal.forecast.model_spec import ModelSpec, model_spec

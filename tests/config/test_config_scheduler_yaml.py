@@ -10,7 +10,7 @@ from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scheduler_yaml import in_words, scheduler_settings, to_yaml
 from shoal.config.settings import scheduler_section
-from shoal.config.units import LONGEST_S
+from shoal.core.units import LONGEST_S
 from shoal.schedule import SchedulerOptions
 from shoal.schedule.admissions import ADMISSIONS, PastFuture, Slice
 from shoal.schedule.orders import ORDERS, DoublingBudget, Mlfq

@@ -11,8 +11,8 @@ import typer
 
 from shoal.config import Flag, flag_settings
 from shoal.config.sections import Section
-from shoal.config.units import parse_number
 from shoal.core import ConfigError
+from shoal.core.units import parse_number
 
 ConfigFile = Annotated[
     Path | None,

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from shoal.cluster.packing import MoveBudgets
-from shoal.config.units import format_size
+from shoal.core.units import format_size
 
 if TYPE_CHECKING:
     from shoal.engine import EngineOptions

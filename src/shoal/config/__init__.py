@@ -17,7 +17,7 @@ from shoal.config.flags import (
     Flag,
     flag_settings,
 )
-from shoal.config.units import format_duration, format_size, parse_duration, parse_number, parse_size
+from shoal.core.units import format_duration, format_size, parse_duration, parse_number, parse_size
 
 if TYPE_CHECKING:
     from shoal.config.presets import PRESETS, Preset

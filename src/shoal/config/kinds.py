@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.config.nodes import Listing, Node, Scalar, SettingError, Table, describe, problem
-from shoal.config.units import (
+from shoal.core import ConfigError
+from shoal.core.units import (
     format_byte_rate,
     format_duration,
     format_size,
@@ -16,7 +17,6 @@ from shoal.config.units import (
     parse_number,
     parse_size,
 )
-from shoal.core import ConfigError
 
 _TRUE = {"true", "yes", "on"}
 _FALSE = {"false", "no", "off"}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.config.units import LONGEST_S
+from shoal.core.units import LONGEST_S
 from shoal.schedule import (
     Admission,
     Aggressive,

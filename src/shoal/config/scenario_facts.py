@@ -9,7 +9,7 @@ from shoal.config.scenario_latency import link_section, overhead_section
 from shoal.config.scenario_moves import engine_link_section
 from shoal.config.scenario_pool import Deployment, Pools, capacity
 from shoal.config.scheduler_yaml import in_words
-from shoal.config.units import format_duration
+from shoal.core.units import format_duration
 from shoal.forecast import NO_OVERHEAD
 from shoal.simulate import EngineSpec
 from shoal.workload import Workload, WorkloadOptions

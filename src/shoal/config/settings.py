@@ -23,8 +23,8 @@ from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
-from shoal.config.units import LONGEST_S
 from shoal.core import ConfigError, Service
+from shoal.core.units import LONGEST_S
 from shoal.engine.build import default_threads
 from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS

@@ -10,8 +10,8 @@ from shoal.cluster.topology import Topology
 from shoal.config.kinds import Several, as_table, byte_rate, hint
 from shoal.config.nodes import Node, Table, parse_yaml, place_of, problem, read_yaml
 from shoal.config.sections import Rules, Section, section_of
-from shoal.config.units import format_byte_rate, format_size
 from shoal.core.cluster import ClusterSpec, Device, Link
+from shoal.core.units import format_byte_rate, format_size
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.config import format_duration, format_size, parse_duration, parse_number, parse_size
-from shoal.config.units import format_byte_rate, parse_byte_rate
+from shoal.core.units import format_byte_rate, parse_byte_rate
 
 
 @pytest.mark.parametrize(
