@@ -7,10 +7,19 @@ HTTP one. Importing this package is cheap: torch is loaded only when an engine i
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.core import SLO, SamplingParams, Service
+    from shoal.core import SLO, ConfigError, Grammar, InvalidRequest, SamplingParams, Service, ShoalError
     from shoal.engine.offline import Shoal
 
-__all__ = ["SLO", "SamplingParams", "Service", "Shoal"]
+__all__ = [
+    "SLO",
+    "ConfigError",
+    "Grammar",
+    "InvalidRequest",
+    "SamplingParams",
+    "Service",
+    "Shoal",
+    "ShoalError",
+]
 __version__ = "0.1.0"
 
 
@@ -24,3 +33,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(shoal.core, name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

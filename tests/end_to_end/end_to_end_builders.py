@@ -23,6 +23,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.engine import Engine, EngineOptions, assemble_engine
+from shoal.engine.batch import Batch, RequestOutput
 from shoal.execute.loading import LoadedModel, ModelLoader, ModelSet
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.kvcache import BlockPool, KVCacheOptions
@@ -166,6 +167,15 @@ def run_engine(
 _LOADER = ModelLoader(torch.device(DEVICE))
 _RECENT: deque[LoadedModel] = deque(maxlen=4)
 """Kept for runs to come: those of bundled models take seconds to load."""
+
+
+def run_batch(engine: Engine, batch: Batch) -> list[RequestOutput]:
+    """The outputs of a batch that has the engine to itself."""
+    batch.submit()
+    while batch.unfinished or engine.busy:
+        for event in engine.step():
+            batch.take(event)
+    return batch.outputs()
 
 
 def _load(options: EngineOptions, folders: Mapping[str, Path]) -> ModelSet:

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from end_to_end_builders import run_batch
 from execute_builders import make_model, make_prompt, tiny_config
 
 from at_hand import DEVICE
@@ -79,10 +80,10 @@ def answer(
     )
     engine, _ = build_engine(options, {SERVICE: folder}, wrap=wrap)
     made[0].stops = stops
-    batch = Batch(engine, progress=False)
+    batch = Batch(engine)
     for number, sampling in enumerate(params):
         batch.add("", SERVICE, make_prompt(9 + 5 * number, seed=number), sampling, Letters())
-    completions = [completion for output in batch.run() for completion in output.outputs]
+    completions = [completion for output in run_batch(engine, batch) for completion in output.outputs]
     stats = engine.stats()
     engine.close()
     return completions, made[0], stats

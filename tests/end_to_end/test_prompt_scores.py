@@ -15,6 +15,7 @@ from end_to_end_builders import (
     greedy_reference,
     make_request,
     reference_pass,
+    run_batch,
     run_engine,
 )
 from execute_builders import KINDS, make_model, make_prompt, tiny_config
@@ -169,12 +170,13 @@ class Letters:
 
 
 def test_a_batch_has_the_scores_of_each_prompt_once(folders: dict[str, Path]) -> None:
-    batch = Batch(tiny_engine(folders), progress=False)
+    engine = tiny_engine(folders)
+    batch = Batch(engine)
     sampling = SamplingParams(max_tokens=2, n=3, prompt_logprobs=TOP, embed=True)
     prompt = make_prompt(23)
     batch.add("scored", "llama", prompt, sampling, Letters())
     batch.add("plain", "llama", prompt, SamplingParams(max_tokens=2), Letters())
-    scored, plain = batch.run()
+    scored, plain = run_batch(engine, batch)
     assert scored.prompt_logprobs is not None
     assert scored.prompt_logprobs[0] is None
     assert_scores([one for one in scored.prompt_logprobs if one], folders["llama"], prompt, TOP)

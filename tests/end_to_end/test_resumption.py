@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end_builders import greedy_reference, make_request
+from end_to_end_builders import greedy_reference, make_request, run_batch
 from execute_builders import make_model, make_prompt, tiny_config
 
 from at_hand import DEVICE
@@ -60,10 +60,10 @@ def new_engine(folders: dict[str, Path]) -> NewEngine:
 
 def answer(engine: Engine, calls: Sequence[tuple[SamplingParams, Sequence[int]]]) -> list[Completion]:
     """What becomes of the prompt for each (parameters, output to go on from), all at once."""
-    batch = Batch(engine, progress=False)
+    batch = Batch(engine)
     for sampling, output in calls:
         batch.add("", MANY, PROMPT, sampling, Letters(), output=output, eos_token_ids=(EOS,))
-    return [completion for output in batch.run() for completion in output.outputs]
+    return [completion for output in run_batch(engine, batch) for completion in output.outputs]
 
 
 def check_logprobs(mine: Sequence[TokenLogprobs] | None, its: Sequence[TokenLogprobs] | None) -> None:

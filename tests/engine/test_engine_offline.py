@@ -1,26 +1,26 @@
+import gc
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from engine_builders import ByteTokenizer, build_fake, expected_tokens, make_request
+from engine_builders import expected_tokens, make_request
 
 import shoal.engine.offline as offline
 from shoal import SLO, SamplingParams, Service, Shoal
-from shoal.core import ConfigError, FinishReason, InvalidRequest, SamplingDefaults, derive_seed
+from shoal.core import ConfigError, FinishReason, InvalidRequest, QueueFull, SamplingDefaults, derive_seed
 from shoal.engine.choices import expand_choices
 from shoal.kvcache.options import KVCacheOptions
 
 SMALL = KVCacheOptions(memory_bytes=1 << 14, block_size=4)
 
 
-@pytest.fixture(autouse=True)
-def _fake_models(monkeypatch):
-    monkeypatch.setattr(offline, "build_engine", build_fake)
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
-    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())
+pytestmark = pytest.mark.usefixtures("fake_models")
 
 
 def greedy(**fields) -> SamplingParams:
@@ -198,6 +198,8 @@ def test_interrupt_cancels_everything_and_the_engine_goes_on():
         def interrupted_collect():
             if executor.steps == 5:
                 os.kill(os.getpid(), signal.SIGINT)
+                while not shoal._engine.interrupted():
+                    time.sleep(0.001)
             return collect()
 
         executor.collect = interrupted_collect
@@ -210,20 +212,20 @@ def test_interrupt_cancels_everything_and_the_engine_goes_on():
         assert output.text == expected_text("hello")
 
 
-def test_an_interrupt_while_prompts_are_queued_leaves_nothing_behind(monkeypatch):
+def test_a_prompt_that_the_engine_refuses_takes_the_others_with_it(monkeypatch):
     with Shoal("fake", kv_cache=SMALL) as shoal:
         submit = shoal._engine.submit
 
-        def interrupted_submit(request):
-            submit(request)
+        def refusing_submit(request):
             if request.prompt == [3]:
-                raise KeyboardInterrupt
+                raise QueueFull("no place", 1.0)
+            submit(request)
 
-        monkeypatch.setattr(shoal._engine, "submit", interrupted_submit)
-        with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(shoal._engine, "submit", refusing_submit)
+        with pytest.raises(QueueFull):
             shoal.generate([[1], [2], [3], [4]], greedy())
         stats = shoal.stats()
-        assert (stats.services["fake"].cancelled, stats.services["fake"].waiting) == (3, 0)
+        assert (stats.services["fake"].cancelled, stats.services["fake"].waiting) == (2, 0)
         assert stats.steps.count == 0
 
 
@@ -254,3 +256,67 @@ def test_standard_error_may_be_closed(monkeypatch):
     with Shoal("fake", kv_cache=SMALL) as shoal:
         [output] = shoal.generate("hello", greedy())
     assert output.text == expected_text("hello")
+
+
+def test_sampling_parameters_may_be_given_by_name():
+    with Shoal("fake", kv_cache=SMALL) as shoal:
+        talk = [{"role": "user", "content": "hi"}]
+        [four] = shoal.generate("hello", max_tokens=4, temperature=0)
+        [chat] = shoal.chat(talk, max_tokens=4, temperature=0)
+        for stop in ("w", ["w"], ("q", "w")):
+            [stopped] = shoal.generate("hello", max_tokens=40, temperature=0, stop=stop)
+            assert stopped.text == expected_text("hello", 40).partition("w")[0]
+        [biased] = shoal.generate("hello", max_tokens=4, temperature=0, logit_bias={97: 1.5})
+        with pytest.raises(InvalidRequest, match="max_token: unknown key, did you mean 'max_tokens'"):
+            shoal.generate("hello", max_token=4)
+        with pytest.raises(InvalidRequest, match=r"sampling= and parameters by name \(max_tokens\)"):
+            shoal.generate("hello", {"temperature": 0}, max_tokens=4)
+        with pytest.raises(InvalidRequest, match="max_tokens: 'four' has the wrong type"):
+            shoal.generate("hello", max_tokens="four")
+    assert four.text == biased.text == expected_text("hello", 4)
+    assert chat.text == expected_text("<user>hi<assistant>", 4)
+
+
+@pytest.mark.parametrize(
+    ("kv_memory", "size"), [("64MiB", 64 << 20), ("16 KiB", 1 << 14), (1 << 14, 1 << 14), (None, None)]
+)
+def test_the_memory_may_be_given_as_people_write_it(kv_memory, size):
+    options = KVCacheOptions(block_size=8)
+    with Shoal("fake", kv_memory=kv_memory, kv_cache=options) as shoal:
+        assert shoal.options.kv_cache == replace(options, memory_bytes=size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kv_memory": "64 apples"}, "kv_memory: expected a size such as 512MB, .* got '64 apples'"),
+        ({"kv_memory": 0}, "kv_memory must be at least 1 byte, got 0"),
+        ({"kv_memory": "1MiB", "kv_cache": SMALL}, "kv_memory and kv_cache.memory_bytes both"),
+    ],
+)
+def test_memory_that_means_nothing_is_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        Shoal("fake", **fields)
+
+
+def test_a_shoal_that_is_given_up_goes():
+    shoal = Shoal("fake", kv_cache=SMALL)
+    shoal.generate("hello", max_tokens=4)
+    engine, thread = weakref.ref(shoal._engine), shoal._runner.thread._thread
+    del shoal
+    gc.collect()
+    thread.join(30)
+    gc.collect()
+    assert engine() is None
+
+
+def test_the_package_shows_what_it_has_and_loads_no_torch():
+    code = (
+        "import sys, shoal; print(*dir(shoal)); shoal.SamplingParams; shoal.ShoalError\n"
+        "assert 'torch' not in sys.modules\n"
+        "from shoal import *; print(Shoal.__name__, Service.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown, named = done.stdout.splitlines()
+    assert {"Shoal", "Service", "SamplingParams", "SLO", "__version__", "__doc__"} <= set(shown.split())
+    assert named == "Shoal Service"

@@ -1,13 +1,11 @@
 """Requests that go on from output made before: readers, engines, engine processes, the offline interface."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from engine_builders import (
     EOS,
     ByteTokenizer,
-    build_fake,
     expected_tokens,
     make_engine,
     make_request,
@@ -16,7 +14,6 @@ from engine_builders import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shoal.engine.offline as offline
 from hypothesis_profiles import examples
 from shoal import SamplingParams, Shoal
 from shoal.core import Carried, FinishReason, InvalidRequest, RequestRecord, TokenEvent
@@ -129,10 +126,7 @@ def test_complete_output_ends_with_the_next_step_and_computes_nothing():
 
 
 @pytest.fixture
-def shoal(monkeypatch):
-    monkeypatch.setattr(offline, "build_engine", build_fake)
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
-    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())
+def shoal(fake_models):
     with Shoal("fake", kv_cache=KVCacheOptions(memory_bytes=1 << 14, block_size=4)) as shoal:
         yield shoal
 

@@ -162,7 +162,7 @@ def test_a_tokenizer_may_have_more_tokens_than_the_model(folder: Path, letters: 
     answers = []
     for tokenizer in (longer, shorter):
         masks = Masks(compile_grammar(tokenizer, grammar), [EOS], tokenizer.vocab_size)
-        answers.append(bits(masks.answer(Step([Told(1, [])], []))[1]))
+        answers.append(bits(masks.answer(Step([Told(1, [])], [], 1.0))[1]))
     assert answers[0] == answers[1]
     assert {letters.piece(token) for token in answers[0][0]} == {"a", "ab", "1"}
 

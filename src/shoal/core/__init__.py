@@ -1,9 +1,9 @@
 """The plain values that every other room uses.
 
 Here belong requests, sampling parameters, services, the step contract between scheduler and
-executor, counter-based randomness, metric formulas, errors, the lookup of a policy by name, and sizes and
-times as people write them (``units``). Nothing here does I/O, reads a clock, holds a tensor or knows a policy.
-Time is integer nanoseconds (``*_ns``); what people read is seconds (``*_s``).
+executor, counter-based randomness, metric formulas, errors, the lookup of a policy by name, and sizes
+and times as people write them (``units``). Nothing here does I/O, reads a clock, holds a tensor or knows
+a policy. Time is integer nanoseconds (``*_ns``); what people read is seconds (``*_s``).
 """
 
 from shoal.core.errors import (

@@ -196,18 +196,31 @@ class SamplingDefaults:
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams from fields by name; raises InvalidRequest also for unknown names and wrong types."""
+    """SamplingParams from fields by name; raises InvalidRequest also for unknown names and wrong types.
+
+    Several values may be a list, token biases a mapping, and one stop string may stand alone.
+    """
     known = tuple(SamplingParams.__dataclass_fields__)
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"possible here: {', '.join(known)}"
             raise InvalidRequest(f"{name}: unknown key, {hint}", param=name)
+    values = {name: _as_tuples(name, value) for name, value in given.items()}
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**values)
     except TypeError as error:
-        name = next(filter(lambda name: _has_wrong_type(name, given[name]), given))
+        name = next(filter(lambda name: _has_wrong_type(name, values[name]), values))
         raise InvalidRequest(f"{name}: {given[name]!r:.40} has the wrong type", param=name) from error
+
+
+def _as_tuples(name: str, value: Any) -> Any:
+    """A value with tuples in place of what may stand for them."""
+    if name == "stop" and isinstance(value, str):
+        return (value,)
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(_as_tuples("", one) for one in value) if isinstance(value, list) else value
 
 
 def _has_wrong_type(name: str, value: Any) -> bool:

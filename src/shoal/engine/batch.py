@@ -1,25 +1,33 @@
-"""A set of prompts that runs to its end in this process."""
+"""A set of prompts that runs to its end in this process, and its outputs."""
 
-import itertools
-import signal
 import struct
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import FrameType
+from itertools import chain, count
 
-from shoal.core import SLO, FinishReason, RequestRecord, SamplingParams, TokenEvent, TokenLogprobs
+from shoal.core import (
+    SLO,
+    FinishReason,
+    InvalidRequest,
+    Request,
+    RequestRecord,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 from shoal.core.service import NO_GOALS
 from shoal.engine.choices import expand_choices
 from shoal.engine.core import Engine
 from shoal.engine.detokenize import Decoder
-from shoal.engine.progress import TokenProgress
 from shoal.engine.reader import ChoiceReader, Delta
+from shoal.execute.grammar_pool import MAX_PROCESSES
 
-_POLL_S = 0.001
-_call_numbers = itertools.count(1)
+EMBEDDING_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, embed=True)
+"""Of requests for embeddings alone; the token that every request makes is not shown."""
+
+_call_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +127,28 @@ class _Prompt:
 
 
 class Batch:
-    """Prompts that are added one by one and then run together, once."""
+    """Prompts that are added one by one and submitted together, and what becomes of them.
 
-    def __init__(self, engine: Engine, *, progress: bool) -> None:
+    told: called with each delta, in the thread that steps the engine.
+
+    Prompts are added in the thread that made it; from ``submit`` on it belongs to the one that steps the
+    engine.
+    """
+
+    def __init__(self, engine: Engine, told: Callable[[Delta], None] | None = None) -> None:
         self._engine = engine
-        self._show = progress
+        self._told = told
         self._prompts: list[_Prompt] = []
+        self._requests: list[list[Request]] = []
         self._unfinished: dict[str, _Choice] = {}  # by request id
+        self.done: Future[list[RequestOutput]] = Future()
+        """The outputs, or what ended it; set by whoever steps the engine."""
+        self.done.set_running_or_notify_cancel()  # it ends with what it is told, not when a waiter gives up
+
+    @property
+    def unfinished(self) -> Collection[str]:
+        """Ids of requests that have not ended."""
+        return self._unfinished.keys()
 
     def add(
         self,
@@ -138,7 +161,7 @@ class Batch:
         output: Sequence[int] = (),
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        """Submit a prompt that has passed ``check_request``.
+        """Add a prompt that has passed ``check_request``.
 
         output: to go on from; eos_token_ids: of the model, one of which may be its end.
         """
@@ -154,47 +177,62 @@ class Batch:
             self._unfinished[request.id] = choice
             if (delta := reader.read_past(now_ns)) is not None:
                 self._add(request.id, delta)
-        self._engine.submit(*[request for request in requests if request.id in self._unfinished])
+        self._requests.append([request for request in requests if request.id in self._unfinished])
         self._prompts.append(_Prompt(prompt, tuple(tokens), choices, sampling.prompt_logprobs is not None))
 
-    def run(self) -> list[RequestOutput]:
-        """Step the engine until every output is finished."""
-        with (
-            TokenProgress(len(self._unfinished), shown=self._show) as bar,
-            _deferred_interrupt() as interrupted,
-        ):
-            while self._unfinished or self._engine.busy:
-                if interrupted():
-                    self.cancel()
-                    raise KeyboardInterrupt
-                events = self._engine.step()
-                started = time.monotonic_ns()
-                before = len(self._unfinished)
-                tokens = sum(self._take(event) for event in events)
-                bar.advance(before - len(self._unfinished), tokens)
-                self._engine.add_reply_time(time.monotonic_ns() - started)
-                if self._unfinished and self._engine.waits:
-                    self._wait()
-        return [prompt.output() for prompt in self._prompts]
+    def prepare(self) -> Sequence[Future[None]]:
+        """Keep places for its grammars until it is done; they can be followed when these are done.
 
-    def cancel(self) -> None:
-        """Cancel what is unfinished, and let the engine finish the steps that it has begun."""
-        for request_id in self._unfinished:
-            self._engine.cancel(request_id)
-        self._unfinished.clear()
-        while self._engine.busy:
-            self._engine.step()
+        Raises InvalidRequest if there are too many, or one cannot be used, and QueueFull if too many others
+        are in use.
+        """
+        grammars = {
+            (request.service, request.sampling.grammar)
+            for request in chain.from_iterable(self._requests)
+            if request.sampling.grammar is not None
+        }
+        if len(grammars) > MAX_PROCESSES:
+            raise InvalidRequest(
+                f"{len(grammars)} different grammars in one call, at most {MAX_PROCESSES} may be; split it",
+                "grammar",
+            )
+        with ExitStack() as places:
+            leases = []
+            for service, grammar in grammars:
+                leases.append(self._engine.prepare(service, grammar))
+                places.callback(leases[-1].release)
+            kept = places.pop_all()
+            self.done.add_done_callback(lambda _: kept.close())
+        return [lease.ready for lease in leases]
 
-    def _take(self, event: TokenEvent) -> int:
-        """Read one event; returns how many output tokens it brought."""
+    def submit(self) -> None:
+        """Give the engine all requests; raises as ``Engine.submit``, and then leaves none with it."""
+        try:
+            for requests in self._requests:
+                self._engine.submit(*requests)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def take(self, event: TokenEvent) -> None:
+        """Read an event of one of the requests; those of ended ones are ignored."""
         choice = self._unfinished.get(event.request_id)
         if choice is None:
-            return 0
+            return
         delta = choice.reader.read(event, self._engine.now_ns())
         self._add(event.request_id, delta)
         if delta.finish is not None and event.finish is None:
             self._engine.cancel(event.request_id, complete=True)
-        return len(delta.tokens)
+
+    def cancel(self) -> None:
+        """Cancel what is unfinished."""
+        for request_id in self._unfinished:
+            self._engine.cancel(request_id)
+        self._unfinished.clear()
+
+    def outputs(self) -> list[RequestOutput]:
+        """All outputs, once they are finished."""
+        return [prompt.output() for prompt in self._prompts]
 
     def _add(self, request_id: str, delta: Delta) -> None:
         """Add what is new to a choice."""
@@ -206,57 +244,29 @@ class Batch:
         choice.embedding = delta.embedding or choice.embedding
         if delta.finish is not None:
             del self._unfinished[request_id]
-            choice.completion = Completion(
-                service=choice.service,
-                choice=delta.choice,
-                prompt_tokens=choice.prompt_tokens,
-                text="".join(choice.text),
-                tokens=tuple(choice.tokens),
-                finish_reason=delta.finish,
-                stop_reason=delta.stop_reason,
-                logprobs=tuple(choice.logprobs) if choice.logprobs else None,
-                cached_tokens=delta.cached_tokens,
-                error=delta.error,
-                record=choice.reader.record(),
-                embedding=None if choice.embedding is None else read_embedding(choice.embedding),
-            )
+            choice.completion = _complete(choice, delta, delta.finish)
+        if self._told is not None:
+            self._told(delta)
 
-    def _wait(self) -> None:
-        until_ns = self._engine.idle_until_ns
-        if self._engine.polls:
-            time.sleep(_POLL_S)
-            return
-        if until_ns is None:
-            raise RuntimeError(
-                f"{len(self._unfinished)} requests are unfinished, but the scheduler has nothing to do"
-            )
-        time.sleep(max(0, until_ns - self._engine.now_ns()) / 1e9)
+
+def _complete(choice: _Choice, last: Delta, finish: FinishReason) -> Completion:
+    """The output of a choice that has ended."""
+    return Completion(
+        service=choice.service,
+        choice=last.choice,
+        prompt_tokens=choice.prompt_tokens,
+        text="".join(choice.text),
+        tokens=tuple(choice.tokens),
+        finish_reason=finish,
+        stop_reason=last.stop_reason,
+        logprobs=tuple(choice.logprobs) if choice.logprobs else None,
+        cached_tokens=last.cached_tokens,
+        error=last.error,
+        record=choice.reader.record(),
+        embedding=None if choice.embedding is None else read_embedding(choice.embedding),
+    )
 
 
 def read_embedding(vector: bytes) -> tuple[float, ...]:
     """The numbers of an embedding as events have it."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag, so that no step ends halfway; a second Ctrl-C interrupts at once.
-
-    Yields a function that says whether it was pressed. Signals reach only the main thread; in others
-    nothing is changed.
-    """
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    previous = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -1,43 +1,49 @@
 """The offline interface: models in this process."""
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Generator, Sequence
 from dataclasses import replace
-from numbers import Integral
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import tokenizers
 
-from shoal.core import SLO, ConfigError, InvalidRequest, SamplingParams, Service
-from shoal.engine.batch import Batch, RequestOutput
+from shoal.core import SLO, ConfigError, Service
+from shoal.core.units import parse_size
+from shoal.engine.batch import RequestOutput
 from shoal.engine.build import build_engine
+from shoal.engine.offline_async import AsyncCalls
+from shoal.engine.offline_calls import (
+    Asked,
+    Call,
+    CallMaker,
+    Message,
+    PromptInput,
+    SamplingInput,
+    embeddings_of,
+    only_call,
+)
+from shoal.engine.offline_runs import Runner, require_success
 from shoal.engine.options import EngineOptions
-from shoal.engine.progress import LoadProgress
+from shoal.engine.progress import LoadProgress, TokenProgress
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.engine.stats import EngineStats
-from shoal.engine.validation import check_request, find_service
-from shoal.execute.grammar_pool import MAX_PROCESSES
 from shoal.kvcache.options import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
 from shoal.schedule.options import SchedulerOptions
 
-PromptInput = str | Sequence[int]
-Message = Mapping[str, Any]
-SamplingInput = SamplingParams | Mapping[str, Any]
 
-T = TypeVar("T", str, SamplingInput, SLO)
-
-
-class Shoal:
+class Shoal(AsyncCalls):
     """Several models in this process, sharing one KV pool and one stream of iterations.
 
-    >>> with Shoal("smollm2") as shoal:
-    ...     [output] = shoal.generate("The capital of France is", {"max_tokens": 8})
+    >>> with Shoal("smollm2", kv_memory="64MiB") as shoal:
+    ...     [output] = shoal.generate("The capital of France is", max_tokens=8)
     ...     print(output.text)
 
+    Any number of threads and coroutines may use one Shoal at once; their requests share its steps.
+
     services: Service values, or models by name, path or hub id, which then are services of that name.
+    kv_memory: size of the KV pool, in bytes or as in ``64MiB``, in place of ``kv_cache.memory_bytes``.
     threads: CPU threads; None takes every core. progress: show loading on the terminal.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
@@ -46,6 +52,7 @@ class Shoal:
         self,
         services: str | Service | Sequence[str | Service],
         *,
+        kv_memory: int | str | None = None,
         kv_cache: KVCacheOptions | None = None,
         scheduler: SchedulerOptions | None = None,
         device: str = "cpu",
@@ -56,7 +63,7 @@ class Shoal:
         named = [services] if isinstance(services, str | Service) else services
         self.options = EngineOptions(
             services=tuple(Service(name=s, model=s) if isinstance(s, str) else s for s in named),
-            kv_cache=kv_cache or KVCacheOptions(),
+            kv_cache=_sized(kv_cache or KVCacheOptions(), kv_memory),
             scheduler=scheduler or SchedulerOptions(),
             device=device,
             threads=threads,
@@ -72,8 +79,10 @@ class Shoal:
                 for s in self.options.services
             }
             self._engine, self.info = build_engine(self.options, folders, progress=loading.doing)
-        self._lock = threading.Lock()
-        self._closed = False
+        defaults = {service.name: service.sampling for service in self.options.services}
+        self._calls = CallMaker(self.info, self.tokenizers, defaults)
+        self._runner = Runner(self._engine, self.info, self.tokenizers)
+        weakref.finalize(self, self._runner.thread.abandon)
 
     def generate(
         self,
@@ -83,24 +92,26 @@ class Shoal:
         progress: bool = True,
         slo: SLO | Sequence[SLO] | None = None,
         output_tokens: Sequence[Sequence[int]] | None = None,
+        **parameters: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; one output each, in their order, with ``n`` completions inside.
 
         prompts: one text or token-id list, or many. sampling, service, slo: one for all, or one for each;
         service may be left out where there is only one, and goals left out of slo are the service's. A
         mapping of sampling parameters is completed by the service's defaults; SamplingParams are used as they
-        are. progress: a bar on standard error, if that is a terminal. output_tokens: output to go on from, of
-        each prompt: with the same seed it goes on as if it had not been interrupted, and is part of what is
-        returned (without log-probabilities). Raises InvalidRequest before anything runs if one of the prompts
-        cannot be served. Ctrl-C cancels everything and raises KeyboardInterrupt.
+        are. parameters: sampling parameters by name, for all, in place of sampling. progress: a bar on
+        standard error, if that is a terminal. output_tokens: output to go on from, of each prompt: with the
+        same seed it goes on as if it had not been interrupted, and is part of what is returned (without
+        log-probabilities).
+
+        Raises InvalidRequest before anything runs if one of the prompts cannot be served, QueueFull if too
+        many grammars are in use, EngineDied after an error of the engine, and ConfigError if the Shoal is
+        closed, also meanwhile. Ctrl-C cancels the call and raises KeyboardInterrupt.
         """
-        many = _as_many(prompts)
-        names = self._services_of(service, len(many))
-        encoded = [
-            self.tokenizers[name].encode(prompt) if isinstance(prompt, str) else list(prompt)
-            for name, prompt in zip(names, many, strict=True)
-        ]
-        return self._run(many, encoded, names, sampling, slo, progress, output_tokens)
+        asked = Asked(
+            service=service, sampling=sampling, parameters=parameters, slo=slo, output_tokens=output_tokens
+        )
+        return self._run(self._calls.complete(prompts, asked), progress)
 
     def chat(
         self,
@@ -109,29 +120,68 @@ class Shoal:
         service: str | Sequence[str] | None = None,
         progress: bool = True,
         slo: SLO | Sequence[SLO] | None = None,
+        **parameters: Any,
     ) -> list[RequestOutput]:
         """Continue conversations: one list of ``{"role": ..., "content": ...}``, or many.
 
         Everything else is as in ``generate``. Raises InvalidRequest for a model without chat template.
         """
-        conversations = _as_conversations(messages)
-        names = self._services_of(service, len(conversations))
-        encoded = [
-            self.tokenizers[name].apply_chat_template(conversation)
-            for name, conversation in zip(names, conversations, strict=True)
-        ]
-        return self._run(encoded, encoded, names, sampling, slo, progress)
+        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._run(self._calls.chat(messages, asked), progress)
+
+    def stream(
+        self,
+        prompt: PromptInput,
+        sampling: SamplingInput | None = None,
+        service: str | None = None,
+        slo: SLO | None = None,
+        **parameters: Any,
+    ) -> Generator[str, None, None]:
+        """Complete one prompt; its text, piece by piece, as it is made.
+
+        Arguments are as in ``generate``. The request begins with the first piece that is asked for, and is
+        cancelled when the iterator is closed or given up. Raises as ``generate``, and InvalidRequest,
+        GoalsOutOfReach or another ShoalError for a request that fails on its way.
+        """
+        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._runner.stream(only_call(self._calls.complete(prompt, asked)))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingInput | None = None,
+        service: str | None = None,
+        slo: SLO | None = None,
+        **parameters: Any,
+    ) -> Generator[str, None, None]:
+        """Continue one conversation; its text as in ``stream``."""
+        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._runner.stream(only_call(self._calls.chat(messages, asked)))
+
+    def embed(
+        self,
+        texts: PromptInput | Sequence[PromptInput],
+        service: str | Sequence[str] | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[tuple[float, ...]]:
+        """The embeddings of texts or token-id lists, one or many, as vectors of length 1.
+
+        They are those of /v1/embeddings.
+
+        truncate_prompt_tokens: keep the last so many tokens of each; -1: as many as the model takes; None: a
+        longer one is an InvalidRequest. Raises as ``stream``.
+        """
+        outputs = self._run(self._calls.embed(texts, service, truncate_prompt_tokens), progress=False)
+        require_success(outputs)
+        return embeddings_of(outputs)
 
     def stats(self) -> EngineStats:
         """Counters since the start, and the present state of the memory."""
-        return self._engine.stats()
+        return self._runner.thread.ask(self._engine.stats)
 
     def close(self) -> None:
-        """Release the models; closing twice does nothing."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._engine.close()
+        """Release the models; calls that run end with a ConfigError. Closing twice does nothing."""
+        self._runner.thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -144,127 +194,23 @@ class Shoal:
     ) -> None:
         self.close()
 
-    def _run(
-        self,
-        prompts: Sequence[PromptInput],
-        encoded: Sequence[Sequence[int]],
-        names: Sequence[str],
-        sampling: SamplingInput | Sequence[SamplingInput] | None,
-        slo: SLO | Sequence[SLO] | None,
-        progress: bool,
-        output_tokens: Sequence[Sequence[int]] | None = None,
-    ) -> list[RequestOutput]:
-        defaults = {service.name: service.sampling for service in self.options.services}
-        wanted = [
-            own if isinstance(own, SamplingParams) else defaults[name].params(own)
-            for name, own in zip(names, _one_each(sampling or {}, len(encoded), "sampling"), strict=True)
-        ]
-        goals = _one_each(slo or SLO(), len(encoded), "slo")
-        outputs = _outputs_of(output_tokens, wanted)
-        calls = list(zip(names, encoded, wanted, goals, outputs, strict=True))
-        for name, tokens, params, own, output in calls:
-            check_request(self.info, name, tokens, params, own, output)
-        with self._lock:
-            if self._closed:
-                raise ConfigError("this Shoal is closed; make a new one to generate")
-            batch = Batch(self._engine, progress=progress)
-            with self._prepared_grammars(names, wanted):
-                try:
-                    for prompt, (name, tokens, params, own, output) in zip(prompts, calls, strict=True):
-                        eos = self.info.services[name].eos_token_ids
-                        batch.add(prompt, name, tokens, params, self.tokenizers[name], own, output, eos)
-                except BaseException:
-                    batch.cancel()
-                    raise
-            return batch.run()
-
-    @contextmanager
-    def _prepared_grammars(self, names: Sequence[str], wanted: Sequence[SamplingParams]) -> Iterator[None]:
-        """Keep places for grammars; raises InvalidRequest if one cannot be used, or there are too many."""
-        grammars = {
-            (name, params.grammar)
-            for name, params in zip(names, wanted, strict=True)
-            if params.grammar is not None
-        }
-        if len(grammars) > MAX_PROCESSES:
-            raise InvalidRequest(
-                f"{len(grammars)} different grammars in one call, at most {MAX_PROCESSES} may be; split it",
-                "grammar",
+    def _run(self, calls: Sequence[Call], progress: bool) -> list[RequestOutput]:
+        with TokenProgress(sum(call.sampling.n for call in calls), shown=progress) as bar:
+            return self._runner.run(
+                calls, lambda delta: bar.advance(int(delta.finish is not None), len(delta.tokens))
             )
-        with ExitStack() as stack:
-            leases = []
-            for name, grammar in grammars:
-                leases.append(self._engine.prepare(name, grammar))
-                stack.callback(leases[-1].release)
-            for lease in leases:
-                lease.ready.result()
-            yield
-
-    def _services_of(self, service: str | Sequence[str] | None, count: int) -> Sequence[str]:
-        if service is None:
-            if len(self.info.services) > 1:
-                names = ", ".join(sorted(self.info.services))
-                raise InvalidRequest(f"several services run here; pass service= one of {names}", "service")
-            service = next(iter(self.info.services))
-        names_of_prompts = _one_each(service, count, "service")
-        for name in names_of_prompts:
-            find_service(self.info, name)
-        return names_of_prompts
 
 
-def _as_many(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    """A list of prompts, from one or many."""
-    if isinstance(prompts, str):
-        return [prompts]
-    single = [int(token) for token in prompts if isinstance(token, Integral)]
-    if single and len(single) == len(prompts):
-        return [single]
-    many = [prompt for prompt in prompts if isinstance(prompt, Sequence)]
-    if len(many) != len(prompts):
-        raise InvalidRequest(
-            "prompts must be texts or lists of token ids, one or many, but not a mixture", "prompts"
-        )
-    return many
-
-
-def _as_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    """A list of conversations, from one or many."""
-    single = [message for message in messages if isinstance(message, Mapping)]
-    if single and len(single) == len(messages):
-        return [single]
-    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
-    if len(many) != len(messages):
-        raise InvalidRequest("messages must be one conversation or many, but not a mixture", "messages")
-    return many
-
-
-def _outputs_of(
-    output_tokens: Sequence[Sequence[int]] | None, wanted: Sequence[SamplingParams]
-) -> Sequence[Sequence[int]]:
-    """Output to go on from, of each prompt."""
-    if output_tokens is None:
-        return [()] * len(wanted)
-    if len(output_tokens) != len(wanted):
-        raise InvalidRequest(
-            f"output_tokens has {len(output_tokens)} lists for {len(wanted)} prompts; pass one for each",
-            "output_tokens",
-        )
-    for output, params in zip(output_tokens, wanted, strict=True):
-        if output and params.n > 1:
-            raise InvalidRequest(
-                f"output to go on from is that of one completion, but n is {params.n}; use n=1", "n"
-            )
-    return output_tokens
-
-
-def _one_each(value: T | Sequence[T], count: int, name: str) -> Sequence[T]:
-    """``value`` repeated, or its values if there is one for each of ``count`` prompts."""
-    if isinstance(value, str | SamplingParams | Mapping | SLO):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidRequest(
-            f"{name} has {len(value)} values for {count} prompts; pass one, or one for each", name
-        )
-    return value
+def _sized(kv_cache: KVCacheOptions, kv_memory: int | str | None) -> KVCacheOptions:
+    """Options with the size that was given beside them; raises ConfigError."""
+    if kv_memory is None:
+        return kv_cache
+    if kv_cache.memory_bytes is not None:
+        raise ConfigError("kv_memory and kv_cache.memory_bytes both say how large the KV pool is; give one")
+    try:
+        memory_bytes = parse_size(kv_memory) if isinstance(kv_memory, str) else kv_memory
+    except ValueError as error:
+        raise ConfigError(f"kv_memory: {error}") from error
+    if memory_bytes < 1:
+        raise ConfigError(f"kv_memory must be at least 1 byte, got {kv_memory}")
+    return replace(kv_cache, memory_bytes=memory_bytes)

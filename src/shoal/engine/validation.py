@@ -98,6 +98,23 @@ def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least
         )
 
 
+def most_prompt_tokens(
+    limits: ServiceInfo, truncate_prompt_tokens: int | None, output_tokens: int
+) -> int | None:
+    """How many tokens of a prompt's end are to be kept, as its request wants; raises InvalidRequest.
+
+    truncate_prompt_tokens: None: all; -1: as many as leave room for ``output_tokens``.
+    """
+    if truncate_prompt_tokens == -1:  # what leaves no room is refused later
+        return max(1, limits.max_total_tokens - output_tokens)
+    if truncate_prompt_tokens is not None and truncate_prompt_tokens < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be at least 1, or -1, got {truncate_prompt_tokens}",
+            param="truncate_prompt_tokens",
+        )
+    return truncate_prompt_tokens
+
+
 def _check_tokens(limits: ServiceInfo, service: str, tokens: Sequence[int], name: str) -> None:
     if tokens and (min(tokens) < 0 or max(tokens) >= limits.vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < limits.vocab_size)

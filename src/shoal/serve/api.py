@@ -12,7 +12,7 @@ from starlette.responses import Response
 import shoal
 from shoal.core import InvalidRequest, Service
 from shoal.engine.info import ServiceInfo
-from shoal.engine.validation import Limits
+from shoal.engine.validation import Limits, most_prompt_tokens
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import MODEL_NOT_FOUND
 from shoal.serve.exchange import exchange_of
@@ -176,14 +176,11 @@ class Api:
     ) -> list[list[int]]:
         """The same as ``encode``, of each prompt the last ``most`` tokens.
 
-        most: None: all; -1: as many as leave room for ``output_tokens``.
+        most: as in ``most_prompt_tokens``.
         """
         tokens = await self.encode(service, prompts, add_special_tokens, any_length=most is not None)
-        if most is None:
-            return tokens
-        if most == -1:  # what leaves no room is refused later
-            most = max(1, self.limits(service).max_total_tokens - output_tokens)
-        return [own[-most:] for own in tokens]
+        kept = most_prompt_tokens(self.limits(service), most, output_tokens)
+        return tokens if kept is None else [own[-kept:] for own in tokens]
 
     async def encode(
         self,

@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from shoal.core import InvalidRequest, SamplingParams
-from shoal.engine.batch import read_embedding
+from shoal.core import InvalidRequest
+from shoal.engine.batch import EMBEDDING_SAMPLING, read_embedding
 from shoal.engine.reader import Delta
 from shoal.engine.validation import check_request
 from shoal.serve.api import Api
@@ -33,8 +33,6 @@ from shoal.serve.responses import (
 
 # So many inputs of a request are in the engine's queue at once; a client may send thousands.
 _INPUTS_AT_ONCE = 64
-# The token that every request makes is not shown.
-_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, embed=True)
 
 
 class EmbeddingEndpoints:
@@ -63,7 +61,7 @@ class EmbeddingEndpoints:
             id=f"embd-{exchange_of(request.scope).id}",
             service=body.model,
             prompts=tokens,
-            sampling=_SAMPLING,
+            sampling=EMBEDDING_SAMPLING,
             arrival_ns=arrival_ns,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
@@ -80,7 +78,7 @@ class EmbeddingEndpoints:
         try:
             tokens = await self._api.encode_cut(body.model, body.inputs(), whole, most, 1)
             for own in tokens:
-                check_request(self._api.backend.info, body.model, own, _SAMPLING)
+                check_request(self._api.backend.info, body.model, own, EMBEDDING_SAMPLING)
         except InvalidRequest as error:
             message = str(error).replace("the prompt", "an input").replace("prompt token", "token")
             raise InvalidRequest(message, "input", error.code) from error
