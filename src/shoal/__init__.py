@@ -7,13 +7,23 @@ HTTP one. Importing this package is cheap: torch is loaded only when an engine i
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.core import SLO, ConfigError, Grammar, InvalidRequest, SamplingParams, Service, ShoalError
+    from shoal.core import (
+        SLO,
+        ConfigError,
+        Grammar,
+        GrammarKind,
+        InvalidRequest,
+        SamplingParams,
+        Service,
+        ShoalError,
+    )
     from shoal.engine.offline import Shoal
 
 __all__ = [
     "SLO",
     "ConfigError",
     "Grammar",
+    "GrammarKind",
     "InvalidRequest",
     "SamplingParams",
     "Service",
