@@ -16,7 +16,7 @@ from engine_builders import FAILING_TOKEN, expected_tokens, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import Service, Shoal
+from shoal import Grammar, GrammarKind, Service, Shoal
 from shoal.core import (
     ConfigError,
     EngineDied,
@@ -335,7 +335,11 @@ def test_who_generates_while_a_shoal_closes_is_told():
     assert shoal._engine.fake_executor.closed
     shoal.close()
     assert shoal.stats().services["fake"].running == 0
-    for ask in (lambda: list(shoal.stream("x")), lambda: asyncio.run(shoal.agenerate("x"))):
+    for ask in (
+        lambda: list(shoal.stream("x")),
+        lambda: asyncio.run(shoal.agenerate("x")),
+        lambda: shoal.generate("x", grammar=Grammar(GrammarKind.REGEX, "a+")),
+    ):
         with pytest.raises(ConfigError, match="closed"):
             ask()
 

@@ -45,11 +45,15 @@ class EngineThread:
         self._thread = threading.Thread(target=self._work, name="shoal-engine", daemon=True)
         self._thread.start()
 
+    def require_open(self) -> None:
+        """Raise ConfigError if this was closed."""
+        if self._closed:
+            raise ConfigError(_CLOSED)
+
     def submit(self, batch: Batch) -> None:
         """Run a batch, whose ``done`` then ends; raises ConfigError if this was closed."""
         with self._closing:
-            if self._closed:
-                raise ConfigError(_CLOSED)
+            self.require_open()
             self._messages.put(partial(self._submit, batch))
 
     def run(self, batch: Batch) -> list[RequestOutput]:

@@ -100,6 +100,9 @@ class Runner:
             )
         try:
             yield batch, batch.prepare()
+        except InvalidRequest:
+            self.thread.require_open()  # a closed engine knows no grammars
+            raise
         finally:
             self.thread.cancel(batch)
 
