@@ -179,7 +179,6 @@ def test_requests_are_cancelled_with_their_task():
 
         tasks = [asyncio.create_task(shoal.agenerate("whole", **greedy(200))), asyncio.create_task(read())]
         await asyncio.to_thread(gate.wait)
-        # Both have been submitted when a question that came behind them is about to be answered.
         while shoal._runner.thread._messages.qsize() + len(shoal._runner.thread._batches) < 2:
             await asyncio.sleep(0.001)
         for task in tasks:

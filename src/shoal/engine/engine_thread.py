@@ -33,15 +33,18 @@ class EngineThread:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        engine.interrupted = lambda: not self._messages.empty()
-        self._messages: SimpleQueue[Callable[[], None]] = SimpleQueue()  # garbage collection may put into it
+        messages: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        engine.interrupted = lambda: not messages.empty()
+        self._messages = messages  # garbage collection may put into it, so it takes no lock
         self._batches: dict[str, Batch] = {}  # by unfinished request
         self._answers: list[Callable[[], None]] = []
         self._broken: BaseException | None = None
-        self._open = True
-        self._closed = False
+        self._open = True  # for the thread
+        self._closed = False  # for callers
         self._closing = threading.Lock()
+        """Held while it is decided whether a message comes before the last one."""
         self._ended: Future[None] = Future()
+        """Done when the engine is closed."""
         self._thread = threading.Thread(target=self._work, name="shoal-engine", daemon=True)
         self._thread.start()
 
@@ -206,7 +209,7 @@ class EngineThread:
             while self._engine.busy and self._broken is None:
                 self._engine.step()
         except Exception as error:
-            self._broken = error
+            self._fail(error)
         self._stop()
         try:
             self._engine.close()
