@@ -4,6 +4,8 @@
     python benchmarks/chaos.py --small                # what the slow tests run: a few kills, under 90 s
     PYTHONPATH=benchmarks ray start --head --num-cpus 2
     python benchmarks/chaos.py --backend ray --kills 5 --hangs 1 --raises 0 --poisons 0
+    python benchmarks/chaos.py --configs              # servers under all configurations, int8
+    python benchmarks/chaos.py --configs default mell-moves --seconds 20 --seed 7
 
 Clients read one stream after the other. Every kill takes an engine that has at least five streams amid their
 answers, and prompts that are being computed. Hangs stop a process (SIGSTOP) until it is found and killed;
@@ -12,6 +14,13 @@ All streams are compared with those of an undisturbed run: their tokens must be 
 the two likeliest tokens lay closer than 0.001, and their log-probabilities within 0.001. Printed are how many
 streams were resumed, how long each waited for its next token, and how much of that from its dispatch to
 another engine on: for computing its KV again, among others.
+
+With --configs it is servers (`shoal serve`, processes on loopback) under many configurations that are
+disturbed, one after the other, while clients send valid requests of every kind, and leave some. Engines and
+the processes of grammars and tokenizers are killed and stopped, engines drained, and services come, go and
+are unloaded. Every answer must be, to the last digit, what a quiet server gives to the same request alone:
+both run in int8, where the native kernels compute the same bits for any batch. A request without an answer
+within --deadline hangs; errors that are not documented for ends of processes (docs/http.md) are wrong.
 """
 
 import argparse
@@ -27,11 +36,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+import chaos_serve
+from chaos_configs import named
 from chaos_engine import FAILS_ONCE, MARKS, POISON
+from interrupted import shown_at_end
 from shoal.cluster.actions import ClusterAction, Dispatch
 from shoal.cluster.backends import make_backend
 from shoal.cluster.events import ClusterEvent
@@ -295,7 +308,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backend", choices=["local", "ray"], default="local")
     parser.add_argument("--address", default="auto", help="of a Ray cluster on this machine")
     parser.add_argument("--engines", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--clients", type=int, help="at once; 16, with --configs 8")
     parser.add_argument("--jobs", type=int, default=40, help="different requests")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--hangs", type=int, default=5)
@@ -306,21 +319,58 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="a few strikes, under 90 s")
     parser.add_argument("--json", type=Path)
+    servers = parser.add_argument_group("servers under many configurations")
+    servers.add_argument("--configs", nargs="*", metavar="NAME", help="these, or all if none is named")
+    servers.add_argument("--seconds", type=float, default=30.0, help="for each configuration")
+    servers.add_argument("--requests", type=int, default=84, help="different requests")
+    servers.add_argument("--deadline", type=float, default=180.0, metavar="SECONDS", help="of each request")
+    servers.add_argument(
+        "--between", type=float, default=2.0, metavar="SECONDS", help="mean time between strikes"
+    )
     options = parser.parse_args()
+    options.clients = options.clients or (16 if options.configs is None else 8)
     if options.small:
         options.jobs, options.kills, options.hangs, options.raises, options.poisons = 6, 1, 1, 1, 0
         options.hung_after, options.clients = 2.0, 12
     return options
 
 
+def write(document: dict[str, Any], file: Path | None) -> None:
+    """Write what was found to ``file``, or print it."""
+    if file is not None:
+        text = json.dumps(document)
+        sys.stdout.write(text) if file == Path("-") else file.write_text(text)
+
+
+def streams(options: argparse.Namespace, console: Console) -> bool:
+    """Engines under streams; whether nothing was wrong."""
+    with tempfile.TemporaryDirectory() as marks:
+        os.environ[MARKS] = marks
+        found = asyncio.run(main(options, console))
+    report(found, console)
+    write(asdict(found) | {"passed": found.passed}, options.json)
+    return found.passed
+
+
+def servers(options: argparse.Namespace, console: Console) -> bool:
+    """Servers under configurations; whether nothing was wrong."""
+    try:
+        configurations = named(options.configs)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    results: list[chaos_serve.Found] = []
+
+    def show() -> None:
+        chaos_serve.show(results, console)
+        write(chaos_serve.as_json(results), options.json)
+
+    with shown_at_end(show):
+        asyncio.run(chaos_serve.run_all(configurations, options, console, results))
+    return bool(chaos_serve.as_json(results)["passed"])
+
+
 if __name__ == "__main__":
     chosen = arguments()
     screen = Console(stderr=chosen.json == Path("-"))
-    with tempfile.TemporaryDirectory() as marks:
-        os.environ[MARKS] = marks
-        found = asyncio.run(main(chosen, screen))
-    report(found, screen)
-    if chosen.json is not None:
-        text = json.dumps(asdict(found) | {"passed": found.passed})
-        sys.stdout.write(text) if chosen.json == Path("-") else chosen.json.write_text(text)
-    sys.exit(0 if found.passed else 1)
+    passed = streams(chosen, screen) if chosen.configs is None else servers(chosen, screen)
+    sys.exit(0 if passed else 1)

@@ -1,0 +1,138 @@
+"""The configurations under which ``chaos.py --configs`` runs servers, by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""For the base model, which has none."""
+
+SMALL, TINY = "24MiB", "12MiB"
+"""KV pools in which some requests wait, and in which nearly all do."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A server.
+
+    settings: what its file has beside what all have, section by section.
+    engines: how many. kv_cache_dtype: what its KV is stored as, which changes answers.
+    codes: errors that are its purpose, beside those that ends of engines may bring.
+    """
+
+    name: str
+    settings: Settings = field(default_factory=dict)
+    engines: int = 1
+    kv_memory: str = "64MiB"
+    kv_cache_dtype: str = "auto"
+    codes: tuple[str, ...] = ()
+
+    def document(self, port: int, cluster: str) -> dict[str, Any]:
+        """What its configuration file has."""
+        services = [
+            {"name": "chat", "model": "smollm2", "dtype": "int8"},
+            {"name": "twin", "model": "smollm2", "dtype": "int8"},
+            {"name": "complete", "model": "gemma3-270m", "dtype": "int8", "chat_template": CHAT_TEMPLATE},
+        ]
+        common = self.settings.get("services", {})
+        kv_cache = {"memory": self.kv_memory, "dtype": self.kv_cache_dtype}
+        watch = {
+            "name": cluster,
+            "heartbeat": "0.5s",
+            "hung_after": "3s",
+            "orphan_after": "10s",
+            "restart": {"first": "0.2s", "max": "1s"},
+        }
+        return {
+            "devices": [{"device": "cpu", "threads": 1} for _ in range(self.engines)],
+            "services": [service | common for service in services],
+            "kv_cache": kv_cache | self.settings.get("kv_cache", {}),
+            "scheduler": self.settings.get("scheduler", {}),
+            "cluster": watch | self.settings.get("cluster", {}),
+            "server": {"port": port, "drain": "10s"},
+        }
+
+
+def _scheduled(name: str, kv_memory: str = SMALL, **scheduler: Any) -> Configuration:
+    return Configuration(name, {"scheduler": scheduler}, kv_memory=kv_memory)
+
+
+def _packed(name: str, dispatch: str, kv_memory: str = SMALL, **scheduler: Any) -> Configuration:
+    cluster = {"dispatch": dispatch, "packing": {"epoch": "0.3s"}}
+    return Configuration(name, {"cluster": cluster, "scheduler": scheduler}, engines=2, kv_memory=kv_memory)
+
+
+QUIET = Configuration("quiet", {"scheduler": {"preset": "vllm"}, "kv_cache": {"prefix_caching": False}})
+"""Whose answers, to one request at a time, are right."""
+
+CONFIGURATIONS = (
+    Configuration("default"),
+    _scheduled("depth-2", depth=2),
+    _scheduled("iterations", max_iterations=8),
+    Configuration(
+        "vllm-no-prefixes",
+        {"scheduler": {"preset": "vllm"}, "kv_cache": {"prefix_caching": False}},
+        kv_memory=SMALL,
+    ),
+    _scheduled("orca", preset="orca"),
+    _scheduled("alpaserve", preset="alpaserve", max_iterations=4),
+    _scheduled("muxserve-split", preset="muxserve"),
+    _scheduled("fastserve-swap", TINY, preset="fastserve", depth=2),
+    _scheduled("seallm", preset="seallm"),
+    _scheduled("seallm-join", preset="seallm-join", depth=2),
+    _scheduled("seallm-batch", preset="seallm-batch"),
+    _scheduled("past-future", preset="past-future"),
+    _scheduled("overcommitted", TINY, preset="lightllm-conservative", preemption_mode="recompute"),
+    _scheduled("slices", preset="scls-cb", admission={"policy": "slice", "tokens": 8}),
+    Configuration(
+        "goals",
+        {
+            "services": {"slo": {"ttft": "1s", "e2e": "4s"}},
+            "scheduler": {"order": "edf", "on_hopeless": "last", "preempt_for_waiting": "less-urgent"},
+        },
+        kv_memory=SMALL,
+    ),
+    Configuration(
+        "refusing",
+        {"services": {"slo": {"ttft": "1s"}}, "scheduler": {"on_hopeless": "refuse", "depth": 2}},
+        kv_memory=SMALL,
+        codes=("goals_out_of_reach",),
+    ),
+    _scheduled("mlfq-recompute", TINY, order="mlfq", victim="newest", preemption_mode="recompute"),
+    _scheduled(
+        "predicted-swap",
+        TINY,
+        order="shortest-remaining",
+        admission="predicted",
+        victim="large-young",
+        starvation="1s",
+    ),
+    _scheduled(
+        "gaps-co-batched", max_token_gap="30ms", co_batch_rows=2, max_batched_tokens=64, starvation="2s"
+    ),
+    Configuration(
+        "int8-kv",
+        {"scheduler": {"victim": "smallest-that-fits"}, "kv_cache": {"block_size": 8}},
+        kv_memory=TINY,
+        kv_cache_dtype="int8",
+    ),
+    Configuration("two-engines", {"cluster": {"dispatch": "prefix"}}, engines=2),
+    _packed("mell-moves", "mell"),
+    _packed("load-balance-moves", "load-balance", depth=2),
+    _packed("best-fit-moves", "best-fit", TINY, preemption_mode="recompute", victim="fewest-tokens"),
+    Configuration("idle", {"services": {"idle_after": "1s"}}),
+)
+"""All that there are. Each tries something that no other has."""
+
+
+def named(names: list[str]) -> list[Configuration]:
+    """Those with these names, in this order; all if there are none. Raises ValueError."""
+    known = {configuration.name: configuration for configuration in CONFIGURATIONS}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no configuration {unknown[0]!r}; there are {', '.join(known)}")
+    return [known[name] for name in names] or list(CONFIGURATIONS)
