@@ -35,7 +35,7 @@ from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_messages import Step, Told
 from shoal.execute.grammar_pool import GrammarLease, GrammarPool
 from shoal.execute.grammar_process import Masks, compile_grammar, read_tokenizer
-from shoal.execute.grammar_template import GrammarModel
+from shoal.execute.grammar_template import GrammarModel, GrammarTemplates
 from shoal.execute.grammar_worker import GrammarWorker
 from shoal.execute.group import RunningSequence
 from shoal.execute.native_sampling import NativeSampler
@@ -432,6 +432,30 @@ def test_a_template_that_does_not_go_on_is_replaced(
     [template] = steps.pool._templates._templates.values()
     os.kill(template.pid, sign)
     steps.lease(one_of("b")).ready.result()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_templates_that_others_end_are_not_the_tokenizers_fault(
+    sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed or stopped twice while one request waits: it still follows its grammar, and is no 400."""
+    monkeypatch.setattr(grammar_health, "STALLED_S", 0.5)
+    running, ended = GrammarTemplates._running, []
+
+    def ending(self: GrammarTemplates, model: GrammarModel) -> Any:
+        template = running(self, model)
+        if len(ended) < ends:
+            ended.append(template.pid)
+            os.kill(template.pid, sign)
+        return template
+
+    monkeypatch.setattr(GrammarTemplates, "_running", ending)
+    ends = 3
+    steps.lease(one_of("a")).ready.result()
+    assert len(set(ended)) == 3
+    ends = 100
+    with pytest.raises(QueueFull, match="try again"):
+        steps.lease(one_of("b")).ready.result()
 
 
 def test_a_step_that_failed_leaves_no_masks_behind(steps: Steps, letters: Letters) -> None:

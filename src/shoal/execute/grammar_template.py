@@ -1,25 +1,31 @@
 """Processes that have read a model's tokenizer, of which those of grammars are copies."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from shoal.core import InvalidRequest, ModelUnavailable, ModelUnsupported
+from shoal.core import InvalidRequest, ModelUnavailable, ModelUnsupported, QueueFull
 from shoal.execute.grammar_channel import Channel, Look
-from shoal.execute.grammar_health import Health
+from shoal.execute.grammar_health import Health, Stalled
 from shoal.execute.grammar_messages import ask_for_fork
 from shoal.models.conversion import tokenizer_folder
 from shoal.models.progress import silent
 
 _LOOK_S = 0.02
-_TRIES = 2
+_TRIES = 5
+_OWN_ENDS = 2
+"""So many processes that end by themselves cannot read the tokenizer."""
+_END_S = 1.0
+_ENDED_BY_OTHERS = (None, -signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,12 @@ class _Template:
             ask_for_fork(self._channel, its_end.fileno())
         return Channel(ours, _LOOK_S)
 
+    def ended_by_itself(self) -> bool:
+        """Whether it failed, once its end of the channel is closed: nobody killed it, and it does not run."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        return self._process.returncode not in _ENDED_BY_OTHERS
+
     def close(self) -> None:
         """End it."""
         self._channel.close()
@@ -84,8 +96,10 @@ class GrammarTemplates:
     def fork(self, model: GrammarModel, look: Look) -> tuple[Channel, int]:
         """Start a process for a grammar; returns the channel to it, and its number.
 
-        look: called while it is waited for. Raises InvalidRequest where the model can follow no grammars.
+        look: called while it is waited for. Raises InvalidRequest where the model can follow no grammars, and
+        QueueFull where the processes that could tell were killed or stopped again and again.
         """
+        own_ends = 0
         for _ in range(_TRIES):
             try:
                 template = self._running(model)
@@ -104,9 +118,12 @@ class GrammarTemplates:
                 except BaseException:
                     channel.close()
                     raise
-            except OSError:
+            except OSError as error:
+                own_ends += not isinstance(error, Stalled) and template.ended_by_itself()
                 self._replace(model, template)
-        raise InvalidRequest("the model's tokenizer knows no grammars", "grammar")
+                if own_ends == _OWN_ENDS:
+                    raise InvalidRequest("the model's tokenizer knows no grammars", "grammar") from None
+        raise QueueFull(f"processes for grammars were killed or stopped {_TRIES} times; try again", 1.0)
 
     def _running(self, model: GrammarModel) -> _Template:
         if not model.eos_token_ids:

@@ -24,7 +24,8 @@ from shoal.execute.grammar_messages import COMPILE_CPU_S, MEMORY_BYTES, Compiled
 _log = logging.getLogger(__name__)
 
 Fork = Callable[[Look], tuple[Channel, int]]
-"""Starts a process: the channel to it, and its number. Raises InvalidRequest where the model has none."""
+"""Starts a process: the channel to it, and its number. Raises InvalidRequest where the model has none, and
+QueueFull where none could be started."""
 
 MASK_CPU_S = 0.1
 """CPU time for one mask."""
