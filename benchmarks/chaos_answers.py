@@ -71,8 +71,8 @@ async def ask(client: httpx.AsyncClient, request: Request, model: str, *, stream
         if response.status_code != 200:
             _refuse(response.status_code, json.loads(await response.aread()))
         if not stream:
-            return _answer(request.path, [json.loads(await response.aread())], whole=True)
-        return _answer(request.path, [event async for event in _events(response)], whole=False)
+            return answer_of(request.path, [json.loads(await response.aread())], whole=True)
+        return answer_of(request.path, [event async for event in _events(response)], whole=False)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[Json]:
@@ -106,7 +106,8 @@ def _refuse(status: int, body: Json) -> None:
     raise Refused(status, error.get("code") or "", error.get("message") or "")
 
 
-def _answer(path: str, events: list[Json], *, whole: bool) -> Json:
+def answer_of(path: str, events: list[Json], *, whole: bool) -> Json:
+    """What the events of a stream say, or the only one, the ``whole`` answer."""
     if path.startswith("/api/"):
         return _ollama(events)
     if path == "/v1/responses":
@@ -137,7 +138,7 @@ def _response(events: list[Json], *, whole: bool) -> Json:
 
 
 def _ollama(events: list[Json]) -> Json:
-    if "embeddings" in events[0]:
+    if events and "embeddings" in events[0]:
         return {"embeddings": events[0]["embeddings"]}
     text = thinking = ""
     calls: list[Json] = []
@@ -146,7 +147,7 @@ def _ollama(events: list[Json]) -> Json:
         text += said.get("content") or said.get("response") or ""
         thinking += said.get("thinking") or ""
         calls += [call["function"] for call in said.get("tool_calls") or ()]
-    last = events[-1]
+    last = events[-1] if events else {}
     ends = {name: last.get(name) for name in ("done", "done_reason", "prompt_eval_count", "eval_count")}
     return without_own({"text": text, "thinking": thinking, "calls": calls} | ends)
 

@@ -12,7 +12,7 @@ CHAT_TEMPLATE = (
 )
 """For the base model, which has none."""
 
-SMALL, TINY = "24MiB", "12MiB"
+SMALL, TINY = "24MiB", "16MiB"
 """KV pools in which some requests wait, and in which nearly all do."""
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -230,4 +230,4 @@ def show(results: list[Found], console: Console) -> None:
 def as_json(results: list[Found]) -> dict[str, Any]:
     """All results, for ``--json``."""
     passed = bool(results) and not any(found.wrong for found in results)
-    return {"passed": passed, "configurations": [asdict(found) for found in results]}
+    return {"passed": passed, "configurations": [vars(found) for found in results]}

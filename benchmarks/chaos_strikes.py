@@ -72,7 +72,7 @@ class Strikes:
     async def _engines(self) -> dict[str, str]:
         status, body = await self._server.admin("GET", "engines")
         assert status == 200, body
-        return {engine["name"]: engine["state"] for engine in body["engines"]}
+        return {engine["name"]: engine["state"] for engine in body["data"]}
 
     async def _drain(self) -> bool:
         name = self._rng.choice(sorted(await self._engines()))

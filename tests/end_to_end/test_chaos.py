@@ -1,4 +1,4 @@
-"""A small run of the chaos benchmark: engines of real streams are killed, stopped and made to fail."""
+"""Small runs of the chaos benchmark: engines of real streams, and processes of a server, are killed."""
 
 import json
 import subprocess
@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from shoal.native import native_status
+
+CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
 
 @pytest.mark.slow
 def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
     found = tmp_path / "chaos.json"
     run = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "chaos.py"), "--small", "--json", str(found)],
+        [sys.executable, str(CHAOS), "--small", "--json", str(found)],
         capture_output=True,
         text=True,
         check=False,
@@ -26,3 +28,23 @@ def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
     assert (outcome["kills"], outcome["hangs"], outcome["raises"]) == (1, 1, 1)
     assert outcome["resumed"] >= 10
     assert outcome["differences"]["compared"] >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not native_status().startswith("native"), reason="needs native kernels")
+def test_a_server_that_is_disturbed_answers_as_a_quiet_one(tmp_path):
+    found = tmp_path / "chaos.json"
+    sizes = ["--seconds", "6", "--requests", "14", "--clients", "4", "--between", "0.5"]
+    run = subprocess.run(
+        [sys.executable, str(CHAOS), "--configs", "fastserve-swap", *sizes, "--json", str(found)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr[-4000:]
+    outcome = json.loads(found.read_text())
+    (configuration,) = outcome["configurations"]
+    assert outcome["passed"]
+    assert configuration["compared"]
+    assert configuration["strikes"]
