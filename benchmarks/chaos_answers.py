@@ -1,4 +1,4 @@
-"""Answers of a server in one form, whether they were streamed or not, without what no two answers share."""
+"""Answers of a server in one form, whether they were streamed or not, without what is random or a time."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from chaos_requests import Request
 
 Json = Any
 
-OWN = {"id", "call_id", "item_id", "created", "created_at", "completed_at", "model"}
-"""Keys whose values are those of one answer only."""
+OWN = {"id", "call_id", "item_id", "created", "created_at", "completed_at", "model", "max_model_len"}
+"""Keys whose values are those of one answer, or of one configuration, only."""
 
 
 class Refused(Exception):

@@ -48,7 +48,7 @@ class Found:
     streams: int = 0
     """Of those compared."""
     cancelled: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: list[str] = field(default_factory=list)
     """Documented errors."""
     resumed: int = 0
     moved: int = 0
@@ -65,8 +65,9 @@ class Found:
 
     def row(self) -> list[str]:
         """A row of the table."""
-        refused = ", ".join(f"{count} {code}" for code, count in self.refused.items()) or "0"
-        counts = [self.compared, self.streams, self.cancelled, refused, self.resumed, self.moved]
+        counts = [
+            self.compared, self.streams, self.cancelled, len(self.refused), self.resumed, self.moved,
+        ]  # fmt: skip
         wrong = f"{len(self.different)} different, {len(self.hung)} hung, {len(self.errors)} errors"
         return [self.name, *map(str, counts), str(self.strikes.total()), wrong if self.wrong else "0"]
 
@@ -148,7 +149,7 @@ class Fuzz:
             documented = OLLAMAS.get(error.status, "\0") in str(error)
             documented |= error.status == 429 and "goals_out_of_reach" in self._configuration.codes
         if gone or documented:
-            self.found.refused[error.code or str(error.status)] += 1
+            self.found.refused.append(f"{what}: {error}")
         else:
             self.found.errors.append(f"{what}: {error}")
 
@@ -215,6 +216,8 @@ async def run_all(
         strikes = ", ".join(f"{count} {kind}" for kind, count in sorted(found.strikes.items()))
         cells = [f"{head} {cell}" for head, cell in zip(HEADS[1:-2], found.row()[1:-2], strict=True)]
         console.print(f"{found.name}: {'; '.join(cells)}; {strikes}; wrong {found.row()[-1]}", soft_wrap=True)
+        for text in found.refused[:5]:
+            console.print(f"  refused: {text}", soft_wrap=True, markup=False)
         for text in found.wrong[:10]:
             console.print(f"  {text}", style="red", soft_wrap=True, markup=False)
 
