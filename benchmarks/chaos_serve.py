@@ -68,8 +68,7 @@ class Found:
         counts = [
             self.compared, self.streams, self.cancelled, len(self.refused), self.resumed, self.moved,
         ]  # fmt: skip
-        wrong = f"{len(self.different)} different, {len(self.hung)} hung, {len(self.errors)} errors"
-        return [self.name, *map(str, counts), str(self.strikes.total()), wrong if self.wrong else "0"]
+        return [self.name, *map(str, counts), str(self.strikes.total()), str(len(self.wrong))]
 
 
 class Oracle:
@@ -96,11 +95,12 @@ class Fuzz:
     def __init__(
         self, server: Server, strikes: Strikes, requests: list[Request], right: list[Any],
         configuration: Configuration, rng: random.Random, deadline_s: float,
+        found: Found,
     ) -> None:  # fmt: skip
         self._server, self._strikes = server, strikes
         self._requests, self._right = requests, right
         self._configuration, self._rng, self._deadline_s = configuration, rng, deadline_s
-        self.found = Found(configuration.name)
+        self.found = found
 
     async def client(self, end: float) -> None:
         """One request after the other until that time."""
@@ -168,35 +168,29 @@ class Fuzz:
 
 async def try_one(
     configuration: Configuration, requests: list[Request], right: list[Any],
-    options: argparse.Namespace, folder: Path,
-) -> Found:  # fmt: skip
-    """Run one configuration for the time that the options say."""
+    options: argparse.Namespace, folder: Path, found: Found,
+) -> None:  # fmt: skip
+    """Run one configuration for the time that the options say; ``found`` gets what it shows."""
     rng = random.Random(f"{options.seed} {configuration.name}")
     server = Server(configuration, folder)
-    fuzz: Fuzz | None = None
     try:
         async with server:
             strikes = Strikes(server, rng, configuration.engines, options.between)
-            fuzz = Fuzz(server, strikes, requests, right, configuration, rng, options.deadline)
-            striking = asyncio.create_task(strikes.run())
+            found.strikes, found.errors = strikes.done, strikes.failed
+            fuzz = Fuzz(server, strikes, requests, right, configuration, rng, options.deadline, found)
             end = time.monotonic() + options.seconds
-            await asyncio.gather(*(fuzz.client(end) for _ in range(options.clients)))
-            striking.cancel()
+            striking = asyncio.create_task(strikes.run())
             try:
-                await striking
-            except asyncio.CancelledError:
-                pass
-            except Exception as error:  # of an operators' route, say
-                fuzz.found.errors.append(f"strikes ended: {error!r}")
-            fuzz.found.strikes = strikes.done
-            fuzz.found.errors += strikes.failed
+                await asyncio.gather(*(fuzz.client(end) for _ in range(options.clients)))
+            finally:
+                striking.cancel()
+                await asyncio.wait([striking])
+            if not striking.cancelled():
+                found.errors.append(f"strikes ended: {striking.exception()!r}")
             await fuzz.settle()
     except (NotStarted, TimeoutError, httpx.TransportError) as error:
-        found = Found(configuration.name) if fuzz is None else fuzz.found
         found.errors.append(f"the server: {error!r}")
-        return found
-    fuzz.found.errors += server.wrong
-    return fuzz.found
+    found.errors += server.wrong
 
 
 async def run_all(
@@ -211,11 +205,13 @@ async def run_all(
     console.print(f"{len(requests)} requests; configurations and logs of servers: {folder}")
     for configuration in configurations:
         right = await oracle.learn(requests, configuration.kv_cache_dtype, folder)
-        found = await try_one(configuration, requests, right, options, folder)
+        found = Found(configuration.name)
         results.append(found)
+        await try_one(configuration, requests, right, options, folder, found)
         strikes = ", ".join(f"{count} {kind}" for kind, count in sorted(found.strikes.items()))
-        cells = [f"{head} {cell}" for head, cell in zip(HEADS[1:-2], found.row()[1:-2], strict=True)]
-        console.print(f"{found.name}: {'; '.join(cells)}; {strikes}; wrong {found.row()[-1]}", soft_wrap=True)
+        cells = [f"{cell} {head}" for head, cell in zip(HEADS[1:-2], found.row()[1:-2], strict=True)]
+        wrong = f"{len(found.different)} different, {len(found.hung)} hung, {len(found.errors)} other errors"
+        console.print(f"{found.name}: {', '.join(cells)}; {strikes}; {wrong}", soft_wrap=True)
         for text in found.refused[:5]:
             console.print(f"  refused: {text}", soft_wrap=True, markup=False)
         for text in found.wrong[:10]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +15,6 @@ GUEST = "guest"
 """A service that comes and goes; on the weights of ``chat``."""
 UNLOADED = "twin"
 """A service that is unloaded at times."""
-PATIENCE_S = 20.0
 
 
 class Strikes:
@@ -45,7 +43,7 @@ class Strikes:
             self._kinds["drain"] = self._drain
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled; what is not possible when its turn comes is left out."""
         while True:
             kinds = list(self._kinds)
             self._rng.shuffle(kinds)
@@ -55,15 +53,12 @@ class Strikes:
                     self.done[kind] += 1
 
     async def _signal(self, role: str, number: signal.Signals) -> bool:
-        """Once a process is there (and all engines are ready, if it is one); False if that took too long."""
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
-            found = self._server.processes(role) if await self._fit(role) else []
+        """Whether there was such a process; of engines none is taken before all are ready again."""
+        found = self._server.processes(role) if await self._fit(role) else []
+        with contextlib.suppress(psutil.NoSuchProcess):
             if found:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._rng.choice(found).send_signal(number)
-                    return True
-            await asyncio.sleep(0.05)
+                self._rng.choice(found).send_signal(number)
+                return True
         return False
 
     async def _fit(self, role: str) -> bool:
