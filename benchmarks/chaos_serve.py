@@ -142,7 +142,7 @@ class Fuzz:
             return None
 
     def _refused(self, error: Refused, model: str, what: str) -> None:
-        gone = model == GUEST and error.status in (404, 503)
+        gone = model == GUEST and error.status == 404
         if error.code:
             documented = error.code in DOCUMENTED or error.code in self._configuration.codes
         else:
@@ -175,20 +175,19 @@ async def try_one(
     server = Server(configuration, folder)
     try:
         async with server:
-            strikes = Strikes(server, rng, configuration.engines, options.between)
+            strikes = Strikes(server, rng, configuration.engines, options.between, lambda: found.compared)
             found.strikes, found.errors = strikes.done, strikes.failed
             fuzz = Fuzz(server, strikes, requests, right, configuration, rng, options.deadline, found)
             end = time.monotonic() + options.seconds
-            striking = asyncio.create_task(strikes.run())
+            striking = asyncio.create_task(strikes.run(end))
             try:
                 await asyncio.gather(*(fuzz.client(end) for _ in range(options.clients)))
+                await striking
             finally:
                 striking.cancel()
                 await asyncio.wait([striking])
-            if not striking.cancelled():
-                found.errors.append(f"strikes ended: {striking.exception()!r}")
             await fuzz.settle()
-    except (NotStarted, TimeoutError, httpx.TransportError) as error:
+    except (NotStarted, httpx.TransportError) as error:  # of an operators' route, for example
         found.errors.append(f"the server: {error!r}")
     found.errors += server.wrong
 

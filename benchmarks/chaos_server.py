@@ -65,6 +65,9 @@ class Server:
                     if self._process.poll() is not None:
                         raise NotStarted(self.log.read_text()[-600:])
                     await asyncio.sleep(0.1)
+        except TimeoutError:
+            await self._end()
+            raise NotStarted(f"not ready within {START_S:.0f} s") from None
         except BaseException:
             await self._end()
             raise

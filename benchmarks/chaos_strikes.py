@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -20,11 +21,15 @@ UNLOADED = "twin"
 class Strikes:
     """One after the other, in a random order in which each kind comes as often as any other.
 
-    between_s: the mean time between two.
+    between_s: the mean time between two. answers: how many there are by now; two engines end only with some
+    between them, since loading may take longer than that time.
     """
 
-    def __init__(self, server: Server, rng: random.Random, engines: int, between_s: float) -> None:
-        self._server, self._rng, self._between_s = server, rng, between_s
+    def __init__(
+        self, server: Server, rng: random.Random, engines: int, between_s: float, answers: Callable[[], int]
+    ) -> None:
+        self._server, self._rng, self._between_s, self._answers = server, rng, between_s, answers
+        self._answers_before = 0
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
         self.guest = False
@@ -42,15 +47,17 @@ class Strikes:
         if engines > 1:
             self._kinds["drain"] = self._drain
 
-    async def run(self) -> None:
-        """Until cancelled; what is not possible when its turn comes is left out."""
-        while True:
-            kinds = list(self._kinds)
-            self._rng.shuffle(kinds)
-            for kind in kinds:
-                await asyncio.sleep(self._between_s * self._rng.uniform(0.5, 1.5))
-                if await self._kinds[kind]():
-                    self.done[kind] += 1
+    async def run(self, end: float) -> None:
+        """Until that time; what is not possible when its turn comes is left out."""
+        kinds: list[str] = []
+        while time.monotonic() < end:
+            if not kinds:
+                kinds = list(self._kinds)
+                self._rng.shuffle(kinds)
+            kind = kinds.pop()
+            if await self._kinds[kind]():
+                self.done[kind] += 1
+            await asyncio.sleep(self._between_s * self._rng.uniform(0.5, 1.5))
 
     async def _signal(self, role: str, number: signal.Signals) -> bool:
         """Whether there was such a process; of engines none is taken before all are ready again."""
@@ -58,11 +65,16 @@ class Strikes:
         with contextlib.suppress(psutil.NoSuchProcess):
             if found:
                 self._rng.choice(found).send_signal(number)
+                if role == "engine":
+                    self._answers_before = self._answers()
                 return True
         return False
 
     async def _fit(self, role: str) -> bool:
-        return role != "engine" or all(state == "ready" for state in (await self._engines()).values())
+        if role != "engine":
+            return True
+        ready = all(state == "ready" for state in (await self._engines()).values())
+        return ready and self._answers() > self._answers_before
 
     async def _engines(self) -> dict[str, str]:
         status, body = await self._server.admin("GET", "engines")
