@@ -119,10 +119,11 @@ class Server:
                 process.send_signal(signal.SIGCONT)
         if self._process.poll() is None:
             self._process.terminate()
-        elif self._process.returncode:
-            self.wrong.append(f"the server had ended with status {self._process.returncode}")
+        else:
+            self.wrong.append("the server had ended by itself")
         try:
-            await asyncio.to_thread(self._process.wait, END_S)
+            if status := await asyncio.to_thread(self._process.wait, END_S):
+                self.wrong.append(f"the server ended with status {status}")
         except subprocess.TimeoutExpired:
             self.wrong.append(f"the server did not end within {END_S:.0f} s of SIGTERM")
             self._process.kill()
