@@ -2,8 +2,15 @@
 
 from manager_builders import SPEED, Bench
 
-from shoal.cluster.actions import LoadService, UnloadService
-from shoal.cluster.events import Ended, ServiceKept, ServiceLoaded, ServicePlaced, ServiceUnloaded
+from shoal.cluster.actions import LoadService, StartEngine, UnloadService
+from shoal.cluster.events import (
+    Ended,
+    ServiceKept,
+    ServiceLoaded,
+    ServicePlaced,
+    ServiceUnloaded,
+    ServiceWanted,
+)
 from shoal.cluster.status import ServiceState
 
 
@@ -83,3 +90,17 @@ def test_what_is_kept_for_ever_is_not_unloaded():
 
 def test_nobody_keeps_what_is_not_known():
     assert Bench().tell(ServiceKept("none", 0.0)) == []
+
+
+def test_an_engine_that_ends_comes_back_with_what_still_has_requests():
+    """A service is to be unloaded, and a request that it had before goes on after the end of its engine."""
+    bench = loaded_service(None)
+    bench.submit("r", "b")
+    assert changes(bench.tell(ServiceWanted("b", False))) == []
+    actions = bench.die("x", 1) + bench.wait(100)
+    (start,) = [action for action in actions if isinstance(action, StartEngine)]
+    assert "b" in start.services
+    bench.end("r")
+    bench.die("x", 2)
+    (again,) = [action for action in bench.wait(100) if isinstance(action, StartEngine)]
+    assert "b" not in again.services

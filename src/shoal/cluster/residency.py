@@ -174,9 +174,10 @@ class Residency:
         return []
 
     def starts_with(self, engine: Engine) -> tuple[str, ...]:
-        """What an engine that is started is to load: what is wanted, or all, since it needs something."""
+        """What an engine that is started is to load: what is wanted or has requests still, which went on when
+        an engine ended; or all, since it needs something."""
         placed = [name for name in engine.residences if not self._services[name].removed]
-        wanted = [name for name in placed if self._services[name].wanted]
+        wanted = [name for name in placed if self._services[name].wanted or self._services[name].unfinished]
         sound = [name for name in wanted if engine.residences[name] is not Residence.FAILED]
         return tuple(sound or wanted or placed)
 
