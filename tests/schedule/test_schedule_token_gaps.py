@@ -1,5 +1,6 @@
 """The bound on the time between two tokens, where services take turns."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,10 +8,33 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler
 
-from shoal.core import Idle, StepResult
+from shoal.core import Idle, PromptLogprobs, StepResult, TokenLogprobs
 from shoal.schedule import ORDERS, Aggressive, Conservative, Slice, WeightedTurns
 
 MS = 1_000_000
+
+
+class Prompts:
+    """What an executor tells of the prompts whose log-probabilities are wanted."""
+
+    def __init__(self):
+        self.wanted = {}
+        self.computed = {}
+
+    def scores(self, plan):
+        """By row of the plan."""
+        for one in plan.joined:
+            self.computed[one.seq_id] = one.computed
+            if one.sampling.prompt_logprobs is not None:
+                self.wanted[one.seq_id] = one.prompt_tokens
+        told = {}
+        for row, (seq_id, count) in enumerate(zip(plan.seq_ids, plan.new_tokens, strict=True)):
+            first = self.computed[seq_id] + 1
+            self.computed[seq_id] += count
+            count = min(count, self.wanted.get(seq_id, 0) - first)
+            if count > 0:
+                told[row] = PromptLogprobs(first, [TokenLogprobs(7, -1.0)] * count)
+        return told
 
 
 def serve(scheduler, arrivals, steps_ns):
@@ -21,6 +45,7 @@ def serve(scheduler, arrivals, steps_ns):
     arrivals = sorted(arrivals, key=lambda pair: pair[0])
     times: dict[str, list[int]] = {}
     services = []
+    prompts = Prompts()
     now = 0
     while arrivals or scheduler.unfinished:
         while arrivals and arrivals[0][0] <= now:
@@ -29,11 +54,12 @@ def serve(scheduler, arrivals, steps_ns):
         if isinstance(plan, Idle):
             now = arrivals[0][0]
             continue
+        scores = prompts.scores(plan)
         duration_ns = steps_ns[plan.service]
         duration_ns = duration_ns(plan) if callable(duration_ns) else duration_ns
         now += duration_ns
         services.append(plan.service)
-        result = StepResult.of_step([7] * len(plan.sampled), duration_ns)
+        result = replace(StepResult.of_step([7] * len(plan.sampled), duration_ns), prompt_logprobs=scores)
         for event in scheduler.update(plan, result, now):
             times.setdefault(event.request_id, []).extend([now] * len(event.tokens))
     return times, services
@@ -136,6 +162,40 @@ def test_a_step_that_took_much_longer_than_others_is_soon_forgotten(crowd):
     prompts = [((1 + at) * 200 * MS, make_request(2_000, 1)) for at in range(60)]
     serve(scheduler, [*streams, *prompts], {"a": duration_ns})
     assert max(sizes[-10:]) >= (600 if crowd else 1_900)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("scored", [False, True])
+def test_prompts_whose_log_probabilities_are_wanted_have_chunks_of_their_own(scored, known):
+    """Logits take 19 times as long as the rest of a token, which no other prompt says."""
+    scheduler = make_scheduler(
+        make_pool(4_000), context=9_000, max_batched_tokens=2_048, max_token_gap_s=4.0, starvation_s=1_000.0
+    )
+    wanted = {"prompt_logprobs": 0} if scored else {}
+    arrivals = [(at * SECOND, make_request(100, 1)) for at in range(3 if known else 0)]
+    arrivals += [
+        (5 * SECOND, make_request(4, 9_000, id="stream")),
+        (6 * SECOND, make_request(2_000, 2, **wanted)),
+        (80 * SECOND, make_request(2_000, 1)),
+        (100 * SECOND, make_request(2_000, 1)),
+    ]
+    chunks: dict[int, list[int]] = {}
+    dear = set()
+
+    def duration_ns(plan):
+        dear.update(one.seq_id for one in plan.joined if one.sampling.prompt_logprobs is not None)
+        rows = list(zip(plan.seq_ids, plan.new_tokens, strict=True))
+        for seq_id, count in rows:
+            if count > 1:
+                chunks.setdefault(seq_id, []).append(count)
+        return MS * sum(count * (20 if seq_id in dear and count > 1 else 1) for seq_id, count in rows)
+
+    times, _ = serve(scheduler, arrivals, {"a": duration_ns})
+    *_, first, _, last = chunks.values()
+    assert first[0] == (200 if scored or not known else 2_000), "10 ms a token, if none was measured"
+    assert not scored or max(first[1:]) in range(100, 102), "2 s"
+    assert last == [2_000], "others are not cut because of it"
+    assert largest_gap({"stream": times["stream"]}) <= 4.1 * SECOND
 
 
 def test_who_starves_gets_a_full_step():

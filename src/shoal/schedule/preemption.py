@@ -167,7 +167,7 @@ class Preemptor:
         if not self._store.swaps:  # As many as compute it again; by tokens, too, as chunks may be small.
             most = [int(state.running.num_computed.max()) for state in states]
             steps = -(-max(most) // self._max_batched_tokens)
-            again = [state.prompt_token_ns * tokens for state, tokens in zip(states, most, strict=True)]
+            again = [state.prompt_token_ns() * tokens for state, tokens in zip(states, most, strict=True)]
             lost_ns = max(steps * lost_ns, *again)
         waiting = self._services[request.service]
         return is_worth_preempting(waiting, states, self._services.values(), lost_ns / 1e9)

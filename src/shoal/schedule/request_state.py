@@ -121,12 +121,17 @@ class RequestState:
         return self.num_prompt_tokens + self.num_generated
 
     @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of its prompt tokens are wanted."""
+        return self.request.sampling.prompt_logprobs is not None
+
+    @property
     def num_findable(self) -> int:
         """Leading tokens whose KV may be somebody else's.
 
         Whose log-probabilities are still to be told must be computed behind the tokens before it.
         """
-        if self.request.sampling.prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens:
+        if not self.is_scored or self.num_scored_tokens >= self.num_prompt_tokens:
             return self.num_tokens
         return max(0, self.num_scored_tokens - 1)
 

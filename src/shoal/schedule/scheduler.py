@@ -202,7 +202,7 @@ class Scheduler:
         step = self._finish_oldest(len(result.durations_ns))
         for part in step.parts:
             state = self._services[part.plan.service]
-            state.stepped(part.plan, result.durations_ns)
+            state.stepped(part.plan, result.durations_ns, scored=bool(result.prompt_logprobs))
             state.limit.succeeded(plan, part.requests)
         return self._outputs.process(step, result, now_ns)
 

@@ -109,7 +109,9 @@ class ServiceState:
         """When a step was last made for one of its starved requests."""
         self.recent_steps_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         """Durations of its latest steps."""
-        self._prompt_token_ns: deque[int] = deque(maxlen=_MEASURED_STEPS)
+        self._prompt_token_ns: dict[bool, deque[int]] = {
+            scored: deque(maxlen=_MEASURED_STEPS) for scored in (False, True)
+        }
         self._quota = limits.quota
         self._block_size = block_size
 
@@ -120,18 +122,32 @@ class ServiceState:
         mean_tokens = self.statistics.history.mean
         return ServiceTraits(mean_s, deviation_s, mean_tokens, self._quota, self.execution_s)
 
-    def stepped(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
-        """A plan of its rows was made; its iterations took so long."""
+    def stepped(self, plan: StepPlan, durations_ns: Sequence[int], *, scored: bool) -> None:
+        """A plan of its rows was made; its iterations took so long.
+
+        scored: whether log-probabilities of prompt tokens were computed.
+        """
         self.recent_steps_ns += durations_ns
         tokens, decodes = sum(plan.new_tokens), plan.new_tokens.count(1)
         if tokens - decodes >= _MEASURED_TOKENS:
-            self._prompt_token_ns.append(durations_ns[0] // tokens)
+            self._prompt_token_ns[scored].append(durations_ns[0] // tokens)
+
+    def prompt_token_ns(self, *, scored: bool = False) -> int:
+        """How long a token of a step with prompts takes, the median of its latest; 0: not known.
+
+        scored: of a step that also computes log-probabilities of prompt tokens. With logits over the whole
+        vocabulary for each of them, that may be many times as long.
+        """
+        measured = sorted(self._prompt_token_ns[scored])
+        return measured[(len(measured) - 1) // 2] if measured else 0
 
     @property
-    def prompt_token_ns(self) -> int:
-        """How long a token of a step with prompts takes, the median of its latest; 0: not known."""
-        measured = sorted(self._prompt_token_ns)
-        return measured[(len(measured) - 1) // 2] if measured else 0
+    def scores_prompts(self) -> bool:
+        """Whether its next step with prompts may have to compute log-probabilities of prompt tokens."""
+        if self.waiting.num_scored:
+            return True
+        rows = self.running.prefilling.nonzero()[0].tolist()
+        return any(self.running.requests[row].is_scored for row in rows)
 
     def lengths(self) -> LengthDistribution:
         """What its past, and the progress of its running requests, say about output lengths."""

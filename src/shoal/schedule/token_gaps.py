@@ -16,6 +16,8 @@ from shoal.schedule.service_state import ServiceState
 
 _LONGEST_NS = 1 << 61
 _LEAST_PROMPT_TOKENS = 64
+_UNKNOWN_TOKEN_NS = 10_000_000
+"""Taken as the time of a token of a prompt before it was measured: longer than on slow CPUs, with logits."""
 
 
 class TokenGapGuard:
@@ -41,9 +43,10 @@ class TokenGapGuard:
     def most_prompt_tokens(self, state: ServiceState, services: Iterable[ServiceState]) -> int:
         """Most tokens of prompts in a step of a service, which others and its own streams wait for.
 
-        By how long they took in its latest steps; its first is not bounded.
+        By how long they took in its latest steps of the same kind. The first of a kind is small, and says it.
         """
-        token_ns, half_ns = state.prompt_token_ns, self._most_ns // 2
+        token_ns = state.prompt_token_ns(scored=state.scores_prompts) or _UNKNOWN_TOKEN_NS
+        half_ns = self._most_ns // 2
         if token_ns * state.limit.tokens <= half_ns or not any(map(_streams, services)):
             return sys.maxsize
         return max(_LEAST_PROMPT_TOKENS, half_ns // token_ns)

@@ -34,10 +34,13 @@ class WaitingQueue(Sequence[RequestState]):
         self._hopeless_until_ns = 0
         """Until when those have been looked for whose goals are out of reach."""
         self._entries = 0
+        self.num_scored = 0
+        """How many of them want log-probabilities of prompt tokens."""
 
     def add(self, request: RequestState) -> None:
         """Put in at the place that its rank gives it, or last."""
         self._entries += 1
+        self.num_scored += request.is_scored
         request.queue_entry = self._entries
         self._by_due.add(self._due_ns(request), request, len(self))
         hopeless_ns = None if self._hopeless_ns is None else self._hopeless_ns(request)
@@ -50,6 +53,7 @@ class WaitingQueue(Sequence[RequestState]):
     def remove(self, request: RequestState) -> None:
         """Take out; raises ValueError where it is not in the queue."""
         self._take_out(request)
+        self.num_scored -= request.is_scored
         request.queue_entry = 0
 
     def _take_out(self, request: RequestState) -> None:
