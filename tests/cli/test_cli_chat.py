@@ -1,8 +1,5 @@
 import asyncio
 import io
-import json
-import shlex
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,10 +13,7 @@ from shoal.cli.app import app, run
 from shoal.cli.chat import _read_line, converse
 from shoal.cli.demo_server import free_port
 from shoal.cli.progress import ProgressDisplay
-from shoal.cli.serve import curl_example, print_summary
-from shoal.cluster.status import EngineState, EngineStatus
 from shoal.core import InvalidRequest
-from shoal.engine import EngineInfo, ServiceInfo
 from shoal.models import Tokenizer
 
 
@@ -226,81 +220,12 @@ def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
     assert "error: " in capsys.readouterr().err
 
 
-def test_the_summary_is_what_the_engine_says():
-    services = {
-        "chat": ServiceInfo(
-            model="x[/red]/tiny", context_tokens=8192, max_total_tokens=2048, kv_tokens=6144, vocab_size=9
-        )
-    }
-    text = summary(("0", services))
-    for part in (
-        "chat",
-        "x[/red]/tiny",
-        "2,048 tokens a request",
-        "KV for 6,144 tokens",
-        "KV pool  24.0 MiB, shared by all services",
-        "compute  native kernels (avx2, built by cc 12.2.0)",
-        "http://127.0.0.1:8000",
-        "curl",
-    ):
-        assert part in text
-    assert "engine" not in text.replace("/engine", "")
-
-
-def test_of_several_engines_the_summary_has_a_line_each():
-    chat, base = (
-        ServiceInfo(model="m", context_tokens=8192, max_total_tokens=most, kv_tokens=6144, vocab_size=9)
-        for most in (2048, 1024)
-    )
-    smaller = replace(chat, max_total_tokens=512, kv_tokens=600)
-    text = summary(("0", {"chat": chat}), ("b", {"chat": smaller, "base": base}))
-    assert "engine   0  cpu, 3 threads, KV pool 24.0 MiB: chat\n" in text
-    assert "engine   b  cpu, 3 threads, KV pool 24.0 MiB: chat, base\n" in text
-    assert text.count("compute") == 1
-    [chat_line] = [line for line in text.splitlines() if line.startswith("  chat")]
-    assert "2,048 tokens a request" in chat_line
-    assert "KV for 6,144 + 600 tokens" in chat_line
-
-
-def summary(*engines):
-    """What is printed for engines, each a name and its services."""
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    statuses = [
-        EngineStatus(
-            name=name,
-            state=EngineState.READY,
-            services=tuple(services),
-            device="cpu",
-            info=EngineInfo(
-                services=services,
-                device="cpu",
-                threads=3,
-                block_size=16,
-                merged_blocks=96,
-                kv_bytes=24 << 20,
-                weight_bytes=1,
-                kernels="native kernels (avx2, built by cc 12.2.0)",
-            ),
-        )
-        for name, services in engines
-    ]
-    print_summary("http://127.0.0.1:8000", statuses, console)
-    return console.export_text()
-
-
 def test_what_is_waited_for_may_look_like_markup():
     console = Console(force_terminal=True, width=120, file=io.StringIO())
     with ProgressDisplay(console) as progress:
         progress.message("loading x[/red]/tiny")
         progress._bar.refresh()
     assert "x[/red]/tiny" in console.file.getvalue()
-
-
-def test_the_curl_example_is_shell_and_json():
-    words = shlex.split(curl_example("http://h:1", "chat"))
-    assert words[1] == "curl"
-    assert json.loads(words[words.index("-d") + 1])["model"] == "chat"
-    assert "Authorization: Bearer API_KEY" in shlex.split(curl_example("http://h:1", "chat", keyed=True))
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_end(monkeypatch, capsys):

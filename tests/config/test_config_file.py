@@ -249,6 +249,11 @@ def test_mistakes_are_told_with_their_place(tmp_path, text, expected):
         ("[{model: a, max_model_len: 0}]", "services[0].max_model_len: must be at least 1, got 0"),
         ("[{model: a, chat_template: no.jinja}]", "cannot read the template file"),
         ("[{model: a, name: 'two words'}]", "services[0].name: use no spaces"),
+        (
+            "[c=a]",
+            "services[0]: a name before a model is written --service c=a, or in a file {name: c, model: a}",
+        ),
+        ("[./c=a]", "services[0].name: use no spaces, '='"),
         ("[a, a]", "services[1].name: there is already a service named 'a'"),
         ("[{model: a}, {name: a, model: b}]", "services[1].name: there is already a service named 'a'"),
     ],

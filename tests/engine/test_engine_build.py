@@ -74,6 +74,7 @@ def test_a_built_engine_says_what_the_model_says(tiny_llama, layout, depth):
     limits = info.services["a"]
     assert (limits.context_tokens, limits.vocab_size, limits.eos_token_ids) == (128, 64, (63,))
     assert limits.max_total_tokens <= 128
+    assert (limits.dtype, limits.weight_bytes) == ("float32", info.weight_bytes)
     assert MEMORY * 0.5 < info.kv_bytes <= MEMORY
     assert info.weight_bytes > 0
     assert (info.threads, info.device, info.block_size) == (1, "cpu", 4)

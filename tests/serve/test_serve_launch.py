@@ -56,7 +56,7 @@ launch.check_model = lambda name: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[4]))]
 server = ServerOptions(port=int(sys.argv[6]))
 cluster = launch.ClusterOptions(heartbeat_s=0.3, hung_after_s=float(sys.argv[7]))
-launch.run_server(plans, server, cluster, on_ready=lambda url, router: print(url, flush=True))
+launch.run_server(plans, server, cluster, on_ready=lambda url, router, codecs: print(url, flush=True))
 print("ended", flush=True)
 """
 

@@ -1,25 +1,22 @@
 """``shoal serve``: models behind OpenAI's HTTP API."""
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.table import Table as Grid
 from rich.text import Text
 
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import ProgressDisplay
+from shoal.cli.start_summary import print_access, print_addresses, print_engines
 from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
 from shoal.config.nodes import Table
 from shoal.config.other_flags import VARIABLES
 
 if TYPE_CHECKING:
-    from shoal.cluster.status import EngineStatus
-    from shoal.engine import EngineInfo
-    from shoal.serve.backend import Backend
+    from shoal.serve.backend import Backend, TextCodec
 
 
 @with_flags(MODEL_FLAGS + ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS, models=True)
@@ -46,10 +43,13 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
     print_without_effect(os.environ, console)
     with ProgressDisplay(console) as progress:
 
-        def on_ready(url: str, backend: "Backend") -> None:
+        def on_ready(url: str, backend: "Backend", codecs: Mapping[str, "TextCodec"]) -> None:
             progress.stop()
             print_access(exposure(options.server, urlsplit(url).hostname or ""), console)
-            print_summary(url, backend.engines, console, keyed=bool(options.server.named_api_keys()))
+            print_engines(backend.services, backend.engines, console)
+            chats = [name for name, codec in codecs.items() if codec.has_chat_template]
+            keyed = bool(options.server.named_api_keys())
+            print_addresses(url, next(iter(backend.services)), console, chats=chats, keyed=keyed)
 
         run_server(
             options.engine_plans(),
@@ -67,52 +67,3 @@ def print_without_effect(environment: Mapping[str, str], console: Console) -> No
         if name in environment:
             note = Text.assemble(("note", "bold"), f"     {name} has no effect here; write {instead}")
             console.print(note, soft_wrap=True)
-
-
-def print_access(access: Mapping[str, str], console: Console) -> None:
-    """Print who may use which routes, a line for each."""
-    for what, who in access.items():
-        console.print(Text.assemble(("open", "bold"), f"     {what}: {who}"), soft_wrap=True)
-
-
-def print_summary(
-    url: str, engines: Sequence["EngineStatus"], console: Console, *, keyed: bool = False
-) -> None:
-    """Print what the engines at ``url`` serve, and an example of a request; keyed: requests need a key."""
-    infos = {engine.name: engine.info for engine in engines if engine.info is not None}
-    services = _print_services(list(infos.values()), console)
-    for kernels in dict.fromkeys(info.kernels for info in infos.values()):
-        console.print(Text.assemble(("compute", "bold"), f"  {kernels}"), soft_wrap=True)
-    for name, info in infos.items():
-        pool = f"{info.kv_bytes / 2**20:,.1f} MiB"
-        most = "" if info.max_running is None else f"; at most {info.max_running:,} requests run at once"
-        if len(infos) == 1:
-            console.print(f"[bold]KV pool[/]  {pool}, shared by all services{most}")
-            break
-        what = f"   {name}  {info.device}, {info.threads} threads, KV pool {pool}: {', '.join(info.services)}"
-        console.print(Text.assemble(("engine", "bold"), what, most), soft_wrap=True)
-    console.print(Text.assemble(("ready", "bold"), f"    {url}   (Ctrl-C to stop)"))
-    console.print(curl_example(url, services[0], keyed=keyed), soft_wrap=True, highlight=False, markup=False)
-
-
-def _print_services(infos: Sequence["EngineInfo"], console: Console) -> list[str]:
-    """A line for each service; returns their names."""
-    names = list(dict.fromkeys(name for info in infos for name in info.services))
-    grid = Grid.grid(padding=(0, 2))
-    for name in names:
-        hosts = [info.services[name] for info in infos if name in info.services]
-        grid.add_row(
-            Text(f"  {name}", style="bold"),
-            Text(hosts[0].model),
-            f"{max(service.max_total_tokens for service in hosts):,} tokens a request",
-            f"KV for {' + '.join(f'{service.kv_tokens:,}' for service in hosts)} tokens",
-        )
-    console.print("[bold]services[/]", grid, sep="\n")
-    return names
-
-
-def curl_example(url: str, service: str, *, keyed: bool = False) -> str:
-    """A curl command for a completion, which works with any model."""
-    body = json.dumps({"model": service, "prompt": "The capital of France is", "max_tokens": 16})
-    key = " -H 'Authorization: Bearer API_KEY'" if keyed else ""
-    return f"try      curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"

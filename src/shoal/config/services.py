@@ -24,7 +24,12 @@ class ServiceSection(Section):
         if isinstance(node, Scalar) and node.text is not None:
             node = Table({"model": node}, node.where, {"model": node.where})
         fields = self.read_fields(node, path)
-        fields["name"] = fields.get("name") or default_name(fields["model"])
+        model = fields["model"]
+        name, named, of = model.partition("=")
+        if named and not fields.get("name") and default_name(model) == model:
+            written = f"--service {model}, or in a file {{name: {name}, model: {of}}}"
+            raise problem(node.where, path, f"a name before a model is written {written}")
+        fields["name"] = fields.get("name") or default_name(model)
         check_name(fields["name"], node.where, path)
         service = Service(**fields)
         if found := slo_problem(service.slo, service.execution_s):

@@ -95,6 +95,7 @@ def assemble_engine(
             describe_service(
                 service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
             ),
+            dtype=str(model.dtype).removeprefix("torch."),
             weight_bytes=model.weight_bytes,
             described=model.described,
         )

@@ -30,6 +30,8 @@ class ServiceInfo:
     """The same for each token of its output."""
     kv_format: str = ""
     """KV can move between engines where this is the same; empty: it cannot move (see ``kv_format``)."""
+    dtype: str = ""
+    """What its model is computed in, such as ``bfloat16`` or ``int8``; empty: not known."""
     weight_bytes: int = 0
     """Size of its model's weights in the memory of an engine; services of one model may share them."""
     described: ModelDescription | None = None

@@ -26,7 +26,7 @@ from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.workers import WorkerProcesses, Workers
 
 _log = logging.getLogger(__name__)
-OnReady = Callable[[str, Router], None]
+OnReady = Callable[[str, Router, Mapping[str, TextCodec]], None]
 
 
 def run_server(
@@ -41,9 +41,9 @@ def run_server(
     """Download missing models, start the engines and serve until SIGTERM or SIGINT; main thread only.
 
     plans: the engines. on_download, on_load: called with the progress of the start. on_ready: called with the
-    base URL and the router when requests are taken. Raises ConfigError, ModelUnavailable, ModelUnsupported or
-    EngineDied if the start fails. An address in use and a model that cannot exist are found before any
-    download.
+    base URL, the router and the tokenizers by service when requests are taken. Raises ConfigError,
+    ModelUnavailable, ModelUnsupported or EngineDied if the start fails. An address in use and a model that
+    cannot exist are found before any download.
     """
     # All else of the log is set up when the engines have started.
     logging.getLogger("shoal").setLevel(options.log_level.upper())
@@ -150,7 +150,7 @@ class _Server:
                     self._services,
                     self._options,
                     stop,
-                    lambda url: _begin(url, router, on_ready),
+                    lambda url: _begin(url, router, codecs, on_ready),
                     workers,
                     self._plans[0].options,
                     partial(pull_service, tokenizers),
@@ -182,7 +182,7 @@ class _Server:
         return router, codecs
 
 
-def _begin(url: str, router: Router, on_ready: OnReady | None) -> None:
+def _begin(url: str, router: Router, codecs: Mapping[str, TextCodec], on_ready: OnReady | None) -> None:
     """Tell that requests are taken at ``url``, and what could not be logged while engines started."""
     for engine, process in router.found_engines.items():
         _log.info(
@@ -191,7 +191,7 @@ def _begin(url: str, router: Router, on_ready: OnReady | None) -> None:
             process,
         )
     if on_ready is not None:
-        on_ready(url, router)
+        on_ready(url, router, codecs)
 
 
 async def _warm(workers: WorkerProcesses) -> None:
