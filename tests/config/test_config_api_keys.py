@@ -74,6 +74,9 @@ def test_a_file_that_is_not_there(tmp_path):
 VARIABLES = [
     "${API_KEY}", "${API_KEY:-none}", "$API_KEY", "$api_key", "$(API_KEY)", "%API_KEY%", "{{API_KEY}}",
     "${{secrets.API_KEY}}", "sk-${API_KEY}", "os.environ/API_KEY",
+    "$env:API_KEY", "env:API_KEY", "process.env.API_KEY", "env.API_KEY", "ENV[API_KEY]", "#{API_KEY}",
+    "%{API_KEY}", "<API_KEY>", "[[API_KEY]]", "op://vault/item", "ref+vault://path", "file:///run/key",
+    "secretref:key",
 ]  # fmt: skip
 
 
@@ -97,7 +100,23 @@ def test_a_variable_that_was_not_expanded_is_no_key(tmp_path, key):
         ApiKey(key=key)
 
 
-@pytest.mark.parametrize("key", ["sk-$1", "a$b", "100%", "%", "$1abc", "{a}", "environ", "sk-(x)"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-$1",
+        "a$b",
+        "100%",
+        "%",
+        "$1abc",
+        "{a}",
+        "environ",
+        "sk-(x)",
+        "env:",
+        "/run/a+b",
+        "a<b>",
+        "e:n",
+    ],
+)
 def test_keys_with_such_characters_are_keys(tmp_path, key):
     assert server(tmp_path, f"server: {{api_keys: ['{key}']}}").api_keys == (ApiKey(key=key),)
 
@@ -112,6 +131,7 @@ def test_keys_with_such_characters_are_keys(tmp_path, key):
         ("server: {api_keys: [{key: ' '}]}", r"line 2: server.api_keys\[0\].key: .*without spaces"),
         ("server: {api_keys: [{key: [a]}]}", r"server.api_keys\[0\].key: expected a key, got a list"),
         ("server: {admin_key: ''}", "line 2: server.admin_key: .*empty"),
+        ("server: {admin_key: '\"sk-a\"'}", "line 2: server.admin_key: the quotes are part of this key"),
         ("server: {admin_key: 'a b'}", "line 2: server.admin_key: .*without spaces"),
         ("server: {admin_key_file: empty}", "server.admin_key_file: .*empty: a key .*empty"),
         ("server: {admin_key_file: lines}", "server.admin_key_file: .*lines: .*without spaces"),

@@ -233,11 +233,16 @@ MAPPED = [
     ({"max_output_tokens": 3}, {"max_tokens": 3}),
     ({"max_tokens_to_sample": 3}, {"max_tokens": 3}),
     ({"n_predict": 3}, {"max_tokens": 3}),
+    ({"maximum_tokens": 3}, {"max_tokens": 3}),
+    ({"max_response_tokens": 3}, {"max_tokens": 3}),
+    ({"max_gen_toks": 3}, {"max_tokens": 3}),
     ({"num_predict": 3, "max_tokens": None}, {"max_tokens": 3}),
     ({"max_new_tokens": 3, "max_tokens": 3}, {"max_tokens": 3}),
     ({"max_completion_tokens": 3}, {"max_tokens": 3}),
     ({"min_new_tokens": 2}, {"min_tokens": 2}),
     ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
+    ({"token_repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+    ({"freq_pen": 0.5, "presence_pen": 0.25}, {"frequency_penalty": 0.5, "presence_penalty": 0.25}),
     ({"random_seed": 5}, {"seed": 5}),
     ({"ban_eos_token": True}, {"ignore_eos": True}),
     ({"no_stop_trim": True}, {"include_stop_str_in_output": True}),
@@ -496,6 +501,17 @@ REFUSED = {
     "no_repeat_ngram_size": (0, 3),
     "smoothing_factor": (0, 0.3),
     "min_keep": (0, 4),
+    "min_tokens_to_keep": (1, 4),
+    "custom_stopping_strings": ("", '"a", "b"'),
+    "preamble": ("", "Be brief."),
+    "memory": ("", "The user is Bob."),
+    "assistant_prefill": ("", "Sure"),
+    "response_prefix": (None, "Sure"),
+    "prefill": ("", "Sure"),
+    "chat_history": ([], [{"role": "USER", "message": "a"}]),
+    "connectors": ([], [{"id": "web"}]),
+    "response_json_schema": ({}, {"type": "object"}),
+    "output_schema": (None, {"type": "object"}),
     "guidance_scale": (1, 1.5),
     "negative_prompt": ("", "bad"),
     "samplers": ([], ["top_k"]),
@@ -535,6 +551,21 @@ def test_what_would_change_the_answer_is_refused_unless_neutral(path, name):
     param, message = error_of(path, {name: value})
     assert param.split(".")[0] == name
     assert "not supported by this server" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"raw": False, "options": {}, "format": "", "suffix": ""}),
+        (CHAT, {"instructions": "", "text": {}}),
+        (COMPLETIONS, {"raw": False, "options": {}, "tools": [], "messages": []}),
+        (RESPONSES, {"options": {}, "messages": []}),
+    ],
+)
+def test_fields_of_other_routes_are_ignored_where_they_ask_for_nothing(path, fields):
+    ask(path, fields)
+    for name in fields:
+        assert error_of(path, {name: True})[0] == name
 
 
 def test_every_foreign_field_has_a_neutral_value_and_refuses_others():

@@ -11,8 +11,12 @@ from shoal.config.sections import Rules, Section, section_of
 from shoal.core import ConfigError
 
 _MAX_NAME_CHARACTERS = 64
-_UNEXPANDED = re.compile(r"\$\{.*\}|\{\{.*\}\}|\$\(\w+\)|^\$[A-Za-z_]\w*$|^%\w+%$|^(os\.)?environ[/.[].*$")
-"""How shells, Compose, Kubernetes, templates and other servers write a variable."""
+_UNEXPANDED = re.compile(
+    r"[$#%~]\{.*\}|\{\{.*\}\}|\$\(\w+\)|^\$[A-Za-z_]\w*\$?$|^%\w+%$|^(os\.)?environ[/.[].*$"
+    r"|^\$?env:\w+$|^(process\.)?env\.\w+$|^ENV\[.*\]$|^\[\[.*\]\]$|^<.*>$|^[a-z][a-z+]*://|^secretref:"
+)
+"""How shells, Compose, Kubernetes, templates, vaults and other servers write a variable; manuals, a key."""
+_QUOTES = "\"'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,10 @@ def secret_problem(text: str) -> str:
         return (
             "this is a variable that was not expanded, and no key: neither files nor flags expand any; write "
             "the key itself, or set SHOAL_API_KEY or SHOAL_ADMIN_KEY"
+        )
+    if text[0] in _QUOTES and text[-1] == text[0]:
+        return (
+            "the quotes are part of this key, as in a file for docker run --env-file; write it without them"
         )
     if not all("!" <= character <= "~" for character in text):
         return "a key must be visible ASCII characters without spaces"

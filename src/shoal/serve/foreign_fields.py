@@ -46,9 +46,18 @@ Media = Annotated[EmptyList | EmptyDict | None, Field(description="Not supported
 Wrapper = Annotated[
     EmptyDict | None, Field(description="Not supported: send its fields at the top of the body.")
 ]
+Schema = Annotated[EmptyDict | None, Field(description="Not supported: response_format takes a schema.")]
 Instruction = Annotated[
     Annotated[str, Field(max_length=0)] | EmptyList | None,
     Field(description="Not supported: send it as a message with role system, or in the prompt."),
+]
+Continuation = Annotated[
+    Annotated[str, Field(max_length=0)] | None,
+    Field(description="Not supported: send it as an assistant's last message, with continue_final_message."),
+]
+Least = Annotated[
+    Annotated[int, Field(le=1)] | None,
+    Field(description="Not supported, must be at most 1: top_k, top_p and min_p leave unlikely tokens out."),
 ]
 Budget = Annotated[
     Annotated[int, Field(ge=-1, le=-1)] | None,
@@ -113,8 +122,8 @@ class NeutralSamplers(StrictModel):
     """Not supported, must be true: penalties count every token."""
     penalize_nl: NotFalse | None = None
     """Not supported, must be true: penalties count every token."""
-    min_keep: Annotated[int, Field(le=1)] | None = None
-    """Not supported, must be at most 1: top_k, top_p and min_p leave unlikely tokens out."""
+    min_keep: Least = None
+    min_tokens_to_keep: Least = None
     guidance_scale: Unit = None
     cfg_scale: Unit = None
     negative_prompt: Instruction = None
@@ -161,6 +170,8 @@ class ForeignFields(NeutralSamplers):
     """Not supported: end the prompt with a whole word."""
     deferred: NotTrue | None = None
     """Not supported: nothing is stored here; read the response as a stream."""
+    custom_stopping_strings: Annotated[str, Field(max_length=0)] | EmptyList | None = None
+    """Not supported: send stop."""
     stop_regex: None = None
     """Not supported: stop takes strings."""
     n_indent: Annotated[int, Field(ge=0, le=0)] | None = None
@@ -189,6 +200,13 @@ class ForeignFields(NeutralSamplers):
     system: Instruction = None
     system_prompt: Instruction = None
     system_instruction: Instruction = None
+    preamble: Instruction = None
+    memory: Instruction = None
+    assistant_prefill: Continuation = None
+    response_prefix: Continuation = None
+    prefill: Continuation = None
+    chat_history: EmptyList | None = None
+    """Not supported: send it as messages."""
     prompt_mode: None = None
     """Not supported: reasoning_effort says whether and how much to reason."""
     prompt_template: None = None
@@ -217,6 +235,7 @@ class ForeignFields(NeutralSamplers):
     adapters: Adapter = None
     session_params: EmptyDict | None = None
     """Not supported: nothing is kept between requests; send the whole history."""
+    connectors: Outside = None
     plugins: Outside = None
     mcp_servers: Outside = None
     web_search: Outside = None
@@ -233,12 +252,12 @@ class ForeignFields(NeutralSamplers):
     """Not supported: a grammar holds from the first token on."""
     structural_tag: None = None
     """Not supported: structured_outputs says what the output must look like."""
-    response_schema: EmptyDict | None = None
-    """Not supported: response_format takes a schema."""
+    response_schema: Schema = None
+    response_json_schema: Schema = None
+    output_schema: Schema = None
     response_mime_type: Literal["text/plain"] | None = None
     """Not supported: response_format asks for JSON."""
-    schema_: Annotated[EmptyDict | None, Field(alias="schema")] = None
-    """Not supported: response_format takes a schema."""
+    schema_: Annotated[Schema, Field(alias="schema")] = None
     json_mode: NotTrue | None = None
     """Not supported: response_format asks for JSON."""
     thinking_config: EmptyDict | None = None

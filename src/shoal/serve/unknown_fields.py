@@ -25,7 +25,7 @@ _MAX_UNKNOWN_NAMES = 128
 _SHORTEST_WITH_ONE_EDIT, _SHORTEST_WITH_TWO_EDITS, _MOST_EDITS = 3, 6, 2
 _SEPARATORS = re.compile(r"[_\-. ]")
 # Fields of other servers that are nearly called like ours, and do not bear on the output.
-_HARMLESS = frozenset({"conversation_id", "mode", "models", "n_keep", "name1", "name2", "speed"})
+_HARMLESS = frozenset({"conversation_id", "mode", "models", "n_keep", "name1", "name2", "speed", "temp_last"})
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +76,8 @@ class Reading:
                 continue
             if name in kind.other_names:
                 self._rename(kind.other_names[name], name, value, kept)
+            elif not self.refuses and name in self.elsewhere and _asks_for_nothing(value):
+                self._ignore(kind, name)
             elif self.refuses or self._is_refused(kind, name):
                 kept[name] = value
             else:
@@ -99,6 +101,11 @@ class Reading:
         if kind.limits_output or name in kind.refused_names():
             return True
         return meant_name(name, kind, self.elsewhere) is not None
+
+
+def _asks_for_nothing(value: object) -> bool:
+    """Whether a field with this value is the same as none, whatever it means on its route."""
+    return value is False or value in ("", [], {})
 
 
 class IgnoredFields:
