@@ -122,6 +122,26 @@ def test_tokens_of_the_configuration_are_one_token_each(empty_cache: Path, tmp_p
     assert tokenizer_folder(folder, silent) == folder
 
 
+def test_tokens_are_added_in_another_process(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reading a large tokenizer.json stops all other threads of a process for seconds.
+    def read_here(file: Path) -> None:
+        raise AssertionError(f"{file} is read in this process")
+
+    monkeypatch.setattr("shoal.models.added_tokens.read_backend", read_here)
+    own = {"eos_token": "<|end|>"}
+    folder = make_folder(tmp_path / "model", byte_level_backend(), tokenizer_config=own)
+    assert "<|end|>" in (tokenizer_folder(folder, silent) / "tokenizer.json").read_text()
+
+
+def test_a_broken_tokenizer_that_lacks_tokens_is_named(empty_cache: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", None, tokenizer_config={"eos_token": "<|end|>"})
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelUnavailable, match=r"model/tokenizer\.json cannot be read"):
+        tokenizer_folder(folder, silent)
+
+
 def test_a_complete_tokenizer_is_used_where_it_lies(empty_cache: Path, tmp_path: Path) -> None:
     backend = byte_level_backend()
     known = {str(id): token(added.content) for id, added in backend.get_added_tokens_decoder().items()}

@@ -1,7 +1,7 @@
 """Conversions into Hugging Face folders, run in a subprocess and kept in the cache.
 
-The subprocess (``python -m shoal.models.convert``) imports torch and transformers; the calling
-process never does.
+The subprocess (``python -m shoal.models.convert``) imports torch and transformers, and reads tokenizers;
+the calling process does neither, since both stop its other threads for seconds.
 """
 
 import json
@@ -11,13 +11,12 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from shoal.core import ModelUnsupported
+from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models.added_tokens import (
     ADDED_TOKENS_FILE,
     CONFIG_FILES,
     TOKENIZER_FILE,
     is_complete,
-    write_complete,
 )
 from shoal.models.cache import OTHER_DISK_HINT, build_once, cache_dir, fingerprint
 from shoal.models.child import end_child, start_child
@@ -76,7 +75,7 @@ def tokenizer_folder(folder: Path, progress: Progress) -> Path:
         for name in CONFIG_FILES:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, built / name)
-        write_complete(folder, built)
+        _run("added-tokens", folder.resolve(), built, progress)
 
     files = [file for name in _DESCRIBING if (file := folder / name).is_file()]
     return build_once(_in_cache(folder, files), complete, progress)
@@ -107,6 +106,7 @@ def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
         "shoal.models.convert", arguments, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     error: str | None = None
+    broken = False
     try:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -116,6 +116,7 @@ def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
             except ValueError:  # a library printed something
                 continue
             error = report.get("error", error)
+            broken = report.get("broken", broken)
             if "what" in report:
                 progress(f"{report['what']} ({source.name})", report["done"], report["total"])
         if child.wait() != 0 or error is not None:
@@ -123,6 +124,8 @@ def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
             reason = error or " ".join(last) or f"exit status {child.returncode}"
             if is_disk_full(reason):
                 raise disk_full(f"could not store the {kind} of {source}, converted", folder, OTHER_DISK_HINT)
+            if broken:
+                raise ModelUnavailable(reason)
             raise ModelUnsupported(f"could not convert the {kind} of {source}: {reason}")
     finally:
         end_child(child)

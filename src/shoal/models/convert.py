@@ -1,7 +1,8 @@
-"""The subprocess of a conversion: ``python -m shoal.models.convert gguf|tokenizer SOURCE FOLDER``.
+"""The subprocess of a conversion: ``shoal.models.convert gguf|tokenizer|added-tokens SOURCE FOLDER``.
 
 With ``gguf_int8`` the only module of this package that needs torch and transformers; no other imports them.
-It reports on standard output, one JSON object a line: ``{"what", "done", "total"}`` or ``{"error"}``.
+It reports on standard output, one JSON object a line: ``{"what", "done", "total"}`` or
+``{"error", "broken"}``, where ``broken`` says that files of the model are.
 """
 
 import contextlib
@@ -11,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shoal.core import ShoalError
+from shoal.core import ModelUnavailable, ShoalError
+from shoal.models.added_tokens import write_complete
 from shoal.models.gguf_config import transformers_config
 from shoal.models.gguf_file import GgufFile
 from shoal.models.gguf_names import gguf_names
@@ -34,8 +36,13 @@ def main(arguments: list[str]) -> int:
         try:
             if kind == "gguf":
                 _convert_gguf(source, folder)
+            elif kind == "added-tokens":
+                write_complete(source, folder)
             else:
                 _convert_tokenizer(source, folder)
+        except ModelUnavailable as problem:
+            _send({"error": str(problem), "broken": True})
+            return 1
         except ShoalError as problem:
             _send({"error": str(problem)})
             return 1
