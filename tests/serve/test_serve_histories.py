@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from serve_builders import FakeEngine, chat, post, tool
-from tool_templates import CALLS, HERMES, LLAMA, MISTRAL
+from tool_templates import CALLS, GEMMA, HERMES, LLAMA, MISTRAL
 
 ASKED = {"role": "user", "content": "Weather?"}
 TOOLS = [tool("weather"), tool("now")]
@@ -141,8 +141,35 @@ def test_calls_stay_together_where_a_template_takes_several():
     history = [ASKED, message, result("aaaaaaaa2", "noon"), result("aaaaaaaa1", "rain")]
     assert prompt(history, KEYS) == (
         "<user content=Weather?><assistant weather(aaaaaaaa1) now(aaaaaaaa2)>"
-        "<tool content=noon tool_call_id=aaaaaaaa2 name=now>"
         "<tool content=rain tool_call_id=aaaaaaaa1 name=weather>"
+        "<tool content=noon tool_call_id=aaaaaaaa2 name=now>"
     )
     assert prompt(history, HERMES).count("<|im_start|>assistant") == 2  # and that of the answer
     assert prompt(history, MISTRAL).count("[TOOL_CALLS]") == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_results_have_the_order_of_their_calls(path):
+    # This template shows no ids, so the model would take noon for the weather.
+    calls = [call("a"), call("b", "now")]
+    if path == "/v1/responses":
+        called = [{"type": "function_call", "call_id": c["id"], **c["function"]} for c in calls]
+        given = [("b", "noon"), ("a", "rain")]
+        results = [{"type": "function_call_output", "call_id": id, "output": text} for id, text in given]
+        text = prompt_of(
+            path, {"model": "chat", "input": [ASKED, *called, *results], "temperature": 0}, HERMES
+        )
+    else:
+        given = [result("x", "of no call"), result("b", "noon"), result("a", "rain")]
+        text = prompt([ASKED, {"role": "assistant", "tool_calls": calls}, *given], HERMES)
+        assert text.index("noon") < text.index("of no call")
+    assert text.index("rain") < text.index("noon")
+
+
+def test_a_system_message_that_a_template_refuses_is_refused_with_tools_too():
+    messages = [{"role": "system", "content": "Be brief."}, ASKED]
+    for tools in ({}, {"tools": TOOLS}):
+        body = chat(messages=messages, **tools)
+        response = asyncio.run(post("/v1/chat/completions", body, FakeEngine(context=4000), template=GEMMA))
+        assert response.status_code == 400
+        assert "System role not supported" in response.text

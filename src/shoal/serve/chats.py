@@ -15,6 +15,7 @@ from shoal.serve.tool_fields import TemplateFields
 from shoal.serve.tools.described import in_plain_messages
 from shoal.serve.tools.formats import ToolFormat, format_of
 from shoal.serve.tools.pieces import OutputParser
+from shoal.serve.tools.result_order import with_results_in_order
 from shoal.serve.tools.single_calls import with_calls_it_takes
 from shoal.serve.tools.use import ToolUse
 
@@ -109,15 +110,16 @@ def lay_out(
     max_characters: int,
 ) -> str:
     """The conversation as text, with tools as ``format`` has them; raises the errors of ``render``."""
+    messages = with_results_in_order(messages)
     if not format.described:
         history = with_calls_it_takes(template, format.in_history(messages))
         return template.render(history, max_characters, replace(layout, tools=tools))
     try:
         return template.render(in_plain_messages(messages, tools, True), max_characters, layout)
     except InvalidRequest:
-        if not tools:
+        if not tools or messages[0]["role"] == "system":
             raise
-    # Some templates refuse system messages.
+    # Some templates refuse system messages, and would take the client's for one that comes later.
     return template.render(in_plain_messages(messages, tools, False), max_characters, layout)
 
 

@@ -1,0 +1,29 @@
+"""The order of results: a client sends them as its tools are done."""
+
+from collections.abc import Sequence
+
+from shoal.models.template_messages import Message
+
+
+def with_results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """``messages`` with the results that follow a message with calls in the order of its calls.
+
+    Many chat templates show no ids, so that a model pairs them by their places. Results of other calls
+    stay behind them.
+    """
+    ordered: list[Message] = []
+    results: list[Message] = []
+    ranks: dict[str, int] = {}
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(message)
+            continue
+        ordered += _sorted(results, ranks)
+        ordered.append(message)
+        results = []
+        ranks = {call["id"]: rank for rank, call in enumerate(message.get("tool_calls", ()))}
+    return ordered + _sorted(results, ranks)
+
+
+def _sorted(results: Sequence[Message], ranks: dict[str, int]) -> list[Message]:
+    return sorted(results, key=lambda result: ranks.get(result.get("tool_call_id", ""), len(ranks)))
