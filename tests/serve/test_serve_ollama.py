@@ -131,6 +131,14 @@ def test_options_reach_the_engine():
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.5, 11, 4)
 
 
+def test_whole_numbers_may_have_a_point():
+    engine = FakeEngine()
+    options = {"top_k": 7.0, "seed": 11.0, "num_predict": 4.0, "num_ctx": 4096.0, "repeat_last_n": 64.0}
+    assert ask("POST", "/api/chat", chat(options=options), engine).status_code == 200
+    sampling = engine.submitted[0].sampling
+    assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (7, 11, 4)
+
+
 NEUTRAL = {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "tfs_z": 1, "typical_p": 1.0}
 
 
@@ -168,6 +176,11 @@ def test_a_number_below_0_is_no_limit(num_predict):
         ("chat", chat(options={"num_predict": "5"}), 400, "options.num_predict"),
         ("chat", chat(messages=[{"role": "user", "content": "a", "images": ["aGk="]}]), 400, "images"),
         ("chat", chat(messages=[{"role": "robot", "content": "a"}]), 400, "role"),
+        ("chat", chat(options={"top_k": 7.5}), 400, "options.top_k"),
+        ("chat", chat(think="hard"), 400, 'think must be true, false, "low", "medium" or "high"'),
+        ("chat", chat(format="yaml"), 400, 'format must be "json" or a JSON schema'),
+        ("generate", generate(keep_alive=True), 400, "keep_alive must be a number of seconds or"),
+        ("embed", {"model": "base", "input": "a", "keep_alive": ""}, 400, "keep_alive must be a number of"),
         ("chat", chat(mesages=[]), 400, "did you mean 'messages'"),
         ("generate", generate(system="be"), 400, "system"),
         ("generate", generate(suffix="b"), 400, "suffix"),
@@ -198,6 +211,16 @@ def test_an_error_in_mid_stream_is_the_last_line():
 def test_nothing_to_do_is_done():
     assert ask("POST", "/api/generate", generate(prompt="")).json()["done_reason"] == "load"
     assert ask("POST", "/api/chat", chat(messages=[])).json()["done_reason"] == "load"
+    # For clients written in Go null is an empty list or text.
+    assert ask("POST", "/api/generate", generate(prompt=None)).json()["done_reason"] == "load"
+    assert ask("POST", "/api/chat", chat(messages=None, tools=None)).json()["done_reason"] == "load"
+    assert ask("POST", "/api/embed", {"model": "base", "input": None}).json()["embeddings"] == []
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+def test_what_becomes_of_long_prompts_is_not_for_clients_to_say(value):
+    for path, body in (("chat", chat()), ("generate", generate())):
+        assert ask("POST", f"/api/{path}", body | {"truncate": value, "shift": value}).status_code == 200
 
 
 def test_keys_hold_here_too():

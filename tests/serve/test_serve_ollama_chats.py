@@ -203,3 +203,17 @@ def test_bodies_need_no_type_unless_a_page_sends_them(path, headers, status):
     if status == 415:
         assert "application/json" in answer.text
         assert ("web page" in answer.text) == path.startswith("/api/")
+
+
+def test_calls_may_have_no_arguments():
+    for function in ({"name": "now"}, {"name": "now", "arguments": None}, {"name": "now", "arguments": {}}):
+        call = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
+        messages = [{"role": "user", "content": "hi"}, call, {"role": "tool", "content": "noon"}]
+        _, prompt = prompt_of("chat", {"messages": messages}, RESULTS)
+        assert prompt.endswith("hi[now a]<now a>noon<tool_call>")
+
+
+def test_developers_speak_as_the_system():
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    _, prompt = prompt_of("chat", {"messages": messages}, SWITCH)
+    assert prompt.endswith("<system>Be brief.<user>hi")

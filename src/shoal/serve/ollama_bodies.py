@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from shoal.core import InvalidRequest
@@ -30,9 +30,15 @@ def _must_not_be_0(value: int) -> int:
     return value
 
 
+def _whole(value: Any) -> Any:
+    """An integer also where it is written as 40.0, as clients do whose options are all floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 Empty = Annotated[str, Field(max_length=0)]
 Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
-ConfiguredNumber = Annotated[int | None, Field(description="Ignored: the configuration decides.")]
+ConfiguredNumber = Annotated[Whole | None, Field(description="Ignored: the configuration decides.")]
 ConfiguredSwitch = Annotated[bool | None, Field(description="Ignored: the configuration decides.")]
 Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
@@ -42,19 +48,19 @@ class SamplingOptions(StrictModel):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | Stops | None = None
 
 
 class Options(NeutralSamplers, SamplingOptions):
     """All options."""
 
-    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
+    num_predict: Annotated[Whole, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
     """Most output tokens; below 0: as many as fit."""
 
     num_ctx: ConfiguredNumber = None
@@ -68,7 +74,7 @@ class Options(NeutralSamplers, SamplingOptions):
     low_vram: ConfiguredSwitch = None
     use_mmap: ConfiguredSwitch = None
     use_mlock: ConfiguredSwitch = None
-    repeat_last_n: int | None = None
+    repeat_last_n: Whole | None = None
     """Ignored: the penalty looks at the whole text."""
 
 
@@ -85,11 +91,25 @@ FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingO
 class OptionsBody(ServiceBody):
     """What Ollama's generating and embedding endpoints take."""
 
+    forms: ClassVar[Mapping[str, str]] = {
+        "keep_alive": 'must be a number of seconds or a duration such as "10m", "1h30m" or "-1m"',
+    }
+
     options: Options | None = None
     """Those of sampling have no effect where nothing is drawn."""
     keep_alive: KeptSeconds | None = None
     """How long the service stays loaded when no other request comes: seconds, or a duration such as "10m";
     0: it is unloaded at once, below 0: it stays. Only operators may say it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, sent: Any) -> Any:
+        # Ollama takes null for a field that is left out.
+        return (
+            {key: value for key, value in sent.items() if value is not None}
+            if isinstance(sent, dict)
+            else sent
+        )
 
     def kept_s(self) -> float | None:
         """``keep_alive`` in seconds."""
@@ -100,6 +120,11 @@ class GenerateBody(OptionsBody):
     """What both of Ollama's generating endpoints take."""
 
     asks_for_text = True
+    forms: ClassVar[Mapping[str, str]] = {
+        **OptionsBody.forms,
+        "format": 'must be "json" or a JSON schema',
+        "think": 'must be true, false, "low", "medium" or "high"',
+    }
 
     stream: bool | None = None
     """Default true."""
@@ -107,6 +132,10 @@ class GenerateBody(OptionsBody):
     """"json", or a JSON schema that the output must follow."""
     think: bool | Literal["low", "medium", "high"] | None = None
     """Whether the model reasons before it answers, or how much; default: as its chat template has it."""
+    truncate: bool | None = None
+    """Ignored: a prompt that is too long is refused, as with false."""
+    shift: bool | None = None
+    """Ignored: output ends where the context does, as with false."""
     logprobs: NotTrue | None = None
     """Not supported, must be false: /v1/chat/completions and /v1/completions report log-probabilities."""
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
@@ -140,7 +169,8 @@ class CalledFunction(StrictModel):
     """A function that the model called."""
 
     name: str
-    arguments: Anything
+    arguments: Anything | None = None
+    """None: there are none."""
     index: int | None = None
     description: str | None = None
 
@@ -156,7 +186,7 @@ class Call(StrictModel):
 class OllamaMessage(StrictModel):
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
     """The assistant's reasoning, for chat templates that show it."""
@@ -196,7 +226,10 @@ def _message(message: OllamaMessage, number: int, answered: str | None) -> dict[
             {
                 "id": call_id(number, at, call),
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": json.dumps(call.function.arguments or {}),
+                },
             }
             for at, call in enumerate(message.tool_calls)
         ]
@@ -261,6 +294,7 @@ class OllamaEmbedBody(OptionsBody):
     """Body of /api/embed."""
 
     forms: ClassVar[Mapping[str, str]] = {
+        **OptionsBody.forms,
         "input": f"must be a string or a list of at most {MAX_INPUTS} strings",
     }
 
