@@ -83,6 +83,12 @@ def test_bos_is_written_once(tmp_path: Path) -> None:
     assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special_tokens=False)]
     assert tokenizer.bos_token_id == 1
 
+    # A fine-tuned model's configuration may name another than its tokenizer writes.
+    other = Tokenizer.from_folder(
+        make_folder(tmp_path / "other", PIECES, tokenizer_config=config | {"bos_token": "<unk>"})
+    )
+    assert other.encode("a") == tokenizer.encode("a")
+
     asked = {**SPECIAL, "add_bos_token": True}
     tokenizer = Tokenizer.from_folder(make_folder(tmp_path / "asked", BYTE_LEVEL, tokenizer_config=asked))
     assert tokenizer.encode("a") == [tokenizer.bos_token_id, *tokenizer.encode("a", add_special_tokens=False)]

@@ -93,6 +93,12 @@ def test_calls_may_have_no_arguments():
         assert '{"name": "now", "arguments": {}}' in prompt([ASKED, message], HERMES)
 
 
+def test_arguments_may_be_an_object():
+    for arguments in ('{"city": "Oslo"}', {"city": "Oslo"}):
+        message = {"role": "assistant", "tool_calls": [call("a", arguments=arguments)]}
+        assert '{"name": "weather", "arguments": {"city": "Oslo"}}' in prompt([ASKED, message], HERMES)
+
+
 @pytest.mark.parametrize("content", [[], "", None, [{"type": "text", "text": ""}]])
 def test_a_result_may_be_empty(content):
     messages = [ASKED, {"role": "assistant", "tool_calls": [call("a")]}, result("a", content)]

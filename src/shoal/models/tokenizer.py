@@ -99,10 +99,9 @@ class Tokenizer(WithChatTemplate):
         bos = special_tokens.get("bos_token")
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         """Token that begins a text; None where the model has none."""
-        special_ids = backend.encode("", add_special_tokens=True).ids
-        self._prepend_bos = (
-            prepend_bos and self.bos_token_id is not None and self.bos_token_id not in special_ids
-        )
+        # What the tokenizer puts in front counts, also where the configuration names another token.
+        first, plain = (backend.encode("a", add_special_tokens=special).ids[:1] for special in (True, False))
+        self._prepend_bos = prepend_bos and self.bos_token_id is not None and first == plain
 
     @classmethod
     def from_folder(

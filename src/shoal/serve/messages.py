@@ -1,6 +1,7 @@
 """The messages of chat bodies, and how chat templates expect them."""
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
@@ -27,8 +28,8 @@ class EarlierFunction(StrictModel):
     """The function of a call."""
 
     name: str
-    arguments: str | None = None
-    """JSON text; null: there are none."""
+    arguments: str | dict[str, Any] | None = None
+    """JSON text, or the object itself; null: there are none."""
     parsed_arguments: Any = None
     """Ignored: clients add it."""
 
@@ -116,12 +117,11 @@ class Message(NeutralMessageFields):
 
 def call_for_template(id: str, function: EarlierFunction) -> dict[str, Any]:
     """A call as chat templates expect it; arguments that are no JSON object stay text."""
-    try:
-        arguments = json.loads(function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        arguments = function.arguments
+    arguments = function.arguments or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(arguments)
+            arguments = parsed if isinstance(parsed, dict) else arguments
     return {"id": id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
