@@ -81,7 +81,7 @@ CONFIGURATIONS = (
     ),
     _scheduled("orca", preset="orca"),
     _scheduled("alpaserve", preset="alpaserve", max_iterations=4),
-    _scheduled("muxserve-split", preset="muxserve"),
+    _scheduled("muxserve-split", "64MiB", preset="muxserve"),
     _scheduled("fastserve-swap", TINY, preset="fastserve", depth=2),
     _scheduled("seallm", preset="seallm"),
     _scheduled("seallm-join", preset="seallm-join", depth=2),
