@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from serve_builders import FakeEngine, serving
 
-from shoal.cli.serve import print_access
+from shoal.cli.start_summary import print_access
 from shoal.config.api_keys import ApiKey
 from shoal.serve.exposure import exposure, warnings
 from shoal.serve.options import ServerOptions
@@ -34,7 +34,7 @@ def test_what_is_open_to_whom(options, address, models, operators):
     assert told["/admin"].startswith(operators)
     assert len(told) == 3
     out = io.StringIO()
-    print_access(told, Console(file=out, width=40))
+    print_access(told, Console(file=out, width=400))
     assert [line.split(":")[0].split(maxsplit=1) for line in out.getvalue().splitlines()] == [
         ["open", name] for name in told
     ]
