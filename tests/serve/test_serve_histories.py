@@ -99,6 +99,11 @@ def test_arguments_may_be_an_object():
         assert '{"name": "weather", "arguments": {"city": "Oslo"}}' in prompt([ASKED, message], HERMES)
 
 
+def test_a_refusal_is_what_the_assistant_said():
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert prompt([ASKED, refused], KEYS) == "<user content=Weather?><assistant content=I cannot.>"
+
+
 @pytest.mark.parametrize("content", [[], "", None, [{"type": "text", "text": ""}]])
 def test_a_result_may_be_empty(content):
     messages = [ASKED, {"role": "assistant", "tool_calls": [call("a")]}, result("a", content)]

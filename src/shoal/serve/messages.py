@@ -97,6 +97,8 @@ class Message(NeutralMessageFields):
     """The assistant's reasoning, for chat templates that show it."""
     reasoning: Annotated[str | None, _of("assistant")] = None
     """Another name of reasoning_content."""
+    refusal: Annotated[str | None, _of("assistant")] = None
+    """What the assistant said instead of a content, as OpenAI's models return it."""
     parsed: Any = None
     """Ignored: clients add it."""
 
@@ -105,7 +107,8 @@ class Message(NeutralMessageFields):
         role = "system" if self.role == "developer" else self.role
         calls = [call_for_template(call.id, call.function) for call in self.tool_calls or ()]
         # Joining has made a text of the content.
-        content = self.content if calls else self.content or ""
+        content = self.refusal if self.content is None else self.content
+        content = content if calls else content or ""
         fields = {
             "tool_calls": calls,
             "tool_call_id": self.tool_call_id,

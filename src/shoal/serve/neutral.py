@@ -217,7 +217,6 @@ class NeutralMessageFields(StrictModel):
 
     name: str | None = None
     """Ignored, except with role tool: the function that gave the result."""
-    refusal: Literal[""] | None = None
     function_call: None = None
     """Not supported: it is an old form of tool_calls."""
     audio: None = None
