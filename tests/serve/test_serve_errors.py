@@ -98,7 +98,7 @@ def error_of(response, status):
         ({"cache_salt": ""}, "cache_salt"),
         ({"prompt_embeds": "AA=="}, "prompt_embeds"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "messages"),
         ({"slo": 2}, "slo"),
         ({"slo": {"ttft": 0}}, "slo.ttft"),
         ({"slo": {"tpot": -0.1}}, "slo.tpot"),

@@ -273,7 +273,7 @@ def test_logprobs():
         ({"conversation": {"id": "a"}}, "conversation", "whole history"),
         ({"background": True}, "background", "stream"),
         ({"prompt": {"id": "a"}}, "prompt", "instructions"),
-        ({"messages": []}, "messages", "send input"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "messages", "send input"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
         ({"n": 2}, "n", "several requests"),
