@@ -1,8 +1,10 @@
 """What processes that the engine room starts do about signals, and what they leave behind."""
 
+import asyncio
 import signal
+import subprocess
 
-from shoal.engine.children import interrupts_held_back
+from shoal.engine.children import interrupts_held_back, kill_child
 
 
 def test_interrupts_come_through_again_afterwards():
@@ -13,3 +15,16 @@ def test_interrupts_come_through_again_afterwards():
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     second.__exit__(None, None, None)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_killed_process_tells_its_own_exit_status():
+    """Also one that is killed again while asyncio is about to take its exit status."""
+
+    async def kill_some() -> list[int]:
+        started = [await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE) for _ in range(20)]
+        for process in started:
+            for _ in range(1_000):
+                kill_child(process)
+        return [await process.wait() for process in started]
+
+    assert asyncio.run(kill_some()) == [-signal.SIGKILL] * 20

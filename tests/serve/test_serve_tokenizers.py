@@ -163,18 +163,18 @@ def test_a_process_that_is_killed_is_replaced(tmp_path, text):
 
 
 def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
-    kill = tokenizer_link.TokenizerLink._kill
+    kill = tokenizer_link.kill_child
 
-    def kill_once(link):
+    def kill_once(process):
         monkeypatch.setattr(tokenizer_link, "_PATIENCE_S", 60.0)
-        kill(link)
+        kill(process)
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
         before = pid_of(made)
         os.kill(before, signal.SIGSTOP)
         monkeypatch.setattr(tokenizer_link, "_PATIENCE_S", 0.1)
-        monkeypatch.setattr(tokenizer_link.TokenizerLink, "_kill", kill_once)
+        monkeypatch.setattr(tokenizer_link, "kill_child", kill_once)
         assert (await served.encode_texts(["ab"])).tokens == [[0, 1]]
         assert not psutil.pid_exists(before)
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from shoal.core import ConfigError
 from shoal.engine import lifeline
-from shoal.engine.children import interrupts_held_back
+from shoal.engine.children import interrupts_held_back, kill_child
 from shoal.engine.journal import make_journal, read_journal
 
 BUILDER = "shoal.engine.torch_engine:build_engine"
@@ -96,8 +96,7 @@ class BareEngine:
     async def stop(self) -> None:
         """Kill the process, and wait until it is gone."""
         self.end.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        kill_child(self.process)
         await self.process.wait()
 
 
@@ -158,9 +157,7 @@ class EngineChild:
 
     def kill(self) -> None:
         """Kill the process; ``wait`` tells when it is gone."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        kill_child(self._process)
 
     async def stop(self) -> ChildEnd:
         """End the process, kill it if it does not end, and wait until it is gone."""

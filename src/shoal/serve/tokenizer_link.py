@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from shoal.engine.children import interrupts_held_back
+from shoal.engine.children import interrupts_held_back, kill_child
 from shoal.models.tokenizer_messages import HEADER
 
 # A process that has no CPU time for so long does not run any more: somebody stopped it.
@@ -87,13 +87,13 @@ class TokenizerLink:
                 if answer.done():
                     return answer.result()
                 if self._cpu_s() - used_s < _LEAST_CPU_S and not self._reads_a_disk():
-                    self._kill()
+                    kill_child(self._process)
         finally:
             del self._asked[number]
 
     async def aclose(self) -> None:
         """End the process, and wait until it is gone."""
-        self._kill()
+        kill_child(self._process)
         await self._reading
 
     async def _read(self) -> None:
@@ -108,7 +108,7 @@ class TokenizerLink:
             pass
         finally:
             self.alive = False
-            self._kill()
+            kill_child(self._process)
             self._writer.close()
             for answer in self._asked.values():
                 if not answer.done():
@@ -125,8 +125,3 @@ class TokenizerLink:
         with suppress(psutil.Error):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_DISK_SLEEP)
         return False
-
-    def _kill(self) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
