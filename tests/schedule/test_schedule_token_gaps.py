@@ -198,7 +198,9 @@ def test_prompts_whose_log_probabilities_are_wanted_have_chunks_of_their_own(sco
     assert largest_gap({"stream": times["stream"]}) <= 4.1 * SECOND
 
 
-def test_who_starves_gets_a_full_step():
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_starved_prompt_gets_a_full_step_unless_it_is_scored(scored):
+    wanted = {"prompt_logprobs": 0} if scored else {}
     scheduler = make_scheduler(
         make_pool(4_000, per_merged={"a": 1, "b": 1}),
         order=WeightedTurns(),
@@ -210,9 +212,13 @@ def test_who_starves_gets_a_full_step():
     )
     streams = [(at * 400 * MS, make_request(4, 100, service="a")) for at in range(60)]
     arrivals = [(0, make_request(100, 1, service="b")), *streams]
-    arrivals.append((SECOND, make_request(2_000, 2, service="b", id="long")))
+    arrivals.append((SECOND, make_request(2_000, 2, service="b", id="long", **wanted)))
     times, _ = serve(scheduler, arrivals, {"a": by_tokens, "b": by_tokens})
-    assert times["long"][0] < 15 * SECOND
+    if scored:
+        gaps = [later - earlier for at in times.values() for earlier, later in pairwise(at)]
+        assert max(gaps) <= 1.1 * SECOND
+    else:
+        assert times["long"][0] < 15 * SECOND
 
 
 def test_prompts_are_not_cut_for_nobody():

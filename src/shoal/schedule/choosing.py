@@ -107,8 +107,9 @@ class PlanChooser:
         state, note = self._services[turn.service], self._steps.note
         batch, waiting = state.running, turn.waiting
         while True:
-            # Who starves has one step in a long time.
-            most = sys.maxsize if urgent else self._gaps.most_prompt_tokens(state, self._services.values())
+            # A starved request has one step in a long time; but with scored prompts that may take 10 s.
+            full = urgent is not None and not state.scores_prompts
+            most = sys.maxsize if full else self._gaps.most_prompt_tokens(state, self._services.values())
             scheduled = self._batcher.form(batch, turn, state.limit, most)
             if urgent is not None and urgent.seq_id >= 0 and not scheduled.has(batch.row_of(urgent)):
                 if not note(self._preemptor.help_to_slice(urgent)):
