@@ -2,11 +2,13 @@
 
 import ctypes
 import mmap
+import os
 import platform
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,6 +107,25 @@ def test_prefaulting_ends_where_the_system_cannot(monkeypatch: pytest.MonkeyPatc
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert advised == [PAGE]
+
+
+def test_prefaulting_pauses_and_is_no_slower_than_others_while_it_holds_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    priorities: list[int] = []
+    pauses: list[float] = []
+
+    def advise(address: int, num_bytes: int, advice: int) -> bool:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return True
+
+    buffer = huge_empty(3 * PAGE)
+    monkeypatch.setattr(huge_pages, "_advise", advise)
+    clock = iter([1.0, 1.5, 2.0, 2.25, 3.0, 3.0])
+    monkeypatch.setattr(huge_pages, "time", SimpleNamespace(perf_counter=clock.__next__, sleep=pauses.append))
+    prefault(buffer).join(timeout=60)
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)] * 3
+    assert pauses == [2.0, 1.0, 0.0]
 
 
 def test_a_process_may_end_while_memory_is_prefaulted() -> None:

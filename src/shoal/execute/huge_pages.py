@@ -1,11 +1,9 @@
 """Memory in huge pages: weights and KV are read up to 1.6 times as fast from them as from small ones."""
 
 import ctypes
-import os
-import sys
 import threading
+import time
 import weakref
-from contextlib import suppress
 from functools import cache
 
 import torch
@@ -15,7 +13,8 @@ CHUNK = 16 * PAGE
 ALIGNMENT = 64
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
-_LOWEST_PRIORITY = 19
+_PAUSES = 4
+"""How much longer a prefaulting thread pauses after each page than that took."""
 
 
 class HugePages:
@@ -42,7 +41,7 @@ def huge_empty(num_bytes: int) -> torch.Tensor:
 
 
 def prefault(memory: torch.Tensor) -> threading.Thread:
-    """Take all pages of ``memory`` from the system, in a thread that leaves busy cores to others.
+    """Take all pages of ``memory`` from the system, in a thread that uses a fifth of a core.
 
     Otherwise whoever writes to a page first waits for it: a decode step in which many requests begin a block
     takes up to half as long again in a virtual machine. What ``memory`` holds stays. The thread ends early
@@ -56,17 +55,17 @@ def prefault(memory: torch.Tensor) -> threading.Thread:
 
 def _prefault(reference: "weakref.ref[torch.Tensor]", address: int, num_bytes: int) -> None:
     # No torch function is called here: the process may end meanwhile, and then a thread that waits for the
-    # interpreter inside one aborts it.
-    if sys.platform == "linux":  # elsewhere it is not of this thread alone
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    # interpreter inside one aborts it. The thread has no lower priority than others: the system locks the
+    # address space for each page, and a thread that gets no core amid that holds up the whole process.
     for start in range(0, num_bytes, PAGE):
         memory = reference()
         if memory is None:
             return
+        began = time.perf_counter()
         if not _advise(address + start, min(PAGE, num_bytes - start), _MADV_POPULATE_WRITE):
             return
         del memory
+        time.sleep(_PAUSES * (time.perf_counter() - began))
 
 
 @cache
