@@ -46,6 +46,7 @@ class Configuration:
             "heartbeat": "0.5s",
             "hung_after": "3s",
             "orphan_after": "10s",
+            "wait_for_engine": "150s",  # on a busy machine an engine loads its models for a minute
             "restart": {"first": "0.2s", "max": "1s"},
         }
         return {

@@ -24,8 +24,8 @@ from shoal.native import native_status
 
 DOCUMENTED = {"service_unavailable", "engine_died"}
 """Codes of errors that ends of processes may bring; Ollama's API has the status only."""
-OLLAMAS = {500: "engine", 503: ""}
-"""Those statuses of Ollama's API, and a word that their message has."""
+OLLAMAS = {200: "engine", 500: "engine", 503: ""}
+"""Those statuses of Ollama's API, 200 amid a stream, and a word that their message has."""
 HEADS = (
     "configuration",
     "compared",
