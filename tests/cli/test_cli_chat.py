@@ -198,7 +198,7 @@ def test_a_service_that_cannot_chat_ends_the_chat(monkeypatch, capsys):
 
 def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path, monkeypatch, capsys):
     tokenizer = Tokenizer(tokenizers.Tokenizer(WordLevel({"a": 0})), special_tokens={}, eos_token_ids=())
-    monkeypatch.setattr("shoal.cli.chat_client.resolve_model", lambda *_: tmp_path)
+    monkeypatch.setattr("shoal.cli.chat_client.resolve_service", lambda *_: tmp_path)
     monkeypatch.setattr("shoal.cli.chat_client.Tokenizer.from_folder", lambda *_: tokenizer)
     monkeypatch.setattr("shoal.cli.chat_client.Router.start", lambda *_, **__: pytest.fail("it was loaded"))
     assert run(["chat", "smollm2"]) == 2

@@ -123,7 +123,7 @@ class ByteTokens:
 def test_the_offline_interface_loads_calibrates_and_answers(
     chat: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress: Path(name))
+    monkeypatch.setattr(offline, "resolve_service", lambda service, progress: Path(service.model))
     monkeypatch.setattr(Tokenizer, "from_folder", lambda *_: ByteTokens())
     shoal = StaticShoal(
         Service(name="tiny", model=str(folder), dtype="float32", max_model_len=64),
@@ -148,7 +148,7 @@ def test_the_offline_interface_loads_calibrates_and_answers(
 def test_serving_times_may_come_from_a_profile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress: Path(name))
+    monkeypatch.setattr(offline, "resolve_service", lambda service, progress: Path(service.model))
     monkeypatch.setattr(Tokenizer, "from_folder", lambda *_: ByteTokens())
     linear = LatencyModel(constant_s=1.0, sequence_s=0.0, token_s=0.0, context_s=0.0, work_s=0.0)
     profile = LatencyProfile(
@@ -163,7 +163,7 @@ def test_serving_times_may_come_from_a_profile(
 
 
 def test_too_little_memory_for_any_request_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress: Path(name))
+    monkeypatch.setattr(offline, "resolve_service", lambda service, progress: Path(service.model))
     monkeypatch.setattr(Tokenizer, "from_folder", lambda *_: ByteTokens())
     service = Service(name="tiny", model=str(folder), dtype="float32")
     with pytest.raises(ConfigError, match=r"hold no request at all: a token of .* takes 384"):

@@ -14,5 +14,5 @@ def fake_models(monkeypatch):
     from shoal.engine import offline
 
     monkeypatch.setattr(offline, "build_engine", build_fake)
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: Path(name))
+    monkeypatch.setattr(offline, "resolve_service", lambda service, progress=None: Path(service.model))
     monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())

@@ -51,7 +51,7 @@ def test_what_is_left_out_is_the_services_then_the_models(monkeypatch, tmp_path)
     (tmp_path / "generation_config.json").write_text(
         json.dumps({"do_sample": False, "repetition_penalty": 2})
     )
-    monkeypatch.setattr(offline, "resolve_model", lambda name, progress=None: tmp_path)
+    monkeypatch.setattr(offline, "resolve_service", lambda service, progress=None: tmp_path)
     warm = Service(name="warm", model="fake", sampling=SamplingDefaults(temperature=1))
     with Shoal([Service(name="cold", model="fake"), warm], kv_cache=SMALL) as shoal:
         cold, warm = (service.sampling for service in shoal.options.services)

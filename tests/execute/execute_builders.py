@@ -138,8 +138,11 @@ class HandScheduler:
         memory_bytes: int = 4 << 20,
         dtype: str = "float32",
         depth: int = 1,
+        **service: Any,
     ) -> None:
-        services = [Service(name=name, model=str(folder), dtype=dtype) for name, folder in folders.items()]
+        services = [
+            Service(name=name, model=str(folder), dtype=dtype, **service) for name, folder in folders.items()
+        ]
         self.models: ModelSet = load_models(services, folders, device=DEVICE, attention=attention)
         self.layout = plan_layout(
             self.models.kv_shapes, memory_bytes=memory_bytes, block_size=block_size, kind=layout

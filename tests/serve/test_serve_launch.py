@@ -51,8 +51,8 @@ class Router(launch.Router):
         )
 
 launch.Tokenizers, launch.Router = Tokenizers, Router
-model_source.resolve_model = lambda name, progress=None: pathlib.Path(sys.argv[5])
-launch.check_model = lambda name: None
+model_source.resolve_service = lambda service, progress=None: pathlib.Path(sys.argv[5])
+launch.check_service = lambda service: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[4]))]
 server = ServerOptions(port=int(sys.argv[6]))
 cluster = launch.ClusterOptions(heartbeat_s=0.3, hung_after_s=float(sys.argv[7]))
@@ -90,8 +90,8 @@ def test_engines_on_cpus_may_not_ask_for_more_memory_together_than_the_machine_h
 
 def test_a_tokenizer_that_cannot_be_read_ends_the_start(monkeypatch, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
-    monkeypatch.setattr("shoal.serve.launch.check_model", lambda name: None)
-    monkeypatch.setattr("shoal.serve.model_source.resolve_model", lambda name, progress: tmp_path)
+    monkeypatch.setattr("shoal.serve.launch.check_service", lambda service: None)
+    monkeypatch.setattr("shoal.serve.model_source.resolve_service", lambda service, progress: tmp_path)
     services = (Service(name="a", model="a"), Service(name="b", model="a"))
     plans = [EnginePlan(name="0", options=EngineOptions(services=services))]
     with pytest.raises(ModelUnavailable, match=r"tokenizer\.json cannot be read"):
@@ -231,10 +231,10 @@ def test_ctrl_c_does_not_reach_a_worker_that_starts():
 def nothing_is_fetched(monkeypatch):
     from shoal.serve import model_source
 
-    def never(name, progress=None):
+    def never(service, progress=None):
         pytest.fail("a model was resolved")
 
-    monkeypatch.setattr(model_source, "resolve_model", never)
+    monkeypatch.setattr(model_source, "resolve_service", never)
 
 
 def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):

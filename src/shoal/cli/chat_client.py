@@ -13,7 +13,7 @@ from shoal.cluster.router import Router
 from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service
 from shoal.engine import EngineOptions
 from shoal.engine.sampling import with_sampling_defaults
-from shoal.models import Progress, Tokenizer, resolve_model
+from shoal.models import Progress, Tokenizer, resolve_service
 
 Message = dict[str, str]
 
@@ -125,7 +125,7 @@ class EngineChatClient:
     ) -> "EngineChatClient":
         """Start an engine for the only service of ``options``; InvalidRequest if it has no chat template."""
         [service] = options.services
-        folder = resolve_model(service.model, on_download)
+        folder = resolve_service(service, on_download)
         [service] = with_sampling_defaults([service], {service.name: folder})
         tokenizer = Tokenizer.from_folder(folder, service.chat_template)
         _ = tokenizer.chat_template  # before the weights are loaded: raises where there is none

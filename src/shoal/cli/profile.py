@@ -94,7 +94,7 @@ def profile(
     from shoal.engine.profiling_grid import GRIDS
     from shoal.forecast import save_profile
     from shoal.measure import require_plots, save_plot
-    from shoal.models import check_model
+    from shoal.models import check_service
     from shoal.serve.options import ServerOptions
 
     check_outputs(out, json_path, picture=plot)
@@ -105,7 +105,7 @@ def profile(
     loaded = load_config(ServerOptions, file=config, flags=settings)
     options = loaded.engine_options()
     for service in options.services:
-        check_model(service.model)
+        check_service(service)
     if links:
         _profile_links(measure_links(options, loaded.cluster.packing.epoch_s, share), json_path)
         return
@@ -144,7 +144,7 @@ def _measure(
     from shoal.cli.progress import ProgressDisplay
     from shoal.engine import build_engine
     from shoal.engine.profiling import Profiler, RowsRecorder, profiling_options
-    from shoal.models import resolve_model
+    from shoal.models import resolve_service
 
     options = profiling_options(options)
     recorders: list[RowsRecorder] = []
@@ -154,7 +154,7 @@ def _measure(
         return recorders[0]
 
     with ProgressDisplay() as progress:
-        folders = {s.name: resolve_model(s.model, progress.update) for s in options.services}
+        folders = {s.name: resolve_service(s, progress.update) for s in options.services}
         engine, info = build_engine(options, folders, progress=progress.message, wrap=record)
         try:
             profiler = Profiler(engine, recorders[0], options)

@@ -81,10 +81,10 @@ def measure_links(options: "EngineOptions", epoch_s: float, share: float) -> Lin
     from shoal.cli.progress import ProgressDisplay
     from shoal.engine.profiling import profiling_options
     from shoal.engine.profiling_moves import MoveProfiler, build_pair
-    from shoal.models import resolve_model
+    from shoal.models import resolve_service
 
     with ProgressDisplay() as progress, TemporaryDirectory(prefix="shoal-") as folder:
-        folders = {s.name: resolve_model(s.model, progress.update) for s in options.services}
+        folders = {s.name: resolve_service(s, progress.update) for s in options.services}
         engines, info = build_pair(profiling_options(options), folders, progress=progress.message)
         profiler = MoveProfiler(engines, Path(folder))
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from shoal.config import Config, load_config
 from shoal.config.nodes import Listing, Scalar, Table
 from shoal.core import ConfigError, Service
-from shoal.models import check_model
+from shoal.models import check_service
 from shoal.serve.options import ServerOptions
 
 
@@ -32,5 +32,5 @@ def select_service(
         (service for service in config.services if model in (None, service.name)),
         Service(name=str(model), model=str(model)),
     )
-    check_model(service.model)
+    check_service(service)
     return replace(config, services=(service,))

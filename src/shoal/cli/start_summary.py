@@ -56,7 +56,8 @@ def _service_facts(hosts: Sequence["ServiceInfo"]) -> str:
         facts.append(f"computed in {' and '.join(dict.fromkeys(dtypes))}")
     if weights := [host.weight_bytes for host in hosts if host.weight_bytes]:
         sizes = dict.fromkeys(f"{size / 2**20:,.0f}" for size in weights)
-        facts.append(f"{' or '.join(sizes)} MiB of weights")
+        random = any(host.described is not None and host.described.format == "random" for host in hosts)
+        facts.append(f"{' or '.join(sizes)} MiB of {'random ' if random else ''}weights")
     facts.append(f"{max(host.max_total_tokens for host in hosts):,} tokens a request")
     facts.append(f"KV for {' + '.join(f'{host.kv_tokens:,}' for host in hosts)} tokens")
     return ", ".join(facts)

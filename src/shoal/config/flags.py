@@ -44,6 +44,9 @@ MODEL_FLAGS = (
     Flag(
         "dtype", f"{_OF_MODELS}dtype", "NAME", "Precision of each MODEL: auto, float32, bfloat16, ..., int8."
     ),
+    Flag(
+        "weights", f"{_OF_MODELS}weights", "NAME", "Weights of each MODEL: files, or random to measure speed."
+    ),
     Flag("max-model-len", f"{_OF_MODELS}max_model_len", "TOKENS", "Longest prompt and output of each MODEL."),
     Flag(
         "chat-template",

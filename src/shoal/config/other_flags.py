@@ -22,6 +22,7 @@ ALIASES: Mapping[str, str] = {
     "--page-size": "--block-size",
     "--disable-radix-cache": "--no-prefix-caching",
     "--admin-api-key": "--admin-key",
+    "--load-format": "--weights",
     # Text Generation Inference's
     "--model-id": POSITIONAL,
     "--hostname": "--host",
@@ -31,7 +32,10 @@ ALIASES: Mapping[str, str] = {
     "--chat-template-file": "--chat-template",
 }
 """What a flag of another server is here; "--" is written with both."""
-VALUES: Mapping[str, Mapping[str, str]] = {"--dtype": {"half": "float16", "float": "float32"}}
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "--dtype": {"half": "float16", "float": "float32"},
+    "--weights": {"dummy": "random", "auto": "files", "safetensors": "files"},
+}
 """Other words for values, by our flag."""
 
 _ONE_DEVICE = (
@@ -94,7 +98,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         _GRAPHS,
     ),
     ("--attention-backend --flash-attn -fa", "write --attention auto, native, triton, batched or reference"),
-    ("--quantization -q --quantize --load-format --torchao-config", _QUANTISED),
+    ("--quantization -q --quantize --torchao-config", _QUANTISED),
     ("--cache-type-k --cache-type-v -ctk -ctv", "write --kv-cache-dtype auto or int8, which is of both"),
     ("--trust-remote-code", _NO_CODE),
     ("--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init", _TOKENIZER),

@@ -1,8 +1,13 @@
 """A service: a named deployment of a model with its own traffic and goals."""
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from shoal.core.sampling import SamplingDefaults
+
+Weights = Literal["files", "random"]
+LARGEST_SEED = 2**63 - 1
+"""Largest ``weights_seed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,11 @@ class Service:
     """"auto", "float32", "bfloat16", "float16", or "int8": linear layers in int8 and everything else in
     bfloat16 (KV as ``kv_cache.dtype`` says); on CPUs only. "auto" is the dtype in which the weights are
     stored; for a quantised GGUF file int8 where the kernel for that is fast, else bfloat16."""
+    weights: Weights = "files"
+    """"files": those of the model's files. "random": made on the device from its config.json alone, so that
+    the speed of a model can be measured without its files."""
+    weights_seed: int = 0
+    """Of random weights: one seed gives the same weights again, on the same kind of device."""
     max_model_len: int | None = None
     """Context limit in tokens; None takes the model's own."""
     chat_template: str | None = None
@@ -50,3 +60,19 @@ class Service:
     idle_after_s: float | None = None
     """It is unloaded when it had no request for so long, and loaded again by the next; None: never. Only
     servers look at it."""
+
+    @property
+    def random_seed(self) -> int | None:
+        """The seed of its weights where these are random, else None."""
+        return self.weights_seed if self.weights == "random" else None
+
+
+def weights_problem(service: Service) -> tuple[str, str] | None:
+    """What is wrong with the weights of ``service``, as (key, what is wrong); None if nothing is."""
+    if service.weights not in get_args(Weights):
+        return "weights", f"must be one of {', '.join(get_args(Weights))}, got {service.weights!r}"
+    if not 0 <= service.weights_seed <= LARGEST_SEED:
+        return "weights_seed", f"must be at least 0 and at most {LARGEST_SEED}, got {service.weights_seed}"
+    if service.weights_seed and service.random_seed is None:
+        return "weights_seed", "is of random weights only: write weights: random, or leave the seed out"
+    return None

@@ -101,7 +101,8 @@ def assemble_engine(
         )
         if options.scheduler.admission.slice_tokens is not None:
             return described  # slices are handed out with their blocks, so that KV cannot come
-        return replace(described, kv_format=kv_format(pool.layout, name, model.folder, str(model.dtype)))
+        weights = f"{model.dtype} {model.weights}"
+        return replace(described, kv_format=kv_format(pool.layout, name, model.folder, weights))
 
     wrapped = wrap(executor)
     changes = ServiceChanges(

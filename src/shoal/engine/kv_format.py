@@ -14,7 +14,7 @@ _PIECE_BYTES = 4096
 def kv_format(layout: PoolLayout, service: str, folder: Path, weights: str) -> str:
     """Equal where a service's blocks mean the same in two engines.
 
-    folder: the model's. weights: in what numbers they are computed with.
+    folder: the model's. weights: in what numbers they are computed with, and which they are.
     """
     view = layout.services[service]
     # A split block's units are padded as those of all services are; a merged block travels without padding.

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +30,7 @@ from shoal.engine.progress import LoadProgress, TokenProgress
 from shoal.engine.sampling import with_sampling_defaults
 from shoal.engine.stats import EngineStats
 from shoal.kvcache.options import KVCacheOptions
-from shoal.models import Tokenizer, resolve_model
+from shoal.models import NoTokenizer, Tokenizer, has_tokenizer, resolve_service
 from shoal.schedule.options import SchedulerOptions
 
 
@@ -70,14 +71,11 @@ class Shoal(AsyncCalls):
             attention=attention,
         )
         with LoadProgress(shown=progress) as loading:
-            folders = {s.name: resolve_model(s.model, loading.fetching) for s in self.options.services}
+            folders = {s.name: resolve_service(s, loading.fetching) for s in self.options.services}
             services_in_effect = with_sampling_defaults(self.options.services, folders)
             self.options = replace(self.options, services=services_in_effect)
             loaded: dict[str, tokenizers.Tokenizer] = {}
-            self.tokenizers = {
-                s.name: Tokenizer.from_folder(folders[s.name], s.chat_template, loaded)
-                for s in self.options.services
-            }
+            self.tokenizers = {s.name: _tokenizer(s, folders[s.name], loaded) for s in self.options.services}
             self._engine, self.info = build_engine(self.options, folders, progress=loading.doing)
         defaults = {service.name: service.sampling for service in self.options.services}
         self._calls = CallMaker(self.info, self.tokenizers, defaults)
@@ -199,6 +197,13 @@ class Shoal(AsyncCalls):
             return self._runner.run(
                 calls, lambda delta: bar.advance(int(delta.finish is not None), len(delta.tokens))
             )
+
+
+def _tokenizer(service: Service, folder: Path, loaded: dict[str, tokenizers.Tokenizer]) -> Tokenizer:
+    """A model of files has one; one with random weights may have none, to be measured with token ids."""
+    if service.random_seed is not None and not has_tokenizer(folder):
+        return NoTokenizer(folder)
+    return Tokenizer.from_folder(folder, service.chat_template, loaded)
 
 
 def _sized(kv_cache: KVCacheOptions, kv_memory: int | str | None) -> KVCacheOptions:

@@ -27,9 +27,10 @@ _FILE = "int8.safetensors"
 _log = logging.getLogger(__name__)
 
 
-def use_int8(model: nn.Module, folder: Path) -> None:
+def use_int8(model: nn.Module, folder: Path | None) -> None:
     """Replace all linear layers of ``model``, which was loaded from ``folder``, and free their weights.
 
+    folder: None for weights that come from no files; then nothing is read from the cache or put there.
     Layers that the conversion of a GGUF file kept in int8 have scales of groups, others one for each output
     channel. The int8 weights come from the cache, or are put there where it can be written. Weights that are
     no linear layers (embeddings, norms, the experts of a mixture that are stored as one tensor) stay as they
@@ -40,6 +41,15 @@ def use_int8(model: nn.Module, folder: Path) -> None:
         _log.warning("the native library is not in use: int8 layers are computed by torch, many times slower")
     places = list(_linear_places(model))
     memory = HugePages()
+    if folder is None:
+        for place in places:
+            place.put(_quantised(place, None), memory)
+    else:
+        _use_cached(places, folder, memory)
+
+
+def _use_cached(places: Sequence["_Place"], folder: Path, memory: HugePages) -> None:
+    """Put layers in all places, from the cache of the weights in ``folder``; what it lacks is put there."""
     groups = groups_file(folder)
 
     def build(target: Path) -> None:

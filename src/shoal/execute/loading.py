@@ -1,4 +1,4 @@
-"""Loading models: once for each (folder, dtype), shared by the services that name them, and probed."""
+"""Loading models: once for each (folder, dtype, weights), shared by services that name them, and probed."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,7 @@ from shoal.execute.memory import free_memory_bytes
 from shoal.execute.paged import PagedStep
 from shoal.execute.precision import prefers_int8, resolve_dtype
 from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
+from shoal.execute.random_weights import build_empty, count_parameters, fill, weights_name
 from shoal.execute.recording import RecordingStep, packed_logits
 from shoal.execute.speed_up import speed_up
 from shoal.kvcache import KVShape
@@ -30,10 +31,11 @@ from shoal.models import (
     ModelDescription,
     context_tokens,
     describe_model,
+    describe_random_model,
     in_words,
     read_facts,
     read_weight_headers,
-    resolve_model,
+    resolve_service,
 )
 from shoal.native import native_status
 
@@ -74,6 +76,8 @@ class LoadedModel:
     """Size of its weights."""
     folder: Path
     """Its files."""
+    weights: str
+    """Names its weights, among all that its folder's configuration can have."""
     described: ModelDescription
     """What people are told of it."""
 
@@ -87,7 +91,7 @@ class ModelSet:
         self.device = loader.device
         """Where the weights are."""
         self.models: dict[str, LoadedModel] = {}
-        """By service name; services that name one model in one dtype share one entry."""
+        """By service name; services on one folder, in one dtype, with the same weights share one entry."""
         self.backends: dict[str, type[PagedStep]] = {}
         """Attention backends by service name."""
         self.kv_shapes: dict[str, KVShape] = {}
@@ -111,7 +115,7 @@ class ModelSet:
         self.kv_shapes[name] = model.kv_shape
         self.vocab_sizes[name] = model.vocab_size
         self.eos_token_ids[name] = model.eos_token_ids
-        self.weights[name] = f"{model.dtype} {model.folder}"
+        self.weights[name] = f"{model.dtype} {model.weights} {model.folder}"
 
     def remove(self, service: str) -> None:
         """A service goes, and with the last on its model the weights."""
@@ -191,23 +195,25 @@ def load_models(
 
 
 class ModelLoader:
-    """Loads models, each once in each dtype for as long as anybody has it; one at a time."""
+    """Loads models, each once with each dtype and weights for as long as anybody has it; one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         """Where the weights go."""
-        self._loaded: WeakValueDictionary[tuple[Path, torch.dtype], LoadedModel] = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[tuple[Path, torch.dtype, int | None], LoadedModel] = (
+            WeakValueDictionary()
+        )
 
     def load(
         self, service: Service, folder: Path, progress: Callable[[str], None] | None = None
     ) -> LoadedModel:
-        """The service's model in its dtype; raises as ``load_models`` and ``resolve_model`` do.
+        """The service's model in its dtype; raises as ``load_models`` and ``resolve_service`` do.
 
         progress: called with a line if it has to be loaded. A folder that is not there is one of another
         host, which has this engine load a service: the model is found here, or fetched.
         """
         if not folder.exists():
-            folder = resolve_model(service.model, None if progress is None else in_words(progress))
+            folder = resolve_service(service, None if progress is None else in_words(progress))
         folder = folder.resolve()
         if prefers_int8(service, folder, self.device):
             try:
@@ -225,12 +231,14 @@ class ModelLoader:
     def _load_as(
         self, service: Service, folder: Path, dtype: torch.dtype, progress: Callable[[str], None] | None
     ) -> LoadedModel:
-        model = self._loaded.get((folder, dtype))
+        seed = service.random_seed
+        model = self._loaded.get((folder, dtype, seed))
         if model is None:
             if progress is not None:
-                name = str(dtype).removeprefix("torch.")
-                progress(f"loading {service.model} ({name}) on {self.device}")
-            model = self._loaded[folder, dtype] = _load(service.model, folder, dtype, self.device)
+                does = "loading" if seed is None else "making random weights of"
+                progress(f"{does} {service.model} ({_name(dtype)}) on {self.device}")
+            model = _load(service.model, folder, dtype, self.device, seed)
+            self._loaded[folder, dtype, seed] = model
         return model
 
 
@@ -250,51 +258,75 @@ def resolve_device(device: str) -> torch.device:
     return target
 
 
-def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, seed: int | None) -> LoadedModel:
+    """seed: of random weights; None: its weights are those of its files."""
     config = read_model_config(name, folder)
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if model_class is None:
-        raise ModelUnsupported(
-            f"{name}: transformers has no causal language model for {type(config).__name__}"
-        )
     text_config = config.get_text_config()
-    refuse_by_config(model_class, text_config, name)
     dense = torch.bfloat16 if dtype == torch.int8 else dtype
-    _require_room(name, folder, dense, device)
-    module = load_module(model_class, folder, config, name, dense, attn_implementation=ATTENTION_NAME)
-    module.eval().requires_grad_(False).to(device)
+    module = _dense_module(name, folder, config, dense, device, seed)
+    if seed is None:
+        weights, described = "files", describe_model(name, folder, _name(dtype))
+    else:
+        weights = weights_name(module, seed)
+        size = count_parameters(module)
+        described = describe_random_model(name, folder, _name(dtype), parameters=size, weights=weights)
     with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
         probed = probe(module, name)
     layers = recognise_layers(module, probed) if device.type == "cpu" else []
     if dtype == torch.int8:
-        probed = _quantise(module, probed, folder, name)
-    weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
-    weight_bytes = sum(weights.values()) + int8_bytes(module)
+        probed = _quantise(module, probed, folder if seed is None else None, name)
+    held = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
+    weight_bytes = sum(held.values()) + int8_bytes(module)
     forward = speed_up(module, probed, layers, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
         forward=forward,
         dtype=dtype,
-        kv_shape=KVShape(str(dense).removeprefix("torch."), probed.layers),
+        kv_shape=KVShape(_name(dense), probed.layers),
         context_tokens=_context_tokens(text_config, facts.context_tokens),
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=facts.eos_token_ids,
         weight_bytes=weight_bytes,
         folder=folder,
-        described=describe_model(name, folder, str(dtype).removeprefix("torch.")),
+        weights=weights,
+        described=described,
     )
 
 
-def _require_room(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+def _dense_module(
+    name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device, seed: int | None
+) -> Any:
+    """The model of `transformers` with its weights on the device."""
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        raise ModelUnsupported(
+            f"{name}: transformers has no causal language model for {type(config).__name__}"
+        )
+    refuse_by_config(model_class, config.get_text_config(), name)
+    if seed is None:
+        stored = read_weight_headers(folder).values()
+        _require_room(name, sum(prod(tensor.shape) for tensor in stored), dtype, device)
+        module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
+    else:
+        module = build_empty(model_class, config, name, dtype, attn_implementation=ATTENTION_NAME)
+        _require_room(name, count_parameters(module), dtype, device)
+        fill(module, name, device, seed)
+    return module.eval().requires_grad_(False).to(device)
+
+
+def _require_room(name: str, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse weights for which there is no memory: whoever tries has the system end some process."""
-    numbers = sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values())
     needed, free = numbers * dtype.itemsize, free_bytes(device)
     if needed > free:
         raise ConfigError(
-            f"{name}: its weights take {needed / 2**30:.2f} GiB in {str(dtype).removeprefix('torch.')}, but"
+            f"{name}: its weights take {needed / 2**30:.2f} GiB in {_name(dtype)}, but"
             f" {free / 2**30:.2f} GiB of memory are free on {device}"
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def free_bytes(device: torch.device) -> int:
@@ -304,7 +336,7 @@ def free_bytes(device: torch.device) -> int:
     return free_memory_bytes()
 
 
-def _quantise(module: Any, probed: Probed, folder: Path, name: str) -> Probed:
+def _quantise(module: Any, probed: Probed, folder: Path | None, name: str) -> Probed:
     """Give all linear layers int8 weights, if the model then still gives nearly the probed logits."""
     use_int8(module, folder)
     answer = probed.answered_by(TransformersForward(module))

@@ -22,7 +22,7 @@ for few rows."""
 
 
 def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
-    """The dtype that ``service`` names, or the one of the dense weights in its folder; raises ConfigError."""
+    """The dtype that ``service`` names, or the one of its folder's config.json; raises ConfigError."""
     if service.dtype == "auto":
         config = read_model_config(service.model, folder).get_text_config()
         stored = getattr(config, "dtype", None)
@@ -37,7 +37,7 @@ def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
 
 def prefers_int8(service: Service, folder: Path, device: torch.device) -> bool:
     """Whether "auto" means int8: for a model from a quantised GGUF file, where our kernel is fast."""
-    if service.dtype != "auto" or device.type != "cpu":
+    if service.dtype != "auto" or device.type != "cpu" or service.random_seed is not None:
         return False
     native = load_native()
     return native is not None and native.variant in FAST_INT8 and is_quantised(folder)

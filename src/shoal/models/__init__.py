@@ -11,12 +11,15 @@ from shoal.models.backends import digest_of
 from shoal.models.cache import cache_dir
 from shoal.models.checks import check_config, check_weights
 from shoal.models.context_length import context_tokens
-from shoal.models.description import ModelDescription, describe_model
+from shoal.models.conversion import has_tokenizer
+from shoal.models.description import ModelDescription, describe_model, describe_random_model
 from shoal.models.facts import LayerFacts, ModelFacts, read_facts
 from shoal.models.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.listing import ModelInfo, list_models
+from shoal.models.no_tokenizer import NoTokenizer
 from shoal.models.progress import Progress, in_words
 from shoal.models.resolve import check_model, pull_model, resolve_model
+from shoal.models.services import check_service, resolve_service
 from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
 from shoal.models.vocabulary import Vocabulary
 from shoal.models.weights import (
@@ -35,6 +38,7 @@ __all__ = [
     "ModelDescription",
     "ModelFacts",
     "ModelInfo",
+    "NoTokenizer",
     "Progress",
     "Tokenizer",
     "TokenizerDescription",
@@ -44,11 +48,14 @@ __all__ = [
     "check_config",
     "check_weights",
     "check_model",
+    "check_service",
     "context_tokens",
     "derived_folder",
     "describe_model",
+    "describe_random_model",
     "digest_of",
     "groups_file",
+    "has_tokenizer",
     "in_words",
     "is_quantised",
     "list_models",
@@ -60,4 +67,5 @@ __all__ = [
     "refuse_incomplete",
     "some_of",
     "resolve_model",
+    "resolve_service",
 ]

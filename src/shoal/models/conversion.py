@@ -30,6 +30,7 @@ SOURCE_FILE = "shoal-source.json"
 """Says, inside a converted folder, what it was converted from."""
 
 _DESCRIBING = (TOKENIZER_FILE, *CONFIG_FILES, ADDED_TOKENS_FILE)
+_OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken.json")
 _NOT_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".md")
 
 
@@ -79,6 +80,11 @@ def tokenizer_folder(folder: Path, progress: Progress) -> Path:
 
     files = [file for name in _DESCRIBING if (file := folder / name).is_file()]
     return build_once(_in_cache(folder, files), complete, progress)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether ``folder`` has files that tokenizers are made of."""
+    return any(True for pattern in _OF_TOKENIZERS for _ in folder.glob(pattern))
 
 
 def ready_tokenizer_folder(folder: Path) -> Path | None:

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from shoal.models.catalog import BUNDLED
 from shoal.models.conversion import SOURCE_FILE
@@ -25,7 +27,7 @@ class ModelDescription:
     family: str
     """Its kind of architecture, as config.json calls it: ``llama``, ``qwen3``."""
     format: str
-    """Of the file that it came from: ``gguf`` or ``safetensors``."""
+    """Of the file that it came from: ``gguf`` or ``safetensors``; ``random`` where its weights are that."""
     parameters: int
     """Numbers in its weights."""
     quantisation: str
@@ -49,7 +51,6 @@ def describe_model(name: str, folder: Path, dtype: str) -> ModelDescription:
 
     Raises as reading the files does: ModelUnavailable or ModelUnsupported.
     """
-    facts, config = read_facts(folder), text_config(read_json(folder / "config.json"))
     groups = groups_file(folder)
     files = [*weight_files(folder), *([] if groups is None else [groups])]
     stats = [file.stat() for file in files]
@@ -57,19 +58,50 @@ def describe_model(name: str, folder: Path, dtype: str) -> ModelDescription:
     identity = [(file.name, s.st_size, s.st_mtime_ns) for file, s in zip(files, stats, strict=True)]
     stored = _gguf(name, folder)
     return ModelDescription(
-        family=str(config.get("model_type", "unknown")).removesuffix("_text"),
         format="safetensors" if stored is None else "gguf",
         parameters=sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values()),
         quantisation=stored or _LOADED.get(dtype, dtype),
         size_bytes=sum(s.st_size for s in stats),
-        digest=hashlib.sha256(json.dumps([name, identity]).encode()).hexdigest(),
+        digest=_digest(name, identity),
         modified_s=max(s.st_mtime for s in stats),
-        layers=len(facts.layers),
-        hidden=facts.hidden,
-        heads=facts.heads,
-        kv_heads=facts.layers[0].kv_heads,
-        vocab_size=facts.vocab_size,
+        **_sizes(folder),
     )
+
+
+def describe_random_model(
+    name: str, folder: Path, dtype: str, *, parameters: int, weights: str
+) -> ModelDescription:
+    """Describe the model ``name`` of the config.json in ``folder``, whose weights are random.
+
+    weights: names them, among all that have this config.json. Raises as ``describe_model``.
+    """
+    config = (folder / "config.json").stat()
+    return ModelDescription(
+        format="random",
+        parameters=parameters,
+        quantisation=_LOADED.get(dtype, dtype),
+        size_bytes=0,
+        digest=_digest(name, [weights, config.st_size, config.st_mtime_ns]),
+        modified_s=config.st_mtime,
+        **_sizes(folder),
+    )
+
+
+def _digest(name: str, identity: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps([name, identity]).encode()).hexdigest()
+
+
+def _sizes(folder: Path) -> dict[str, Any]:
+    """What config.json says, by field."""
+    facts, config = read_facts(folder), text_config(read_json(folder / "config.json"))
+    return {
+        "family": str(config.get("model_type", "unknown")).removesuffix("_text"),
+        "layers": len(facts.layers),
+        "hidden": facts.hidden,
+        "heads": facts.heads,
+        "kv_heads": facts.layers[0].kv_heads,
+        "vocab_size": facts.vocab_size,
+    }
 
 
 def _gguf(name: str, folder: Path) -> str | None:

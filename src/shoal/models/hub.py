@@ -8,16 +8,18 @@ from shoal.core import ModelUnavailable
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress
 
-_WANTED = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+_WEIGHTS = "*.safetensors"
+_WANTED = ["*.json", _WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 # Other formats and training leftovers live in subfolders. No pattern says: all but additional_chat_templates.
 _UNWANTED = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*"]
 
 
-def snapshot(hub_id: str, progress: Progress, hint: str) -> Path:
+def snapshot(hub_id: str, progress: Progress, hint: str, *, weights: bool = True) -> Path:
     """Folder with the files of ``hub_id`` that serving needs, downloaded on first use.
 
-    Without a network, a complete earlier download is used. Raises ModelUnavailable, ending in
-    ``hint``, where there is none either, or the hub does not know or give the model.
+    weights: whether those with weights are wanted. Without a network, a complete earlier download is used.
+    Raises ModelUnavailable, ending in ``hint``, where there is none either, or the hub does not know or give
+    the model.
     """
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -25,7 +27,7 @@ def snapshot(hub_id: str, progress: Progress, hint: str) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(
             hub_id,
-            allow_patterns=_WANTED,
+            allow_patterns=[name for name in _WANTED if weights or name != _WEIGHTS],
             ignore_patterns=_UNWANTED,
             tqdm_class=_reporting_bar(f"downloading {hub_id}", progress),
         )

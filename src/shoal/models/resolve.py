@@ -10,8 +10,8 @@ from shoal.core import ModelUnavailable
 from shoal.models import hub
 from shoal.models.cache import OTHER_DISK_HINT, cache_dir
 from shoal.models.catalog import BUNDLED
-from shoal.models.checks import check_model_folder
-from shoal.models.conversion import converted_gguf, tokenizer_folder
+from shoal.models.checks import check_config, check_model_folder
+from shoal.models.conversion import converted_gguf, has_tokenizer, tokenizer_folder
 from shoal.models.disk import disk_full, is_disk_full
 from shoal.models.progress import Progress, silent
 from shoal.models.pull import pull_bundled
@@ -44,19 +44,36 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     converted or its files alone show that it cannot be served.
     """
     with _file_errors(name):
-        return _resolve(name, progress or silent)
+        report = progress or silent
+        return _checked(_found(name, report, weights=True), report)
 
 
-def _resolve(name: str, report: Progress) -> Path:
+def resolve_config(name: str, progress: Progress | None = None) -> Path:
+    """The same for one of which config.json is enough, whose weights are not read.
+
+    They are not downloaded from a hub. A tokenizer is converted if the folder has one. Raises as
+    ``resolve_model`` does, but not for what is missing.
+    """
+    with _file_errors(name):
+        report = progress or silent
+        folder = _found(name, report, weights=False)
+        check_config(folder)
+        if has_tokenizer(folder):
+            tokenizer_folder(folder, report)
+        return folder
+
+
+def _found(name: str, report: Progress, *, weights: bool) -> Path:
+    """weights: whether those of a hub are wanted."""
     check_model(name)
     path = Path(name).expanduser()
     if path.is_file():
-        return _checked(converted_gguf(path, report), report)
+        return converted_gguf(path, report)
     if (path / "config.json").is_file():
-        return _checked(path, report)
+        return path
     if name in BUNDLED:
-        return _checked(pull_bundled(BUNDLED[name], report), report)
-    return _checked(hub.snapshot(name, report, hint=_hint(name)), report)
+        return pull_bundled(BUNDLED[name], report)
+    return hub.snapshot(name, report, hint=_hint(name), weights=weights)
 
 
 def pull_model(name: str, progress: Progress | None = None) -> Path:

@@ -11,7 +11,7 @@ from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.config.devices import EngineDevice
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
 from shoal.engine.options import EngineOptions
-from shoal.models import check_model
+from shoal.models import check_service
 from shoal.serve.api import Api
 from shoal.serve.cluster_responses import EngineCard, Operation, ServiceCard
 from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
@@ -65,7 +65,7 @@ class ClusterAdmin:
     def add_service(self, service: Service, engines: Sequence[str] | None) -> Operation:
         """Fetch the model of a new service, and load it on ``engines``; None: on all.
 
-        Raises ModelUnavailable at once where there can be no such model.
+        Raises ModelUnavailable or ConfigError at once where there can be no such model.
         """
         name = service.name
         self.operations.check_free("add_service", name)
@@ -76,7 +76,7 @@ class ClusterAdmin:
             raise InvalidRequest(f"name at least one engine; there are: {known}", "engines")
         for engine in engines or ():
             self._engine(engine, "engines")
-        check_model(service.model)
+        check_service(service)
 
         async def work(operation: Operation) -> None:
             try:

@@ -16,7 +16,7 @@ from shoal.cluster.router import Router
 from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.child import check_open_files
-from shoal.models import Progress, check_model
+from shoal.models import Progress, check_service
 from shoal.serve.address import check_address
 from shoal.serve.backend import TextCodec
 from shoal.serve.model_source import FetchedService, check_template, fetch_service, pull_service
@@ -54,7 +54,7 @@ def run_server(
     if cluster is None or cluster.backend == "local":
         _check_kv_memory(plans)
     for service in services.values():
-        check_model(service.model)
+        check_service(service)
     fetched = [fetch_service(service, on_download) for service in services.values()]
     plans = [with_services(plan, [own.service for own in fetched]) for plan in plans]
     server = _Server(plans, fetched, options, _named(cluster or ClusterOptions(), options))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from shoal.core import InvalidRequest, Service
+from shoal.core import InvalidRequest, ModelUnsupported, Service
 from shoal.engine.sampling import with_sampling_defaults
-from shoal.models import Progress, resolve_model
+from shoal.models import Progress, has_tokenizer, resolve_service
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve.backend import TextCodec
 from shoal.serve.tokenizers import Tokenizers
@@ -60,7 +60,12 @@ def fetch_service(service: Service, progress: Progress | None = None) -> Fetched
 
     Raises ModelUnavailable or ModelUnsupported.
     """
-    folder = resolve_model(service.model, progress)
+    folder = resolve_service(service, progress)
+    if service.random_seed is not None and not has_tokenizer(folder):
+        raise ModelUnsupported(
+            f"service {service.name!r}: {folder} has no tokenizer files (tokenizer.json), which a server"
+            " needs also where weights are random; put those of a like model there"
+        )
     (known,) = with_sampling_defaults((service,), {service.name: folder})
     return FetchedService(known, folder)
 

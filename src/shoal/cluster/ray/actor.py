@@ -17,7 +17,7 @@ from shoal.cluster.ray.outbox import Outbox
 from shoal.core import ShoalError
 from shoal.engine import lifeline
 from shoal.engine.config import EngineConfig
-from shoal.models import in_words, resolve_model
+from shoal.models import in_words, resolve_service
 
 # A server that lives asks for news again at once.
 _ALIVE_S = 0.5
@@ -170,8 +170,8 @@ def fit_config(config: bytes, memory_share: float, report: Callable[[str], None]
     """
     fitted: EngineConfig = pickle.loads(config)
     progress = in_words(report)
-    models = {service.name: service.model for service in fitted.options.services}
-    folders = {name: resolve_model(models[name], progress) for name in fitted.folders}
+    services = {service.name: service for service in fitted.options.services}
+    folders = {name: resolve_service(services[name], progress) for name in fitted.folders}
     if fitted.options.device == "cpu":
         options = replace(fitted.options, memory_share=memory_share)
     else:

@@ -12,7 +12,7 @@ from shoal.engine.build import default_threads
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.progress import LoadProgress
 from shoal.forecast.latency_profile import load_profile
-from shoal.models import Tokenizer, resolve_model
+from shoal.models import Tokenizer, resolve_service
 from shoal.static.batching import (
     STATIC_ENGINES,
     AdaptiveInterval,
@@ -112,7 +112,7 @@ class StaticShoal:
         self.service = Service(name=service, model=service) if isinstance(service, str) else service
         threads = self.setup.threads or max(1, default_threads() // self.setup.workers)
         with LoadProgress(shown=progress) as loading:
-            folder = resolve_model(self.service.model, loading.fetching)
+            folder = resolve_service(self.service, loading.fetching)
             self.tokenizer = Tokenizer.from_folder(folder, self.service.chat_template)
             loading.doing(f"loading {self.service.model} on {self.setup.device}")
             model = load_static_model(self.service, folder, device=self.setup.device)

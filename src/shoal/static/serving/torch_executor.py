@@ -22,6 +22,7 @@ from shoal.execute.loading import CUDA_MEMORY_SHARE, DEFAULT_CPU_KV_BYTES, resol
 from shoal.execute.memory import free_memory_bytes
 from shoal.execute.precision import resolve_dtype
 from shoal.execute.probe import TOLERANCE
+from shoal.execute.random_weights import build_empty, fill
 from shoal.models import read_facts
 from shoal.static.serving.executor import StaticResult
 
@@ -89,7 +90,11 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
             f"not in {service.dtype}"
         )
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
-    module = load_module(model_class, folder, config, name, dtype)
+    if service.random_seed is None:
+        module = load_module(model_class, folder, config, name, dtype)
+    else:
+        module = build_empty(model_class, config, name, dtype)
+        fill(module, name, target, service.random_seed)
     module.eval().requires_grad_(False).to(target)
     # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
     module.generation_config = GenerationConfig()
