@@ -15,7 +15,7 @@ OURS = {
 SERVE = typer.main.get_command(app).commands["serve"]
 VALUE = {
     "kv-memory": "1GiB", "order": "priority", "admin-key": "sk-a", "dtype": "float32", "max-model-len": "512",
-    "chat-template": "{{ x }}",
+    "chat-template": "{{ x }}", "weights": "random",
 }  # fmt: skip
 
 
@@ -100,6 +100,14 @@ def test_a_command_of_vllm(served, tmp_path):
     assert (server.host, server.port, server.api_keys[0].key) == ("0.0.0.0", 9000, "sk-a")
 
 
+@pytest.mark.parametrize(
+    ("format", "weights"), [("dummy", "random"), ("auto", "files"), ("safetensors", "files")]
+)
+def test_a_load_format_is_weights(served, format, weights):
+    assert run(["serve", "smollm2", "--load-format", format]) == 0
+    assert served[0][0][0].options.services[0].weights == weights
+
+
 def test_flags_of_models_are_of_each_model_that_is_an_argument(served):
     command = ["serve", "smollm2", "gemma3-270m", "--service", "x=smollm2", "--max-model-len", "64"]
     assert run(command) == 0
@@ -131,6 +139,10 @@ def test_flags_of_models_are_of_each_model_that_is_an_argument(served):
             "write --service NAME=MODEL,dtype=VALUE, or services[].dtype",
         ),
         (["smollm2", "--dtype", "int4"], "--dtype: services[0].dtype: expected one of auto"),
+        (
+            ["smollm2", "--load-format", "gguf"],
+            "--weights: services[0].weights: expected one of files, random",
+        ),
         (
             ["smollm2", "--max-model-len", "32k"],
             "--max-model-len: services[0].max_model_len: expected a whole",

@@ -10,6 +10,7 @@ from rich.console import Console
 from shoal.cli.start_summary import curl_example, print_access, print_addresses, print_engines
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine import EngineInfo, ServiceInfo
+from shoal.models import describe_random_model
 from shoal.serve import ServerOptions
 from shoal.serve.exposure import exposure
 
@@ -50,6 +51,17 @@ def summary(*engines, services=None):
     names = services or [name for status in engines for name in status.services]
     known = {name: ServiceStatus(ready=1, wanted=1, waiting=0) for name in names}
     return " ".join(printed(print_engines, known, engines).split())
+
+
+def test_the_summary_tells_random_weights(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "vocab_size": 9,'
+        ' "max_position_embeddings": 64}'
+    )
+    described = describe_random_model("m", tmp_path, "int8", parameters=9, weights="random 0")
+    text = summary(engine("0", chat=replace(CHAT, described=described), base=CHAT))
+    assert "computed in int8, 135 MiB of random weights, 2,048 tokens" in text
+    assert "computed in int8, 135 MiB of weights, 2,048 tokens" in text
 
 
 def test_the_summary_says_what_a_service_is_computed_in_and_its_limits():

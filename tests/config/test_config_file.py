@@ -364,3 +364,22 @@ def test_decoding_together_is_on_unless_it_is_switched_off_and_may_be_bounded(tm
     assert from_flags("smollm2", co_batch_rows="3", preset="vllm").scheduler.co_batch_rows == 3
     with pytest.raises(ConfigError, match=r"scheduler\.co_batch_rows"):
         from_flags("smollm2", co_batch_rows="0")
+
+
+def test_random_weights_and_their_seed_are_of_a_service(tmp_path):
+    text = "services: [a, {model: b, weights: random}, {model: c, weights: random, weights_seed: 7}]"
+    services = from_yaml(tmp_path, text).services
+    assert [(s.weights, s.weights_seed) for s in services] == [("files", 0), ("random", 0), ("random", 7)]
+    assert from_flags(services=("c=c,weights=random,weights_seed=7",)).services == (services[2],)
+
+
+def test_mistakes_with_random_weights_are_told_with_their_place(tmp_path):
+    text = "services:\n  - model: m\n    weights_seed: 3"
+    assert error_of(tmp_path, text) == (
+        "shoal.yaml, line 3: services[0].weights_seed: is of random weights only: write weights: random,"
+        " or leave the seed out"
+    )
+    text = "services: [{model: m, weights: dummy}]"
+    assert "services[0].weights: expected one of files, random, got 'dummy'" in error_of(tmp_path, text)
+    text = "services: [{model: m, weights: random, weights_seed: -1}]"
+    assert "services[0].weights_seed: must be at least 0" in error_of(tmp_path, text)

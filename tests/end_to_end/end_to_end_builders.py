@@ -95,6 +95,7 @@ def run_engine(
     attention: str = "auto",
     dtype: str | Mapping[str, str] = "float32",
     kv_dtype: str = "auto",
+    weights: str = "files",
     execution_s: Mapping[str, float] | None = None,
     step_s: float = 0.01,
     every: int = 0,
@@ -120,6 +121,7 @@ def run_engine(
                 model=str(folder),
                 dtype=dtype if isinstance(dtype, str) else dtype[name],
                 execution_s=(execution_s or {}).get(name),
+                weights=weights,
             )
             for name, folder in folders.items()
         ),

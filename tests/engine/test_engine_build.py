@@ -41,8 +41,12 @@ def tiny_llama(tmp_path_factory):
 
 def options(**fields) -> EngineOptions:
     services = tuple(Service(name=name, model="tiny", dtype="float32") for name in "ab")
-    defaults = {"kv_cache": KVCacheOptions(memory_bytes=MEMORY, block_size=4), "threads": 1}
-    return EngineOptions(services=services, **(defaults | fields))
+    defaults = {
+        "services": services,
+        "kv_cache": KVCacheOptions(memory_bytes=MEMORY, block_size=4),
+        "threads": 1,
+    }
+    return EngineOptions(**(defaults | fields))
 
 
 @pytest.mark.parametrize(("layout", "depth"), [("merged", 1), ("merged", 2), ("split", 1)])
@@ -163,6 +167,15 @@ def test_services_without_a_folder_are_named(tiny_llama):
 
 def test_the_engine_computes_on_every_core_it_may_use():
     assert default_threads() == len(os.sched_getaffinity(0))
+
+
+def test_weights_without_meaning_are_refused():
+    service = Service(name="s", model="tiny", weights_seed=3)
+    with pytest.raises(ConfigError, match=r"service s: weights_seed is of random weights only"):
+        options(services=(service,))
+    service = Service(name="s", model="tiny", weights="dummy")
+    with pytest.raises(ConfigError, match=r"service s: weights must be one of files, random, got 'dummy'"):
+        options(services=(service,))
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_queue": 0}, {"memory_share": 0}])

@@ -13,10 +13,11 @@ import pytest
 
 from at_hand import free_port
 from shoal.cluster.options import EnginePlan
-from shoal.core import ConfigError, ModelUnavailable, Service
+from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.serve import ServerOptions, run_server
+from shoal.serve.model_source import fetch_service
 from shoal.serve.workers import WorkerProcesses
 
 TESTS = Path(__file__).parents[1]
@@ -86,6 +87,24 @@ def test_engines_on_cpus_may_not_ask_for_more_memory_together_than_the_machine_h
     plans = [EnginePlan(name=name, options=options) for name in "xy"]
     with pytest.raises(ConfigError, match=r"2 engines on the CPU ask for .* together, but the machine has"):
         run_server(plans, ServerOptions(port=free_port()))
+
+
+def test_random_weights_are_served_with_a_tokenizer_only(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    service = Service(name="a", model=str(tmp_path), weights="random")
+    with pytest.raises(ModelUnsupported, match=r"service 'a': .* has no tokenizer files \(tokenizer\.json\)"):
+        fetch_service(service)
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": []}')
+    fetched = fetch_service(service)
+    assert (fetched.folder, fetched.service.random_seed) == (tmp_path, 0)
+
+
+def test_random_weights_of_a_gguf_file_are_refused_at_once(nothing_is_fetched, tmp_path):
+    (tmp_path / "m.gguf").touch()
+    service = Service(name="a", model=str(tmp_path / "m.gguf"), weights="random")
+    plan = EnginePlan(name="0", options=EngineOptions(services=(service,)))
+    with pytest.raises(ConfigError, match=r"GGUF file .*m\.gguf does not have"):
+        run_server([plan], ServerOptions(port=0))
 
 
 def test_a_tokenizer_that_cannot_be_read_ends_the_start(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.loading import load_models
 from shoal.models import is_quantised
 from shoal.models.weights import COMPLETE, GROUPS_FILE
 from shoal.static.serving import torch_executor
@@ -151,6 +152,17 @@ def test_a_model_that_padding_disturbs_is_refused(
     monkeypatch.setattr(torch_executor, "_pad_left", without_mask)
     with pytest.raises(ModelUnsupported, match="padding a prompt changes the logits of LlamaForCausalLM"):
         load(folders["llama"])
+
+
+def test_random_weights_are_those_of_continuous_batches(tmp_path: Path) -> None:
+    tiny_config("llama").save_pretrained(tmp_path / "m")
+    service = Service(name="tiny", model="m", dtype="float32", weights="random", weights_seed=3)
+    model = load_static_model(service, tmp_path / "m")
+    (other,) = load_models([service], {"tiny": tmp_path / "m"}).models.values()
+    assert torch.equal(model.module.lm_head.weight, other.module.lm_head.weight)
+    model.module.save_pretrained(tmp_path / "files")
+    result = StaticBatchExecutor(model).run(PROMPTS, 4, [4] * len(PROMPTS), ENDLESS)
+    assert result.outputs == [alone(tmp_path / "files", prompt, 4) for prompt in PROMPTS]
 
 
 def test_auto_is_never_int8(folders: dict[str, Path], tmp_path: Path) -> None:

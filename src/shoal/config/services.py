@@ -10,6 +10,7 @@ from shoal.config.kinds import Choice, Maybe, OrNever, Several, Template, Text, 
 from shoal.config.nodes import Node, Scalar, Table, below, place_of, problem
 from shoal.config.sections import Rules, Section, section_of
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service, slo_problem, weights_problem
+from shoal.core.service import LARGEST_SEED
 from shoal.core.slo import LARGEST_SCALE
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -48,6 +49,7 @@ def service_section(template_folder: Path | None) -> Section:
     """
     rules: Rules = {
         (Service, "dtype"): Choice(DTYPES),
+        (Service, "weights_seed"): integer(0, LARGEST_SEED),
         (Service, "max_model_len"): Maybe(integer(1)),
         (Service, "chat_template"): Maybe(Template(template_folder)),
         (Service, "execution_s"): Maybe(seconds(above=0)),

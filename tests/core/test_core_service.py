@@ -1,0 +1,36 @@
+import msgspec
+import pytest
+
+from shoal.core import Service, weights_problem
+
+
+def service(**fields):
+    return Service(name="s", model="m", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seed"),
+    [({}, None), ({"weights": "random"}, 0), ({"weights": "random", "weights_seed": 2**63 - 1}, 2**63 - 1)],
+)
+def test_weights_that_there_are(fields, seed):
+    assert weights_problem(service(**fields)) is None
+    assert service(**fields).random_seed == seed
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(service(**fields)), type=Service) == service(
+        **fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "wrong"),
+    [
+        ({"weights": "dummy"}, "weights", "must be one of files, random, got 'dummy'"),
+        ({"weights": "random", "weights_seed": -1}, "weights_seed", "must be at least 0"),
+        ({"weights": "random", "weights_seed": 2**63}, "weights_seed", "at most"),
+        ({"weights_seed": 1}, "weights_seed", "is of random weights only: write weights: random"),
+    ],
+)
+def test_weights_that_there_are_not(fields, key, wrong):
+    found = weights_problem(service(**fields))
+    assert found is not None
+    assert found[0] == key
+    assert wrong in found[1]
