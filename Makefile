@@ -6,18 +6,20 @@ BIN := $(VENV)/bin
 # A worker that has run out of tests takes over some of another's: files and tests differ much in length.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 STAMP := $(VENV)/.installed
+TRITON_STAMP := $(VENV)/.installed-triton
 # What the native library is built from; the folders, because a file may also be removed.
 NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_backend/*.py) setup.py
 
 # How long `make explore` goes on starting rounds; a round takes some minutes.
 EXPLORE_S := 1200
 
-.PHONY: help venv install demo test test-torch test-slow explore test-clients lint format types check clean
+.PHONY: help venv install demo test test-torch test-triton test-slow explore test-clients lint format types check clean
 
 help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
 	@echo "make test-torch run the executor's tests without the native library"
+	@echo "make test-triton  run the GPU's kernels in Triton's interpreter and compile them; needs no GPU"
 	@echo "make test-slow  run the slow tests, and the property tests with all their examples"
 	@echo "make explore    search with new examples of the property tests, 20 minutes (EXPLORE_S=60)"
 	@echo "make test-clients  run other projects' clients against a server; installs them, gigabytes"
@@ -43,8 +45,23 @@ test: $(STAMP)
 test-torch: $(STAMP)
 	SHOAL_NATIVE=off $(PYTEST) -m "not slow" tests/execute
 
-test-slow: $(STAMP)
+# 700 MB that only tests need: torch for CUDA requires the same version, and torch for CPUs none.
+$(TRITON_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt triton
+	@touch $@
+
+# A process either interprets kernels or compiles them; what was compiled before comes from the cache.
+INTERPRETED := tests/execute/test_execute_triton.py tests/execute/test_execute_strict_interpreter.py
+COMPILED := tests/execute/test_execute_triton_compile.py
+test test-triton test-slow: export TRITON_CACHE_DIR := $(CURDIR)/.triton-cache
+
+test-triton: $(TRITON_STAMP)
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" $(INTERPRETED)
+	$(BIN)/python -m pytest -m "not slow" $(COMPILED)
+
+test-slow: $(TRITON_STAMP)
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
+	TRITON_INTERPRET=1 $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(INTERPRETED)
 
 # What a round finds ends it. Its seed repeats the round: --hypothesis-seed=SEED
 explore: $(STAMP)
@@ -91,8 +108,8 @@ format: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test test-torch test-slow
+check: lint types test test-torch test-triton test-slow
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .triton-cache
 	rm -f src/shoal/native/libshoal.so src/shoal/native/build.json

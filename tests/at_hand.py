@@ -15,6 +15,8 @@ DEVICE = os.environ.get("SHOAL_TEST_DEVICE", "cpu")
 """Where tests of whole models compute; ``cuda:0`` runs them on a GPU."""
 on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="this is there on CPUs only")
 """For tests of what there is on CPUs only."""
+on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="this needs a GPU (SHOAL_TEST_DEVICE=cuda:0)")
+"""For tests of what there is on GPUs only."""
 
 SHARED = Path(__file__).parents[2] / "shared"
 _PORTS = range(20_000, 30_000)

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from at_hand import DEVICE, on_cpu
+from at_hand import DEVICE, on_cpu, on_gpu
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.execute.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
@@ -88,9 +88,9 @@ BACKENDS = (
     "reference",
     "batched",
     pytest.param("native", marks=[needs_native, on_cpu]),
-    pytest.param("triton", marks=needs_triton),
+    pytest.param("triton", marks=[needs_triton, on_gpu]),
 )
-"""Attention backends, to parametrise a test with."""
+"""Attention backends that a user may choose, to parametrise a test with."""
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
 

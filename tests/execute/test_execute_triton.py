@@ -1,5 +1,6 @@
-"""Attention of decodes on a GPU is that of the reference."""
+"""Attention of decodes by Triton's kernels is what the formulas say: on a GPU, or in Triton's interpreter."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,10 @@ from execute_builders import (
 )
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from kernel_builders import BEYOND_INT32, TOLERANCE, Decodes
+from strict_interpreter import strict_interpreter
 
-from at_hand import DEVICE
+from at_hand import DEVICE, on_cpu, on_gpu
 from hypothesis_profiles import examples
 from shoal.execute.paged import ReferenceStep
 from shoal.kvcache import KVShape, LayerShape
@@ -27,7 +30,78 @@ if TYPE_CHECKING:
 
 pytestmark = needs_triton
 
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+DTYPES = ["float32", "float16"] if DEVICE == "cpu" else list(TOLERANCE)
+PARTS = [1, 2, 3, 5, 8]
+"""Into how many parts contexts are cut; so few take less time in the interpreter than what is chosen."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _strict() -> Iterator[None]:
+    if DEVICE != "cpu":
+        yield
+        return
+    with strict_interpreter():
+        yield
+
+
+@pytest.fixture(scope="module")
+def triton_step() -> type["TritonStep"]:
+    from shoal.execute.triton_attention import TritonStep
+
+    return TritonStep
+
+
+def in_parts(patch: pytest.MonkeyPatch, parts: int) -> None:
+    patch.setattr("shoal.execute.triton_kernels.parts_of", lambda rows, kv_heads: parts)
+
+
+decodes = st.builds(
+    Decodes,
+    lengths=st.lists(
+        st.sampled_from([1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200]), min_size=1, max_size=4
+    ),
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 3),
+    key_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
+    value_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
+    block_size=st.sampled_from([1, 2, 3, 5, 16, 64]),
+    layout=st.sampled_from(["merged", "split"]),
+    window=st.sampled_from([None, None, 1, 5, 64, 70, 300]),
+    softcap=st.sampled_from([None, None, 2.0, 30.0]),
+    scaling=st.sampled_from([None, 0.3]),
+    dtype=st.sampled_from(DTYPES),
+    gap=st.sampled_from([0, 1, 8]),
+    seed=st.integers(0, 3),
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(case=decodes, parts=st.sampled_from(PARTS))
+def test_decodes_over_keys_that_lie_anyhow_attend_what_the_formulas_say(case: Decodes, parts: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        in_parts(patch, parts)
+        case.check()
+
+
+@pytest.mark.parametrize("layout", ["merged", "split"])
+def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> None:
+    try:
+        case = Decodes(lengths=[20, 5], layout=layout, dtype="float16", unused=BEYOND_INT32)
+    except (OSError, torch.OutOfMemoryError) as error:
+        pytest.skip(f"there is no room for so large a pool: {error}")
+    with pytest.MonkeyPatch.context() as patch:
+        in_parts(patch, 2)
+        case.check()
+
+
+@pytest.mark.parametrize(("rows", "kv_heads", "parts"), [(1, 8, 32), (3, 7, 24), (64, 8, 1), (500, 8, 1)])
+def test_contexts_are_cut_into_the_more_parts_the_fewer_rows_there_are(
+    rows: int, kv_heads: int, parts: int
+) -> None:
+    from shoal.execute.triton_kernels import parts_of
+
+    assert parts_of(rows, kv_heads) == parts
+
 
 shapes = st.builds(
     lambda group, **shape: Shape(heads=group * shape["kv_heads"], **shape),
@@ -38,15 +112,8 @@ shapes = st.builds(
     window=st.sampled_from([None, None, 1, 5, 70]),
     softcap=st.sampled_from([None, None, 2.0, 30.0]),
     scaling=st.sampled_from([None, 0.3]),
-    dtype=st.sampled_from(["float32", "float16"] if DEVICE == "cpu" else list(TOLERANCE)),
+    dtype=st.sampled_from(DTYPES),
 )
-
-
-@pytest.fixture(scope="module")
-def triton_step() -> type["TritonStep"]:
-    from shoal.execute.triton_attention import TritonStep
-
-    return TritonStep
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -76,11 +143,30 @@ def test_decodes_of_any_lengths_attend_what_the_reference_does(
     rows = [(row, first, end) for row, (first, end) in enumerate(zip(firsts, ends, strict=True))]
     step = sequences.step(rows)
     expected = sequences.attend(ReferenceStep(step, sequences.cache), rows, layer=1)
-    out = sequences.attend(triton_step(step, sequences.cache), rows, layer=1)
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            in_parts(patch, 3)
+        out = sequences.attend(triton_step(step, sequences.cache), rows, layer=1)
     torch.testing.assert_close(out.float(), expected.float(), rtol=0, atol=TOLERANCE[shape.dtype])
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a CUDA device (SHOAL_TEST_DEVICE)")
+@on_cpu
+@pytest.mark.parametrize(("kind", "layout"), [("gemma2", "merged"), ("llama", "split")])
+def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, triton_step: type["TritonStep"], kind: str, layout: str
+) -> None:
+    """No user may choose these kernels on a CPU: they take seconds for what others do in milliseconds."""
+    in_parts(monkeypatch, 2)
+    monkeypatch.setattr(triton_step, "records_decodes", False)
+    folder = make_model(tmp_path / "m", tiny_config(kind))
+    prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
+    scheduler = HandScheduler({"m": folder}, attention="batched", layout=layout)
+    scheduler.models.backends["m"] = triton_step
+    scheduler.poison()
+    assert scheduler.generate("m", prompts, 4) == [reference_tokens(folder, p, 4) for p in prompts]
+
+
+@on_gpu
 @pytest.mark.parametrize("layout", ["merged", "split"])
 def test_decodes_are_recorded_for_some_numbers_of_rows(tmp_path: Path, layout: str) -> None:
     """Seven rows share the recorded step of eight. In the split layout nothing is recorded."""
