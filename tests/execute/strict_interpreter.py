@@ -33,14 +33,14 @@ def strict_interpreter() -> Iterator[None]:
     def strict_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         kind = pointers.get_element_ty()
         dtype = np.dtype(_get_np_dtype(kind))
-        launch.check(pointers.data[mask.data], dtype.itemsize)
+        launch.check(pointers.data[mask.data.astype(bool)], dtype.itemsize)
         if other is None:
             poison = np.full((*pointers.data.shape, dtype.itemsize), 0xFF, dtype=np.uint8)
             other = TensorHandle(poison.view(dtype)[..., 0], kind)
         return load(self, pointers, mask, other, *rest)
 
     def strict_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        places = pointers.data[mask.data]
+        places = pointers.data[mask.data.astype(bool)]
         launch.check(places, value.data.itemsize)
         launch.written.append(places)
         return store(self, pointers, value, mask, *rest)
