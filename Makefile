@@ -51,7 +51,7 @@ $(TRITON_STAMP): $(STAMP)
 	@touch $@
 
 # A process either interprets kernels or compiles them; what was compiled before comes from the cache.
-INTERPRETED := tests/execute/test_execute_triton.py tests/execute/test_execute_strict_interpreter.py
+INTERPRETED := $(addprefix tests/execute/test_execute_,triton.py decode_graphs.py strict_interpreter.py)
 COMPILED := tests/execute/test_execute_triton_compile.py
 test test-triton test-slow: export TRITON_CACHE_DIR := $(CURDIR)/.triton-cache
 

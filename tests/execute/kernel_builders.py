@@ -42,8 +42,10 @@ class Decodes:
     device: str = DEVICE
     query: torch.Tensor = field(init=False)
     """[rows, heads, key_dim]."""
+    pool: torch.Tensor = field(init=False)
+    """The memory of all keys and values, flat."""
     kv: LayerKV = field(init=False)
-    """Where the keys and values are."""
+    """Where the keys and values are in it."""
     tables: torch.Tensor = field(init=False)
     """int32 [rows, blocks, entries of a block]; what is not of a row or layer is an entry of NaN."""
 
@@ -53,17 +55,19 @@ class Decodes:
         self._values = [
             self._random(generator, length, self.kv_heads, self.value_dim) for length in self.lengths
         ]
-        heads = self.group * self.kv_heads
-        shape, strides = (len(self.lengths), heads, self.key_dim), self._strides((heads,), self.key_dim)
-        # Memory ends with the last query, as it does with the last value: who reads on reads too far.
-        self.query = self._poisoned(_extent(shape, strides)).as_strided(shape, strides)
-        self.query.copy_(self._random(generator, *shape))
+        self.query = self._rows(generator, self.group * self.kv_heads, self.key_dim)
         self._place()
         for row, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            self._store(row, keys, values)
+            self._store(row, range(len(keys)), keys, values)
 
     def _random(self, generator: torch.Generator, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(self.device, TORCH_DTYPES[self.dtype])
+
+    def _rows(self, generator: torch.Generator, heads: int, dim: int) -> torch.Tensor:
+        """Numbers of each row. Memory ends with the last, as the pool does: who reads on reads too far."""
+        shape, strides = (len(self.lengths), heads, dim), self._strides((heads,), dim)
+        rows = self._poisoned(_extent(shape, strides)).as_strided(shape, strides)
+        return rows.copy_(self._random(generator, *shape))
 
     def _poisoned(self, elements: int) -> torch.Tensor:
         return torch.full((elements,), torch.nan, dtype=TORCH_DTYPES[self.dtype], device=self.device)
@@ -79,10 +83,11 @@ class Decodes:
         skipped = 1 - (-self.unused // stride)
         shape = (skipped + sum(blocks) * taken, self.block_size, *heads)
         value_shape = (*shape, self.value_dim)
-        pool = self._pool(values_at + _extent(value_shape, (stride, *value_strides)), stride, skipped)
+        self.pool = self._pool(values_at + _extent(value_shape, (stride, *value_strides)), stride, skipped)
+        self._used = self.pool[skipped * stride if self.unused else 0 :]
         self.kv = LayerKV(
-            pool.as_strided((*shape, self.key_dim), (stride, *key_strides)),
-            pool.as_strided(value_shape, (stride, *value_strides), values_at),
+            self.pool.as_strided((*shape, self.key_dim), (stride, *key_strides)),
+            self.pool.as_strided(value_shape, (stride, *value_strides), values_at),
             self.kv_heads,
             key_head=0 if split else key_strides[1],
             value_head=0 if split else value_strides[1],
@@ -110,12 +115,12 @@ class Decodes:
         one = dim + self.gap
         return (heads[0] * one + self.gap, one, 1) if heads else (one, 1)
 
-    def _store(self, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        at = torch.arange(len(keys), device=self.device)
-        entries = self.tables[row, at // self.block_size].long()[:, self.kv.first_entry :]
-        places = (entries[:, 0], at % self.block_size)
+    def _store(self, row: int, at: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        positions = torch.tensor(at, dtype=torch.int64, device=self.device)
+        entries = self.tables[row, positions // self.block_size].long()[:, self.kv.first_entry :]
+        places = (entries[:, 0], positions % self.block_size)
         if self.layout == "split":
-            places = (entries, (at % self.block_size)[:, None])
+            places = (entries, (positions % self.block_size)[:, None])
         self.kv.keys[places] = keys
         self.kv.values[places] = values
 
@@ -123,10 +128,13 @@ class Decodes:
         """What the kernels give: [rows, heads, value_dim]."""
         from shoal.execute.triton_kernels import attend_decodes
 
-        lengths = torch.tensor(self.lengths, dtype=torch.int32, device=self.device)
         return attend_decodes(
-            self.query, self.kv, self.tables, lengths, self.scaling, self.window, self.softcap
+            self.query, self.kv, self.tables, self._lengths, self.scaling, self.window, self.softcap
         )
+
+    @property
+    def _lengths(self) -> torch.Tensor:
+        return torch.tensor(self.lengths, dtype=torch.int32, device=self.device)
 
     def expected(self) -> torch.Tensor:
         """What the formulas say, in float64; 0 of rows without tokens."""
@@ -149,6 +157,22 @@ class Decodes:
         torch.testing.assert_close(
             self.attend().double(), self.expected(), rtol=0, atol=TOLERANCE[self.dtype]
         )
+
+    def check_store(self) -> None:
+        """The same of storing each row's last token."""
+        from shoal.execute.triton_kernels import store_decodes
+
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        key = self._rows(generator, self.kv_heads, self.key_dim)
+        value = self._rows(generator, self.kv_heads, self.value_dim)
+        before = self._used.clone()
+        store_decodes(key, value, self.kv, self.tables, self._lengths)
+        stored = self._used.clone()
+        self._used.copy_(before)
+        for row, length in enumerate(self.lengths):
+            if length:
+                self._store(row, [length - 1], key[row : row + 1], value[row : row + 1])
+        torch.testing.assert_close(stored, self._used, rtol=0, atol=0, equal_nan=True)
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from execute_builders import (
     reference_tokens,
     tiny_config,
 )
+from graph_builders import FakeRecorder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_builders import BEYOND_INT32, TOLERANCE, Decodes
@@ -58,7 +59,7 @@ def in_parts(patch: pytest.MonkeyPatch, parts: int) -> None:
 decodes = st.builds(
     Decodes,
     lengths=st.lists(
-        st.sampled_from([1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200]), min_size=1, max_size=4
+        st.sampled_from([0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200]), min_size=1, max_size=4
     ),
     group=st.integers(1, 8),
     kv_heads=st.integers(1, 3),
@@ -83,6 +84,12 @@ def test_decodes_over_keys_that_lie_anyhow_attend_what_the_formulas_say(case: De
         case.check()
 
 
+@settings(max_examples=examples(50), deadline=None)
+@given(case=decodes)
+def test_the_last_tokens_of_decodes_are_stored_and_nothing_else_is_written(case: Decodes) -> None:
+    case.check_store()
+
+
 @pytest.mark.parametrize("layout", ["merged", "split"])
 def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> None:
     try:
@@ -92,6 +99,7 @@ def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> Non
     with pytest.MonkeyPatch.context() as patch:
         in_parts(patch, 2)
         case.check()
+    case.check_store()
 
 
 @pytest.mark.parametrize(("rows", "kv_heads", "parts"), [(1, 8, 32), (3, 7, 24), (64, 8, 1), (500, 8, 1)])
@@ -157,13 +165,15 @@ def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
 ) -> None:
     """No user may choose these kernels on a CPU: they take seconds for what others do in milliseconds."""
     in_parts(monkeypatch, 2)
-    monkeypatch.setattr(triton_step, "records_decodes", False)
     folder = make_model(tmp_path / "m", tiny_config(kind))
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     scheduler = HandScheduler({"m": folder}, attention="batched", layout=layout)
     scheduler.models.backends["m"] = triton_step
+    scheduler.executor._recorder = FakeRecorder()
     scheduler.poison()
     assert scheduler.generate("m", prompts, 4) == [reference_tokens(folder, p, 4) for p in prompts]
+    recorded = {name: graphs.sizes for name, graphs in scheduler.executor._graphs.items()}
+    assert recorded == ({"m": [4]} if layout == "merged" else {})
 
 
 @on_gpu

@@ -70,7 +70,7 @@ def compile_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         monkeypatch.setattr(driver, "_active", _AbsentGPU(GPUTarget("cuda", architecture, 32)))
         compiled.clear()
         function(*arguments)
-        return compiled
+        return list(compiled)
 
     return compile_for
 
@@ -91,48 +91,64 @@ class _AbsentGPU:
         return 0
 
 
-def attention_of(model: Model, layout: str, rows: int) -> tuple[Any, ...]:
-    """Arguments of ``attend_decodes`` without memory, in a pool of 16 GiB."""
+def step_of(
+    model: Model, layout: str, rows: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """Query, key and value of decodes; and where they lie, in a pool of 16 GiB. None of it takes memory."""
     dtype, block = TORCH_DTYPES[model.dtype], 16
-    width = model.key_dim + model.value_dim
-    heads = () if layout == "split" else (model.kv_heads,)
-    units = 1 if heads else 32 * model.kv_heads
-    per_entry = block * width * (32 * model.kv_heads if heads else 1)
-    entries = (16 << 30) // (per_entry * dtype.itemsize)
+    split = layout == "split"
+    heads = () if split else (model.kv_heads,)
+    in_entry = block * (model.key_dim + model.value_dim) * (1 if split else 32 * model.kv_heads)
+    entries = (16 << 30) // (in_entry * dtype.itemsize)
 
-    def numbers(dim: int) -> torch.Tensor:
-        inner = (model.kv_heads * dim, dim, 1) if heads else (dim, 1)
-        return torch.empty(entries * per_entry, dtype=dtype, device="meta").as_strided(
-            (entries, block, *heads, dim), (per_entry, *inner)
-        )
+    def stored(dim: int) -> torch.Tensor:
+        inner = (dim, 1) if split else (model.kv_heads * dim, dim, 1)
+        pool = torch.empty(entries * in_entry, dtype=dtype, device="meta")
+        return pool.as_strided((entries, block, *heads, dim), (in_entry, *inner))
 
-    head_entry = 0 if heads else 1
     kv = LayerKV(
-        numbers(model.key_dim),
-        numbers(model.value_dim),
+        stored(model.key_dim),
+        stored(model.value_dim),
         model.kv_heads,
-        model.key_dim if heads else 0,
-        model.value_dim if heads else 0,
-        0,
-        head_entry,
+        key_head=0 if split else model.key_dim,
+        value_head=0 if split else model.value_dim,
+        first_entry=0,
+        head_entry=1 if split else 0,
     )
-    query = torch.empty((rows, model.group * model.kv_heads, model.key_dim), dtype=dtype, device="meta")
-    tables = torch.empty((256, 8192, units), dtype=torch.int32, device="meta")[:rows]
-    lengths = torch.empty(rows, dtype=torch.int32, device="meta")
-    return query, kv, tables, lengths, None, model.window, model.softcap
+    query, key, value = (
+        torch.empty((rows, count, dim), dtype=dtype, device="meta")
+        for count, dim in (
+            (model.group * model.kv_heads, model.key_dim),
+            (model.kv_heads, model.key_dim),
+            (model.kv_heads, model.value_dim),
+        )
+    )
+    tables = torch.empty((256, 8192, 32 * model.kv_heads if split else 1), dtype=torch.int32, device="meta")
+    return query, key, value, (kv, tables[:rows], torch.empty(rows, dtype=torch.int32, device="meta"))
 
 
-def check_attention(compiled: list[Any], model: Model, folder: Path) -> None:
-    """Kernels fit on a GPU, keep numbers in registers, and multiply 16-bit numbers by its matrix units."""
-    attend, together = compiled
-    for kernel in (attend, together):
-        assert kernel.asm["cubin"][:4] == b"\x7fELF"
-        assert kernel.metadata.shared <= SHARED_BYTES
-        used = resources_of(kernel.asm["cubin"], folder)
-        assert used["STACK"] == used["LOCAL"] == 0, f"{kernel.metadata.name} keeps numbers in memory: {used}"
+def compile_decodes(
+    compile_for: Callable[..., list[Any]],
+    folder: Path,
+    model: Model,
+    layout: str,
+    architecture: int,
+    rows: int,
+) -> None:
+    """Compiles all kernels of decodes; they fit on a GPU and use its matrix units."""
+    from shoal.execute.triton_kernels import attend_decodes, store_decodes
+
+    query, key, value, where = step_of(model, layout, rows)
+    attend, together = compile_for(
+        architecture, attend_decodes, query, *where, None, model.window, model.softcap
+    )
     ptx = attend.asm["ptx"]
     assert ("mma.sync" in ptx) == (model.dtype != "float32")
     assert "cp.async" in ptx, "keys and values are not fetched while others are attended"
+    for kernel in (attend, together, *compile_for(architecture, store_decodes, key, value, *where)):
+        assert kernel.metadata.shared <= SHARED_BYTES
+        used = resources_of(kernel.asm["cubin"], folder)
+        assert used["STACK"] == used["LOCAL"] == 0, f"{kernel.metadata.name} keeps numbers in memory: {used}"
 
 
 def resources_of(cubin: bytes, folder: Path) -> dict[str, int]:
@@ -145,22 +161,16 @@ def resources_of(cubin: bytes, folder: Path) -> dict[str, int]:
     return {name: int(count) for name, count in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", told)}
 
 
-def test_decode_attention_compiles(compile_for: Callable[..., list[Any]], tmp_path: Path) -> None:
-    from shoal.execute.triton_kernels import attend_decodes
-
-    compiled = compile_for(90, attend_decodes, *attention_of(LLAMA, "merged", rows=64))
-    check_attention(compiled, LLAMA, tmp_path)
+def test_decodes_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) -> None:
+    compile_decodes(compile_for, tmp_path, LLAMA, "merged", 90, rows=64)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=ARCHITECTURES.get)
 @pytest.mark.parametrize("layout", ["merged", "split"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_decode_attention_of_any_model_compiles(
+def test_decodes_of_any_model_compile(
     compile_for: Callable[..., list[Any]], tmp_path: Path, model: Model, layout: str, architecture: int
 ) -> None:
-    from shoal.execute.triton_kernels import attend_decodes
-
     for rows in (1, 64):
-        compiled = compile_for(architecture, attend_decodes, *attention_of(model, layout, rows))
-        check_attention(compiled, model, tmp_path)
+        compile_decodes(compile_for, tmp_path, model, layout, architecture, rows)

@@ -13,6 +13,7 @@ import torch
 
 from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.batch import StepBatch, build_batch
+from shoal.execute.cuda_graphs import CudaRecorder, Recorder
 from shoal.execute.grammar_masks import GrammarMasks, RowMasks
 from shoal.execute.grammar_pool import GrammarPool
 from shoal.execute.grammar_template import GrammarModel
@@ -62,6 +63,7 @@ class TorchExecutor:
         """The grammars that requests may follow."""
         self._masks = GrammarMasks(self.grammars)
         self._graphs: dict[str, DecodeGraphs] = {}
+        self._recorder: Recorder = CudaRecorder()
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
@@ -258,7 +260,8 @@ class TorchExecutor:
         if graphs is None or graphs.cache is not cache:
             # Rows of other services on the model may be longer than this service allows.
             model = self._models[service]
-            graphs = self._graphs[service] = DecodeGraphs(model.forward, cache, model.context_tokens)
+            graphs = DecodeGraphs(model.forward, cache, model.context_tokens, self._recorder)
+            self._graphs[service] = graphs
         return graphs
 
     def _forward_for_prompts(

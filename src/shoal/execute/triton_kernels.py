@@ -1,4 +1,4 @@
-"""Attention of decoding rows on a GPU, where keys and values lie in the pool: kernels in Triton's language.
+"""Attention of decoding rows on a GPU, in the pool where keys and values lie: kernels in Triton's language.
 
 The context of a row is cut into parts, which blocks of threads attend side by side (as in flash decoding);
 a second kernel puts them together. Importing this module needs `triton`, which torch brings along where it
@@ -39,7 +39,7 @@ def attend_decodes(
 
     query: [rows, heads, key_dim]. tables: entries of the pool, as ``ServiceCache.entries`` has them, int32
     [rows, blocks, entries of a block]. lengths: int32 [rows]. Nothing of a table is read behind a
-    row's length.
+    row's length. Rows of length 0 get 0.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -88,6 +88,63 @@ def attend_decodes(
         sums, stats, out, parts, value_dim, PARTS=triton.next_power_of_2(parts), VALUE_WIDTH=value_width
     )
     return out
+
+
+def store_decodes(
+    key: torch.Tensor, value: torch.Tensor, kv: LayerKV, tables: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """Put the key and value of each row's last token into the pool; rows of length 0 write nothing.
+
+    key, value: [rows, kv_heads, dim]. tables, lengths: as in ``attend_decodes``.
+    """
+    key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
+    for new, stored, stored_head in ((key, kv.keys, kv.key_head), (value, kv.values, kv.value_head)):
+        _store_last[(len(new), kv.kv_heads)](
+            new,
+            stored,
+            tables,
+            lengths,
+            *new.stride()[:2],
+            *stored.stride()[:2],
+            stored_head,
+            *tables.stride()[:2],
+            kv.first_entry,
+            kv.head_entry,
+            stored.shape[1],
+            new.shape[2],
+            WIDTH=triton.next_power_of_2(new.shape[2]),
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_last(  # type: ignore[no-untyped-def]
+    new,
+    stored,
+    tables,
+    lengths,
+    new_row,
+    new_head,
+    entry_stride,
+    token_stride,
+    head_stride,
+    table_row,
+    table_block,
+    first_entry,
+    head_entry,
+    block_size,
+    dim,
+    WIDTH: tl.constexpr,
+):
+    """What is new of one head of one row: of its last token."""
+    row, kv_head = tl.program_id(0), tl.program_id(1)
+    last = tl.load(lengths + row) - 1
+    at = tl.arange(0, WIDTH)
+    there = (at < dim) & (last >= 0)
+    table = tables + row.to(tl.int64) * table_row + first_entry + kv_head * head_entry
+    entry = tl.load(table + (last // block_size) * table_block, mask=last >= 0, other=0).to(tl.int64)
+    place = entry * entry_stride + (last % block_size) * token_stride + kv_head * head_stride
+    x = tl.load(new + row.to(tl.int64) * new_row + kv_head * new_head + at, mask=there)
+    tl.store(stored + place + at, x, mask=there)
 
 
 # What differs from step to step is not a reason to compile anew.
@@ -192,17 +249,19 @@ def _attend_part(  # type: ignore[no-untyped-def]
 def _put_together(  # type: ignore[no-untyped-def]
     sums, stats, out, parts, value_dim, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr
 ):
-    """The parts of one head of one row; one without keys has weight 0."""
+    """The parts of one head of one row; one without keys has weight 0, as have all of a row without."""
     place = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     part, at_value = tl.arange(0, PARTS), tl.arange(0, VALUE_WIDTH)
     there = part < parts
     best = tl.load(stats + (place * parts + part) * 2, mask=there, other=float("-inf"))
     weight = tl.load(stats + (place * parts + part) * 2 + 1, mask=there, other=0.0)
-    factor = tl.exp(best - tl.max(best, 0))
+    largest = tl.max(best, 0)
+    factor = tl.exp(best - tl.where(largest == float("-inf"), 0.0, largest))
     total = tl.load(
         sums + ((place * parts + part) * value_dim)[:, None] + at_value[None, :],
         mask=there[:, None] & (at_value < value_dim)[None, :],
         other=0.0,
     )
-    summed = tl.sum(total * factor[:, None], 0) / tl.sum(weight * factor, 0)
+    weight = tl.sum(weight * factor, 0)
+    summed = tl.sum(total * factor[:, None], 0) / tl.where(weight == 0.0, 1.0, weight)
     tl.store(out + place * value_dim + at_value, summed.to(out.dtype.element_ty), mask=at_value < value_dim)
