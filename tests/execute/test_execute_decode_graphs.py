@@ -11,6 +11,7 @@ from graph_builders import FakeRecorder
 from strict_interpreter import strict_interpreter
 
 from at_hand import on_cpu
+from shoal.execute.batch import StepBatch
 from shoal.execute.interface import AttentionStep
 from shoal.execute.paged import ReferenceStep
 from shoal.execute.service_cache import MergedCache
@@ -29,18 +30,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Model:
-    """Layers of attention without anything else; rows that do not decode have keys and values, too."""
+    """One layer of attention and nothing else; rows that are missing have keys and values, too."""
 
-    def __init__(self, sequences: Sequences, firsts: list[int]) -> None:
+    def __init__(self, sequences: Sequences) -> None:
         self.vocab, self.context = 50, 100
         self.seen: list[torch.Tensor] = []
         """What each call has given."""
-        rows = [(row, first, first + 1) for row, first in enumerate(firsts)]
-        self.batch = sequences.step(rows)
-        self._tensors = [
-            sequences.of_step(each, rows) for each in (sequences.queries, sequences.keys, sequences.values)
-        ]
-        self._settings = sequences.shape.settings
+        self._sequences = sequences
+
+    def step(self, count: int) -> StepBatch:
+        """The last tokens of the first sequences, which the next calls compute."""
+        rows = [(row, length - 1, length) for row, length in enumerate(self._sequences.lengths[:count])]
+        all_tokens = (self._sequences.queries, self._sequences.keys, self._sequences.values)
+        self._tensors = [self._sequences.of_step(each, rows) for each in all_tokens]
+        return self._sequences.step(rows)
 
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
@@ -49,7 +52,7 @@ class Model:
         assert int(input_ids.max()) < self.vocab
         assert int(positions.max()) < self.context
         query, key, value = (self._padded(each, len(rows)) for each in self._tensors)
-        out = step.attend(0, query, key, value, **self._settings, extra={}).flatten(1)
+        out = step.attend(0, query, key, value, **self._sequences.shape.settings, extra={}).flatten(1)
         self.seen.append(out)
         return out
 
@@ -65,28 +68,39 @@ def graphs_of(model: Model, sequences: Sequences, recorder: FakeRecorder) -> "De
     return DecodeGraphs(model, sequences.cache, model.context, recorder)
 
 
-def sequences_of(lengths: list[int]) -> Sequences:
+@pytest.fixture
+def sequences() -> Sequences:
     """Sequences of which all but the last token are in the pool."""
+    lengths = [9, 5, 2]
     sequences = Sequences(Shape(), lengths)
     sequences.store([length - 1 for length in lengths])
     return sequences
 
 
-def test_rows_that_are_missing_attend_nothing_and_write_nothing() -> None:
-    lengths = [9, 5, 2]
-    sequences = sequences_of(lengths)
-    model = Model(sequences, [length - 1 for length in lengths])
-    before = sequences.cache.rows.clone()
-    logits = graphs_of(model, sequences, FakeRecorder()).run(model.batch)
-    stored = sequences.cache.rows.clone()
-    sequences.cache.rows.copy_(before)
-    expected = model(
-        model.batch.input_ids,
-        model.batch.positions,
-        torch.arange(3),
-        ReferenceStep(model.batch, sequences.cache),
-    )
-    torch.testing.assert_close(logits, expected)
-    torch.testing.assert_close(stored, sequences.cache.rows, rtol=0, atol=0, equal_nan=True)
+def test_rows_that_are_missing_attend_nothing_and_write_nothing(sequences: Sequences) -> None:
+    model = Model(sequences)
+    batch = model.step(3)
+    pool = sequences.cache.rows
+    before = pool.clone()
+    logits = graphs_of(model, sequences, FakeRecorder()).run(batch)
+    stored = pool.clone()
+    pool.copy_(before)
+    reference = ReferenceStep(batch, sequences.cache)
+    torch.testing.assert_close(logits, model(batch.input_ids, batch.positions, torch.arange(3), reference))
+    torch.testing.assert_close(stored, pool, rtol=0, atol=0, equal_nan=True)
     assert [len(out) for out in model.seen] == [4, 4, 3]
     assert not model.seen[0][3].any()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("it looks at a number"), torch.OutOfMemoryError("it is large")]
+)
+def test_a_size_that_cannot_be_recorded_is_not_tried_again_and_others_are(
+    sequences: Sequences, error: Exception
+) -> None:
+    model, recorder = Model(sequences), FakeRecorder(error)
+    graphs = graphs_of(model, sequences, recorder)
+    assert graphs.run(model.step(3)) is None
+    assert graphs.run(model.step(2)) is not None
+    assert graphs.run(model.step(3)) is None
+    assert (graphs.sizes, recorder.tried) == ([2], 2)

@@ -39,7 +39,7 @@ class DecodeGraphs:
         self._buffers = _Buffers(cache.device, -(-context_tokens // cache.block_size))
         self._recorder = recorder
         self._graphs: dict[int, Recorded] = {}
-        self._possible = True
+        self._impossible: set[int] = set()
 
     @property
     def sizes(self) -> list[int]:
@@ -52,9 +52,11 @@ class DecodeGraphs:
         None: the step has to be run without.
         """
         rows = len(batch.firsts)
-        if not self._possible or rows > SIZES[-1]:
+        if rows > SIZES[-1]:
             return None
         size = SIZES[bisect_left(SIZES, rows)]
+        if size in self._impossible:
+            return None
         self._buffers.put(batch, size)
         graph = self._graphs.get(size) or self._record(size)
         if graph is None:
@@ -63,16 +65,13 @@ class DecodeGraphs:
         return graph.output[:rows]
 
     def _record(self, size: int) -> Recorded | None:
-        """Record the step that is in the buffers, if this model can be; raises where memory is short."""
+        """Record the step that is in the buffers; tried once for each number of rows."""
         try:
             self._graphs[size] = self._recorder.record(partial(self._compute, size))
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            # Such as of models that look at numbers on the device to decide what to do.
-            self._possible = False
-            self._graphs.clear()
-            _log.warning("decodes run without CUDA graphs, which this model does not allow: %s", error)
+            # Memory is short, or the model looks at numbers on the device to decide what to do.
+            self._impossible.add(size)
+            _log.warning("decodes of %d rows run without a CUDA graph: %s", size, error)
             return None
         return self._graphs[size]
 
