@@ -17,7 +17,7 @@ from shoal.execute.paged import ReferenceStep
 from shoal.execute.service_cache import MergedCache
 
 if TYPE_CHECKING:
-    from shoal.execute.decode_graphs import DecodeGraphs
+    from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
 
 pytestmark = [needs_triton, on_cpu]
 
@@ -32,8 +32,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Model:
     """One layer of attention and nothing else; rows that are missing have keys and values, too."""
 
-    def __init__(self, sequences: Sequences) -> None:
-        self.vocab, self.context = 50, 100
+    def __init__(self, sequences: Sequences, vocab: int = 50, context: int = 100) -> None:
+        self.vocab, self.context = vocab, context
         self.seen: list[torch.Tensor] = []
         """What each call has given."""
         self._sequences = sequences
@@ -43,7 +43,9 @@ class Model:
         rows = [(row, length - 1, length) for row, length in enumerate(self._sequences.lengths[:count])]
         all_tokens = (self._sequences.queries, self._sequences.keys, self._sequences.values)
         self._tensors = [self._sequences.of_step(each, rows) for each in all_tokens]
-        return self._sequences.step(rows)
+        batch = self._sequences.step(rows)
+        batch.input_ids[:] = self.vocab - 1
+        return batch
 
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
@@ -61,20 +63,26 @@ class Model:
         return torch.cat([known, others])
 
 
-def graphs_of(model: Model, sequences: Sequences, recorder: FakeRecorder) -> "DecodeGraphs":
-    from shoal.execute.decode_graphs import DecodeGraphs
+def graphs_of(
+    model: Model, sequences: Sequences, recorder: FakeRecorder, buffers: "DecodeBuffers | None" = None
+) -> "DecodeGraphs":
+    from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
 
+    buffers = buffers or DecodeBuffers(torch.device("cpu"))
     assert isinstance(sequences.cache, MergedCache)
-    return DecodeGraphs(model, sequences.cache, model.context, recorder)
+    return DecodeGraphs(model, sequences.cache, model.context, buffers, recorder)
+
+
+def sequences_of(lengths: list[int], shape: Shape) -> Sequences:
+    """Sequences of which all but the last token are in the pool."""
+    sequences = Sequences(shape, lengths)
+    sequences.store([length - 1 for length in lengths])
+    return sequences
 
 
 @pytest.fixture
 def sequences() -> Sequences:
-    """Sequences of which all but the last token are in the pool."""
-    lengths = [9, 5, 2]
-    sequences = Sequences(Shape(), lengths)
-    sequences.store([length - 1 for length in lengths])
-    return sequences
+    return sequences_of([9, 5, 2], Shape())
 
 
 def test_rows_that_are_missing_attend_nothing_and_write_nothing(sequences: Sequences) -> None:
@@ -104,3 +112,26 @@ def test_a_size_that_cannot_be_recorded_is_not_tried_again_and_others_are(
     assert graphs.run(model.step(2)) is not None
     assert graphs.run(model.step(3)) is None
     assert (graphs.sizes, recorder.tried) == ([2], 2)
+
+
+def test_services_share_the_buffers_of_recorded_decodes() -> None:
+    """The second model has fewer heads, a smaller vocabulary and a shorter context."""
+    from shoal.execute.decode_graphs import DecodeBuffers
+
+    buffers, recorder = DecodeBuffers(torch.device("cpu")), FakeRecorder()
+    large, small = (
+        sequences_of([60, 50, 40, 30], Shape()),
+        sequences_of([3, 2, 1], Shape(heads=2, kv_heads=1)),
+    )
+    models = [(Model(large, vocab=90, context=100), large), (Model(small, vocab=5, context=4), small)]
+    graphs = [graphs_of(model, sequences, recorder, buffers) for model, sequences in models]
+    for counts in ((4, 3), (1, 1), (2, 2), (4, 3)):
+        for count, (model, sequences), recorded in zip(counts, models, graphs, strict=True):
+            batch = model.step(count)
+            reference = ReferenceStep(batch, sequences.cache)
+            expected = model(batch.input_ids, batch.positions, torch.arange(count), reference)
+            torch.testing.assert_close(recorded.run(batch), expected)
+    outputs = [recorded.run(model.step(2)) for (model, _), recorded in zip(models, graphs, strict=True)]
+    assert outputs[0] is not None
+    assert outputs[1] is not None
+    assert outputs[0].data_ptr() == outputs[1].data_ptr()

@@ -1,4 +1,4 @@
-"""CUDA graphs on one device, which share memory because no two of them ever run side by side."""
+"""Recording of work on a GPU, as CUDA graphs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs on the current device."""
+    """Records CUDA graphs on the current device, which share memory: no two of them may run side by side."""
 
     def __init__(self) -> None:
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
@@ -38,7 +38,7 @@ class CudaRecorder:
 
     def record(self, compute: Callable[[], torch.Tensor]) -> Recorded:
         """See Recorder; raises what ``compute`` raises, or torch where it cannot be recorded."""
-        if not self._graphs:  # memory goes back with the last graph, and may not be asked for again
+        if not self._graphs:  # with the last graph its memory went back, and the handle means nothing now
             self._memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()

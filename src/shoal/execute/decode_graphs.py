@@ -16,14 +16,52 @@ import torch
 from shoal.execute.batch import StepBatch
 from shoal.execute.cuda_graphs import Recorded, Recorder
 from shoal.execute.interface import Forward
+from shoal.execute.memory_plan import MOST_RECORDED_ROWS
 from shoal.execute.packed_qkv import PackedQKV
 from shoal.execute.service_cache import MergedCache
 from shoal.execute.triton_kernels import attend_decodes, store_decodes
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MOST_RECORDED_ROWS)
 """Numbers of rows for which steps are recorded; larger ones run without."""
 
 _log = logging.getLogger(__name__)
+
+
+class DecodeBuffers:
+    """What recorded steps read and write, for the largest number of rows; smaller ones use its first rows.
+
+    All services of a device have the same, since no two of their steps run side by side.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        most = SIZES[-1]
+        self.ids, self.positions = torch.zeros((2, 1, most), dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(most, dtype=torch.int32, device=device)
+        self.rows = torch.arange(most, device=device)
+        self._tables = torch.empty(0, dtype=torch.int32, device=device)
+        self._logits = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def tables(self, width: int) -> torch.Tensor:
+        """Room for tables of so many blocks, int32 [most, width, 1]."""
+        if len(self._tables) < (size := SIZES[-1] * width):  # who has the smaller one keeps it
+            self._tables = self._tables.new_empty(size)
+        return self._tables[:size].view(SIZES[-1], width, 1)
+
+    def logits(self, like: torch.Tensor) -> torch.Tensor:
+        """Room for logits of the vocabulary and dtype of ``like``, [most, vocab]."""
+        if len(self._logits) < (size := SIZES[-1] * like.shape[1] * like.element_size()):
+            self._logits = self._logits.new_empty(size)
+        return self._logits[:size].view(like.dtype).view(SIZES[-1], -1)
+
+    def put(self, batch: StepBatch, size: int) -> None:
+        """Take over the rows of a step; those behind them, up to ``size``, have no tokens."""
+        rows = len(batch.firsts)
+        lengths = np.zeros(size, dtype=np.int32)
+        lengths[:rows] = batch.ends
+        self.lengths[:size] = torch.from_numpy(lengths)
+        for buffer, content in ((self.ids, batch.input_ids), (self.positions, batch.positions)):
+            buffer[:, :rows] = content
+            buffer[:, rows:size] = 0  # of another model they may be beyond this one's
 
 
 class DecodeGraphs:
@@ -32,11 +70,19 @@ class DecodeGraphs:
     context_tokens: of the longest sequence that the model can have.
     """
 
-    def __init__(self, forward: Forward, cache: MergedCache, context_tokens: int, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        cache: MergedCache,
+        context_tokens: int,
+        buffers: DecodeBuffers,
+        recorder: Recorder,
+    ) -> None:
         self.cache = cache
         """The view of the pool that they read and write."""
         self._forward = forward
-        self._buffers = _Buffers(cache.device, -(-context_tokens // cache.block_size))
+        self._buffers = buffers
+        self._tables = buffers.tables(-(-context_tokens // cache.block_size))
         self._recorder = recorder
         self._graphs: dict[int, Recorded] = {}
         self._impossible: set[int] = set()
@@ -58,6 +104,8 @@ class DecodeGraphs:
         if size in self._impossible:
             return None
         self._buffers.put(batch, size)
+        tables = torch.from_numpy(batch.tables.astype(np.int32))
+        self._tables[:rows, : tables.shape[1], 0] = tables
         graph = self._graphs.get(size) or self._record(size)
         if graph is None:
             return None
@@ -78,40 +126,9 @@ class DecodeGraphs:
     def _compute(self, size: int) -> torch.Tensor:
         """Logits of the first ``size`` rows of the buffers, which stay until the next are computed."""
         buffers = self._buffers
-        step = _RecordedStep(self.cache, buffers.tables[:size], buffers.lengths[:size])
+        step = _RecordedStep(self.cache, self._tables[:size], buffers.lengths[:size])
         logits = self._forward(buffers.ids[:, :size], buffers.positions[:, :size], buffers.rows[:size], step)
         return buffers.logits(logits)[:size].copy_(logits)
-
-
-class _Buffers:
-    """What recorded steps read and write, for the largest number of rows; smaller ones use its first rows."""
-
-    def __init__(self, device: torch.device, width: int) -> None:
-        most = SIZES[-1]
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.ids, self.positions = zeros(1, most), zeros(1, most)
-        self.lengths, self.tables = zeros(most, dtype=torch.int32), zeros(most, width, 1, dtype=torch.int32)
-        self.rows = torch.arange(most, device=device)
-        self._logits: torch.Tensor | None = None
-
-    def logits(self, like: torch.Tensor) -> torch.Tensor:
-        """[most, vocab], of the vocabulary and dtype of ``like``; made when first asked for."""
-        if self._logits is None:
-            self._logits = like.new_empty((SIZES[-1], like.shape[1]))
-        return self._logits
-
-    def put(self, batch: StepBatch, size: int) -> None:
-        """Take over the rows of a step; those behind them, up to ``size``, have no tokens."""
-        rows = len(batch.firsts)
-        lengths = np.zeros(size, dtype=np.int32)
-        lengths[:rows] = batch.ends
-        self.lengths[:size] = torch.from_numpy(lengths)
-        self.ids[:, :rows] = batch.input_ids
-        self.positions[:, :rows] = batch.positions
-        self.tables[:rows, : batch.tables.shape[1], 0] = torch.from_numpy(batch.tables.astype(np.int32))
 
 
 class _RecordedStep(PackedQKV):

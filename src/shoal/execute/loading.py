@@ -20,6 +20,7 @@ from shoal.execute.heap import keep_freed_memory
 from shoal.execute.int8_model import int8_bytes, use_int8
 from shoal.execute.interface import ATTENTION_NAME, Forward, TransformersForward
 from shoal.execute.memory import free_memory_bytes
+from shoal.execute.memory_plan import CUDA_MEMORY_SHARE, GATHER_COPIES, recorded_bytes
 from shoal.execute.paged import PagedStep
 from shoal.execute.precision import prefers_int8, resolve_dtype
 from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
@@ -40,12 +41,6 @@ from shoal.models import (
 from shoal.native import native_status
 
 DEFAULT_CPU_KV_BYTES = 2 << 30
-CUDA_MEMORY_SHARE = 0.9
-RECORDED_DECODES_BYTES = 256 << 20
-"""Of a service: logits and activations of 256 rows, and what the driver keeps of graphs."""
-GATHER_COPIES = 4
-"""A decode gathers one layer's keys and values of its rows: padded by at most 1 / 0.6, and held twice."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -148,8 +143,7 @@ class ModelSet:
             return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
         free, total = torch.cuda.mem_get_info(self.device)
-        recorded = RECORDED_DECODES_BYTES * sum(each.records_decodes for each in self.backends.values())
-        left = free - peak - recorded - int(total * (1 - CUDA_MEMORY_SHARE))
+        left = free - peak - self._recorded_bytes() - int(total * (1 - CUDA_MEMORY_SHARE))
         if left <= 0:
             raise ConfigError(
                 f"{self.device}: {free / 2**30:.1f} GiB free after the weights leave nothing for KV beside a "
@@ -157,6 +151,11 @@ class ModelSet:
             )
         layers = min(len(shape.layers) for shape in self.kv_shapes.values())
         return int(left * share / (1 + GATHER_COPIES / layers))
+
+    def _recorded_bytes(self) -> int:
+        recorded = [name for name, backend in self.backends.items() if backend.records_decodes]
+        logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in recorded]
+        return recorded_bytes(max(logits)) if logits else 0
 
 
 def load_models(

@@ -30,7 +30,7 @@ from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 
 if TYPE_CHECKING:
-    from shoal.execute.decode_graphs import DecodeGraphs
+    from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class TorchExecutor:
         """The grammars that requests may follow."""
         self._masks = GrammarMasks(self.grammars)
         self._graphs: dict[str, DecodeGraphs] = {}
+        self._buffers: DecodeBuffers | None = None
         self._recorder: Recorder = CudaRecorder()
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
@@ -201,6 +202,7 @@ class TorchExecutor:
         self._failed = True
         if self.store.buffer.device.type == "cuda":
             self._graphs.clear()  # whose memory nothing else can have
+            self._buffers = None
             torch.cuda.empty_cache()
         raise StepFailed(message)
 
@@ -254,14 +256,17 @@ class TorchExecutor:
     def _graphs_of(self, service: str, cache: MergedCache) -> "DecodeGraphs":
         """The recorded decodes of a service, as the pool is laid out now."""
         # Importing it needs triton, which CPU builds of torch come without.
-        from shoal.execute.decode_graphs import DecodeGraphs
+        from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
 
+        if self._buffers is None:
+            self._buffers = DecodeBuffers(cache.device)
         graphs = self._graphs.get(service)
         if graphs is None or graphs.cache is not cache:
             # Rows of other services on the model may be longer than this service allows.
             model = self._models[service]
-            graphs = DecodeGraphs(model.forward, cache, model.context_tokens, self._recorder)
-            self._graphs[service] = graphs
+            graphs = self._graphs[service] = DecodeGraphs(
+                model.forward, cache, model.context_tokens, self._buffers, self._recorder
+            )
         return graphs
 
     def _forward_for_prompts(
