@@ -41,6 +41,13 @@ def test_recorded_decodes_of_many_services_take_no_more_than_those_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = models_on_a_gpu(monkeypatch, a=RecordingBackend).default_kv_bytes(1024)
-    assert 1.5 * one == pytest.approx(0.9 * TOTAL - 2 * GIB - recorded_bytes(200_000), abs=2)
+    assert one == pytest.approx(0.9 * TOTAL - 2 * GIB - recorded_bytes(200_000), abs=2)
     three = models_on_a_gpu(monkeypatch, a=RecordingBackend, b=RecordingBackend, c=RecordingBackend)
-    assert 1.5 * (one - three.default_kv_bytes(1024)) == pytest.approx(2 * GIB, abs=2)
+    assert one - three.default_kv_bytes(1024) == pytest.approx(2 * GIB, abs=2)
+
+
+def test_room_for_gathered_keys_is_kept_where_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathering = models_on_a_gpu(monkeypatch, a=BatchedStep).default_kv_bytes(1024)
+    assert gathering == pytest.approx((0.9 * TOTAL - 2 * GIB) / (1 + 4 / 8), abs=2)
+    mixed = models_on_a_gpu(monkeypatch, a=BatchedStep, b=RecordingBackend).default_kv_bytes(1024)
+    assert mixed == pytest.approx((0.9 * TOTAL - 3 * GIB - recorded_bytes(200_000)) / (1 + 4 / 8), abs=2)

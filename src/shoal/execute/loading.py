@@ -149,13 +149,17 @@ class ModelSet:
                 f"{self.device}: {free / 2**30:.1f} GiB free after the weights leave nothing for KV beside a "
                 f"step's {peak / 2**30:.1f} GiB; lower scheduler.max_batched_tokens or serve fewer models"
             )
-        layers = min(len(shape.layers) for shape in self.kv_shapes.values())
-        return int(left * share / (1 + GATHER_COPIES / layers))
+        return int(left * share / (1 + self._gathers()))
 
     def _recorded_bytes(self) -> int:
         recorded = [name for name, backend in self.backends.items() if backend.records_decodes]
         logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in recorded]
         return recorded_bytes(max(logits)) if logits else 0
+
+    def _gathers(self) -> float:
+        """What decodes may gather, as a share of the pool; those that can be recorded gather nothing."""
+        gathering = [name for name, backend in self.backends.items() if not backend.records_decodes]
+        return max((GATHER_COPIES / len(self.kv_shapes[name].layers) for name in gathering), default=0.0)
 
 
 def load_models(
