@@ -1,5 +1,6 @@
 """The pool of an engine on a GPU gets what is the engine's, without what it has beside; with a fake GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,14 +8,57 @@ from typing import Any, cast
 import pytest
 import torch
 
+from shoal.core import ConfigError
 from shoal.execute import loading
 from shoal.execute.loading import ModelLoader, ModelSet
-from shoal.execute.memory_plan import recorded_bytes
+from shoal.execute.memory_plan import EngineMemory, pool_bytes, recorded_bytes
 from shoal.execute.paged import BatchedStep, PagedStep
 from shoal.kvcache import KVShape, LayerShape
 
 GIB = 1 << 30
-TOTAL = 80 * GIB
+TOTAL, CONTEXT = 80 * GIB, GIB // 2
+ENGINE = EngineMemory(weight_bytes=8 * GIB, step_bytes=GIB, recorded_bytes=GIB // 4, gathers=0.0)
+
+
+def free_beside(*taken: int) -> int:
+    """What is free on a GPU where other engines have their weights and pools, and this one its weights."""
+    return TOTAL - sum(taken) - len(taken) * CONTEXT - ENGINE.weight_bytes - CONTEXT
+
+
+def test_a_pool_gets_nine_tenths_of_a_gpu_without_what_the_engine_has_beside() -> None:
+    size = pool_bytes(ENGINE, share=1, total=TOTAL, free=free_beside())
+    assert size == pytest.approx(0.9 * TOTAL - CONTEXT - 8 * GIB - GIB - GIB // 4, abs=2)
+
+
+@pytest.mark.parametrize("engines", [2, 3, 5])
+def test_engines_that_start_one_after_another_get_the_same(engines: int) -> None:
+    pools: list[int] = []
+    for _ in range(engines):
+        free = free_beside(*(ENGINE.weight_bytes + pool for pool in pools))
+        pools.append(pool_bytes(ENGINE, share=1 / engines, total=TOTAL, free=free))
+    assert len(set(pools)) == 1
+    assert pools[0] == pytest.approx(0.9 * TOTAL / engines - 8 * GIB - GIB - GIB // 4, abs=2)
+
+
+def test_weights_are_taken_from_the_share_of_the_engine_that_has_them() -> None:
+    large = replace(ENGINE, weight_bytes=30 * GIB)
+    assert pool_bytes(ENGINE, share=0.5, total=TOTAL, free=free_beside()) - pool_bytes(
+        large, share=0.5, total=TOTAL, free=free_beside() - 22 * GIB
+    ) == pytest.approx(22 * GIB, abs=2)
+
+
+def test_a_pool_fits_in_what_other_programs_leave() -> None:
+    free = 20 * GIB
+    size = pool_bytes(ENGINE, share=0.5, total=TOTAL, free=free)
+    assert size == pytest.approx(free - 0.05 * TOTAL - GIB - GIB // 4, abs=2)
+    assert pool_bytes(ENGINE, share=0.5, total=TOTAL, free=4 * GIB) < 0
+
+
+def test_what_decodes_gather_is_taken_from_the_pool() -> None:
+    free = free_beside()
+    alone = pool_bytes(ENGINE, share=1, total=TOTAL, free=free)
+    gathering = pool_bytes(replace(ENGINE, gathers=0.25), share=1, total=TOTAL, free=free)
+    assert gathering * 1.25 == pytest.approx(alone, abs=2)
 
 
 class RecordingBackend(BatchedStep):
@@ -51,3 +95,9 @@ def test_room_for_gathered_keys_is_kept_where_they_are_gathered(monkeypatch: pyt
     assert gathering == pytest.approx((0.9 * TOTAL - 2 * GIB) / (1 + 4 / 8), abs=2)
     mixed = models_on_a_gpu(monkeypatch, a=BatchedStep, b=RecordingBackend).default_kv_bytes(1024)
     assert mixed == pytest.approx((0.9 * TOTAL - 3 * GIB - recorded_bytes(200_000)) / (1 + 4 / 8), abs=2)
+
+
+def test_an_engine_without_room_for_a_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = models_on_a_gpu(monkeypatch, a=RecordingBackend)
+    with pytest.raises(ConfigError, match=r"cuda:0: nothing is left for KV in 1% of 80\.0 GiB"):
+        models.default_kv_bytes(1024, share=0.01)

@@ -20,7 +20,7 @@ from shoal.execute.heap import keep_freed_memory
 from shoal.execute.int8_model import int8_bytes, use_int8
 from shoal.execute.interface import ATTENTION_NAME, Forward, TransformersForward
 from shoal.execute.memory import free_memory_bytes
-from shoal.execute.memory_plan import CUDA_MEMORY_SHARE, GATHER_COPIES, recorded_bytes
+from shoal.execute.memory_plan import GATHER_COPIES, EngineMemory, pool_bytes, recorded_bytes
 from shoal.execute.paged import PagedStep
 from shoal.execute.precision import prefers_int8, resolve_dtype
 from shoal.execute.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
@@ -135,31 +135,37 @@ class ModelSet:
     def default_kv_bytes(self, max_batched_tokens: int = 2048, share: float = 1.0) -> int:
         """Memory for the KV pool if the user gives no size; share: of an engine beside others on the device.
 
-        On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA what is left of 90% of the
-        device after the weights, the measured peak of a step of ``max_batched_tokens``, recorded decodes,
-        and the copies of one layer's KV that a decode gathers.
+        On a CPU 2 GiB, or 40% of the available memory if that is less; then engines that start later get
+        less, as host memory is shared with all programs. On CUDA the engine's share of 90% of the device,
+        less its weights, the measured peak of a step of ``max_batched_tokens``, recorded decodes, and the
+        copies of one layer's KV that a decode gathers; and no more than is free.
         """
         if self.device.type != "cuda":
             return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
-        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
+        engine = self._engine_memory(max_batched_tokens)
         free, total = torch.cuda.mem_get_info(self.device)
-        left = free - peak - self._recorded_bytes() - int(total * (1 - CUDA_MEMORY_SHARE))
-        if left <= 0:
+        size = pool_bytes(engine, share=share, total=total, free=free)
+        if size <= 0:
+            weights, step = engine.weight_bytes / 2**30, engine.step_bytes / 2**30
             raise ConfigError(
-                f"{self.device}: {free / 2**30:.1f} GiB free after the weights leave nothing for KV beside a "
-                f"step's {peak / 2**30:.1f} GiB; lower scheduler.max_batched_tokens or serve fewer models"
+                f"{self.device}: nothing is left for KV in {share:.0%} of {total / 2**30:.1f} GiB, of which "
+                f"{free / 2**30:.1f} are free, beside {weights:.1f} GiB of weights and a step's {step:.1f}; "
+                "lower scheduler.max_batched_tokens or serve fewer models"
             )
-        return int(left * share / (1 + self._gathers()))
+        return size
 
-    def _recorded_bytes(self) -> int:
+    def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
+        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
+        # Decodes that can be recorded read keys and values where they lie, and no others do.
         recorded = [name for name, backend in self.backends.items() if backend.records_decodes]
         logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in recorded]
-        return recorded_bytes(max(logits)) if logits else 0
-
-    def _gathers(self) -> float:
-        """What decodes may gather, as a share of the pool; those that can be recorded gather nothing."""
-        gathering = [name for name, backend in self.backends.items() if not backend.records_decodes]
-        return max((GATHER_COPIES / len(self.kv_shapes[name].layers) for name in gathering), default=0.0)
+        layers = [len(shape.layers) for name, shape in self.kv_shapes.items() if name not in recorded]
+        return EngineMemory(
+            weight_bytes=self.weight_bytes,
+            step_bytes=peak,
+            recorded_bytes=recorded_bytes(max(logits)) if logits else 0,
+            gathers=GATHER_COPIES / min(layers) if layers else 0.0,
+        )
 
 
 def load_models(
