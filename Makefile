@@ -20,7 +20,7 @@ help:
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
 	@echo "make test-torch run the executor's tests without the native library"
 	@echo "make test-triton  run the GPU's kernels in Triton's interpreter and compile them; needs no GPU"
-	@echo "make test-slow  run the slow tests, and the property tests with all their examples"
+	@echo "make test-slow  run the slow tests, and the property tests with more examples"
 	@echo "make explore    search with new examples of the property tests, 20 minutes (EXPLORE_S=60)"
 	@echo "make test-clients  run other projects' clients against a server; installs them, gigabytes"
 	@echo "make lint       ruff and import-linter"
@@ -60,8 +60,8 @@ test-triton: $(TRITON_STAMP)
 	$(BIN)/python -m pytest -m "not slow" $(COMPILED)
 
 test-slow: $(TRITON_STAMP)
-	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
-	TRITON_INTERPRET=1 $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(INTERPRETED)
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=more
+	TRITON_INTERPRET=1 $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=more $(INTERPRETED)
 
 # What a round finds ends it. Its seed repeats the round: --hypothesis-seed=SEED
 explore: $(STAMP)

@@ -1,9 +1,10 @@
 """How many examples property tests try, and which.
 
 ``make test`` runs with the profile ``quick``, a fifth of the examples that each test names, and
-``make test-slow`` runs every property test again with ``full``. Both try the same examples every time, so
-that only a change can fail a check. ``make explore`` tries others at each call, with ``explore``; what it
-finds becomes an example of the test. None has deadlines: the machines that run them may be busy.
+``make test-slow`` runs every property test again with ``more``, half of them. Both try the same examples every
+time, so that only a change can fail a check. ``make explore`` searches: with ``explore`` it tries all, and
+others at each call; what it finds becomes an example of the test. None has deadlines: the machines that run
+them may be busy.
 """
 
 from hypothesis import settings
@@ -17,11 +18,11 @@ def register_profiles() -> None:
     # From the same parent everywhere: on a CI machine the current profile is Hypothesis's own for CI.
     parent = settings.get_profile("default")
     settings.register_profile(
-        "full", parent, deadline=None, print_blob=True, max_examples=FULL, derandomize=True, database=None
+        "explore", parent, deadline=None, print_blob=True, max_examples=FULL, derandomize=False, database=None
     )
-    full = settings.get_profile("full")
-    settings.register_profile("quick", full, max_examples=FULL // 5)
-    settings.register_profile("explore", full, derandomize=False)
+    explore = settings.get_profile("explore")
+    settings.register_profile("more", explore, max_examples=FULL // 2, derandomize=True)
+    settings.register_profile("quick", explore, max_examples=FULL // 5, derandomize=True)
     settings.load_profile("quick")
 
 

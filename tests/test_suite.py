@@ -37,20 +37,21 @@ def test_a_bundled_model_at_hand_is_used(tmp_path: Path) -> None:
 
 
 def test_only_exploring_tries_other_examples_each_time() -> None:
-    profiles = {name: settings.get_profile(name) for name in ("quick", "full", "explore")}
+    profiles = {name: settings.get_profile(name) for name in ("quick", "more", "explore")}
     assert {name: profile.derandomize for name, profile in profiles.items()} == {
         "quick": True,
-        "full": True,
+        "more": True,
         "explore": False,
     }
-    assert profiles["explore"].max_examples == profiles["full"].max_examples
 
 
-def test_property_tests_try_what_they_name_only_in_full_runs() -> None:
+def test_property_tests_try_all_that_they_name_only_when_exploring() -> None:
     chosen = settings.get_current_profile_name()
     try:
-        settings.load_profile("full")
+        settings.load_profile("explore")
         assert [examples(150), examples(3)] == [150, 3]
+        settings.load_profile("more")
+        assert [examples(150), examples(3)] == [75, 3]
         settings.load_profile("quick")
         assert [examples(150), examples(10), examples(3)] == [30, 5, 3]
     finally:
