@@ -53,6 +53,21 @@ def test_an_added_service_is_like_any_other(tmp_path):
     with_operator(test, tmp_path)
 
 
+def test_an_added_service_may_have_random_weights(tmp_path):
+    (tmp_path / "m.gguf").touch()
+
+    async def test(operator):
+        await operator.done(await operator.add(**NEW, weights="random", weights_seed=3))
+        [(service, *_)] = operator.cluster.administration.added
+        assert service.random_seed == 3
+        error = error_of(await operator.add(model="smollm2", name="x", weights_seed=3), 400)
+        assert error["param"] == "weights_seed"
+        error = error_of(await operator.add(model=str(tmp_path / "m.gguf"), weights="random"), 400)
+        assert "which the GGUF file" in error["message"]
+
+    with_operator(test, tmp_path)
+
+
 def test_the_document_names_the_present_services(tmp_path):
     async def test(operator):
         async def names(body):

@@ -61,6 +61,7 @@ def fill(module: Any, name: str, device: torch.device, seed: int) -> None:
         module.initialize_weights()
 
 
+@torch.no_grad()
 def weights_name(module: Any, seed: int) -> str:
     """Names random weights: equal where the weights are.
 

@@ -64,7 +64,7 @@ def fetch_service(service: Service, progress: Progress | None = None) -> Fetched
     if service.random_seed is not None and not has_tokenizer(folder):
         raise ModelUnsupported(
             f"service {service.name!r}: {folder} has no tokenizer files (tokenizer.json), which a server"
-            " needs also where weights are random; put those of a like model there"
+            " needs for random weights, too; put those of a like model there"
         )
     (known,) = with_sampling_defaults((service,), {service.name: folder})
     return FetchedService(known, folder)
