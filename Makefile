@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 # A worker that has run out of tests takes over some of another's: files and tests differ much in length.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 STAMP := $(VENV)/.installed
-TRITON_STAMP := $(VENV)/.installed-triton
 # What the native library is built from; the folders, because a file may also be removed.
 NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_backend/*.py) setup.py
 
@@ -45,23 +44,26 @@ test: $(STAMP)
 test-torch: $(STAMP)
 	SHOAL_NATIVE=off $(PYTEST) -m "not slow" tests/execute
 
-# 700 MB that only tests need: torch for CUDA requires the same version, and torch for CPUs none.
-$(TRITON_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt triton
+# Triton is 700 MB that torch for CUDA brings along, and that nothing needs on CPUs but tests of its kernels: so it
+# lies apart, where nothing else sees it. What it has compiled is kept until sources change.
+TRITON := .triton
+$(TRITON)/.installed: constraints.txt | $(STAMP)
+	rm -rf $(TRITON)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $< --target $(TRITON)/packages triton
 	@touch $@
 
-# A process either interprets kernels or compiles them; what was compiled before comes from the cache.
+# A process either interprets kernels or compiles them.
 INTERPRETED := $(addprefix tests/execute/test_execute_,triton.py decode_graphs.py strict_interpreter.py)
 COMPILED := tests/execute/test_execute_triton_compile.py
-test test-triton test-slow: export TRITON_CACHE_DIR := $(CURDIR)/.triton-cache
+WITH_TRITON := PYTHONPATH=$(CURDIR)/$(TRITON)/packages TRITON_CACHE_DIR=$(CURDIR)/$(TRITON)/cache
+test-triton: $(TRITON)/.installed
+	$(WITH_TRITON) TRITON_INTERPRET=1 $(PYTEST) -m "not slow" $(INTERPRETED)
+	$(WITH_TRITON) $(BIN)/python -m pytest -m "not slow" $(COMPILED)
 
-test-triton: $(TRITON_STAMP)
-	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" $(INTERPRETED)
-	$(BIN)/python -m pytest -m "not slow" $(COMPILED)
-
-test-slow: $(TRITON_STAMP)
+test-slow: $(TRITON)/.installed
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=more
-	TRITON_INTERPRET=1 $(PYTEST) -m "slow or hypothesis" --hypothesis-profile=more $(INTERPRETED)
+	$(WITH_TRITON) TRITON_INTERPRET=1 $(PYTEST) -m hypothesis --hypothesis-profile=more $(INTERPRETED)
+	$(WITH_TRITON) $(PYTEST) -m slow $(COMPILED)
 
 # What a round finds ends it. Its seed repeats the round: --hypothesis-seed=SEED
 explore: $(STAMP)
@@ -111,5 +113,5 @@ types: $(STAMP)
 check: lint types test test-torch test-triton test-slow
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .triton-cache
+	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) $(TRITON) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f src/shoal/native/libshoal.so src/shoal/native/build.json

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = needs_triton
 
 DTYPES = ["float32", "float16"] if DEVICE == "cpu" else list(TOLERANCE)
+"""The interpreter of Triton 3.7 multiplies the bits of bfloat16 as if they were integers."""
 PARTS = [1, 2, 3, 5, 8]
 """Into how many parts contexts are cut; so few take less time in the interpreter than what is chosen."""
 
