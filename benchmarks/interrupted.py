@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 INTERRUPTED = 130
 """The exit status of a program that Ctrl-C ended."""
@@ -24,7 +25,9 @@ def shown_at_end(show: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def printed_at_end(table: Table, width: int | None = None) -> Iterator[None]:
+def printed_at_end(table: "Table", width: int | None = None) -> Iterator[None]:
     """Print a table with the rows that it has by the end of the block, which may be Ctrl-C."""
+    from rich.console import Console  # what prints no such table does without
+
     with shown_at_end(lambda: Console(width=width).print(table)):
         yield
