@@ -1,6 +1,5 @@
 """Greedy float32 output of the executor equals `transformers`, for every supported kind of model."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +49,23 @@ def test_every_kind_in_a_poisoned_pool(
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gemma3"])
 @pytest.mark.parametrize("length", [64, 65, 200])
 def test_logits_behind_longer_prompts(
-    length: int, kind: str, attention: str, folders: dict[str, Path]
+    length: int, kind: str, attention: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token says less of what was computed than its logits."""
+    """A token says less of what was computed than its logits; also those of decodes, recorded or not."""
     scheduler = HandScheduler({kind: folders[kind]}, attention=attention)
-    prompt, model = make_prompt(length, seed=1), scheduler.models.models[kind]
-    seen = []
+    plain, seen = scheduler.executor._forward, []
 
     def forward(*arguments: Any) -> torch.Tensor:
-        seen.append(model.forward(*arguments).clone())
+        seen.append(plain(*arguments).clone())
         return seen[-1]
 
-    scheduler.models.models[kind] = replace(model, forward=forward)
-    scheduler.generate(kind, [prompt], 1)
+    monkeypatch.setattr(scheduler.executor, "_forward", forward)
+    prompt = make_prompt(length, seed=1)
+    [tokens] = scheduler.generate(kind, [prompt], 4)
     reference = AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32)
     with torch.inference_mode():
-        expected = reference(torch.tensor([prompt])).logits[0, -1]
-    torch.testing.assert_close(seen[-1][-1].cpu(), expected, rtol=0, atol=1e-4)
+        expected = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, length - 1 :]
+    torch.testing.assert_close(torch.cat(seen).cpu(), expected, rtol=0, atol=1e-4)
 
 
 def test_two_models_with_different_shapes_share_one_pool(
