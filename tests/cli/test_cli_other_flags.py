@@ -1,18 +1,21 @@
 """Flags of other servers: read where they mean the same, and told what to write where they do not."""
 
+import re
+
 import pytest
 import typer
 
 from shoal.cli.app import app, run
 from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
-from shoal.config.other_flags import ALIASES, HINTS, POSITIONAL, VALUES, VARIABLES
+from shoal.config.other_flags import ALIASES, HINTS, OWN_ALIASES, POSITIONAL, VALUES, VARIABLES, hint
 
 OURS = {
     f"--{'no-' if no else ''}{flag.name}": flag
     for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)
     for no in ((False, True) if flag.switch else (False,))
 }
-SERVE = typer.main.get_command(app).commands["serve"]
+COMMANDS = typer.main.get_command(app).commands
+SERVE = COMMANDS["serve"]
 VALUE = {
     "kv-memory": "1GiB", "order": "priority", "admin-key": "sk-a", "dtype": "float32", "max-model-len": "512",
     "chat-template": "{{ x }}", "weights": "random",
@@ -160,6 +163,74 @@ def test_values_and_what_comes_behind_two_dashes_are_no_flags(served, capsys):
     assert served[0][1].api_keys[0].key == "--max-num-seqs"
     assert run(["serve", "--", "smollm2", "--max-num-seqs"]) in (0, 2)
     assert "is not a flag of Shoal" not in capsys.readouterr().err
+
+
+def flags_of(command):
+    return {flag for parameter in COMMANDS[command].params for flag in parameter.opts}
+
+
+def tried(command, *arguments):
+    """What a command reads these arguments as, or what the error says."""
+    needed = ["--devices", "devices.yaml"] if command in ("plan", "place") else []
+    try:
+        return COMMANDS[command].make_context(command, [*needed, *arguments]).params
+    except UsageError as error:
+        return error.message
+
+
+UsageError = typer.BadParameter.__base__
+SIMULATIONS = ("simulate", "tune", "plan", "place")
+
+
+@pytest.mark.parametrize("command", SIMULATIONS)
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ("--max-num-seqs", "write --max-running N"),
+        ("--max_num_seqs=8", "write --max-running N"),
+        ("--max-prefill-tokens", "--max-batched-tokens N bounds a step"),
+        ("--async-scheduling", "write --depth 2"),
+        ("--schedule-policy", "write --order NAME"),
+        ("--num-scheduler-steps", "write --max-iterations N"),
+    ],
+)
+def test_commands_that_simulate_give_hints_too(command, other, says):
+    assert f"{other.partition('=')[0]} is not a flag of Shoal: " in (message := tried(command, other, "8"))
+    assert says in message
+
+
+@pytest.mark.parametrize("command", ["simulate", "tune"])
+@pytest.mark.parametrize(
+    ("other", "says"), [("--swap-space", "write --swap SIZE"), ("--mem-fraction-static", "write --kv-memory")]
+)
+def test_a_simulation_of_given_engines_has_the_hints_of_their_memory(command, other, says):
+    assert says in tried(command, other, "8")
+
+
+@pytest.mark.parametrize("other", OWN_ALIASES)
+def test_flags_that_servers_lack_are_read_where_a_command_has_them(other):
+    ours = OWN_ALIASES[other]
+    assert other in HINTS
+    commands = ("static",) if ours == "--max-batch" else ("simulate", "tune")
+    for command in commands:
+        assert tried(command, other, "3") == tried(command, f"{other}=3") == tried(command, ours, "3")
+        assert tried(command, other, "3") != tried(command)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_tells_to_write_a_flag_that_it_lacks(command):
+    flags = flags_of(command)
+    for other, says in HINTS.items():
+        if hint(other, flags) is not None:
+            assert set(re.findall(r"--[a-z-]+", says)) <= flags, other
+
+
+@pytest.mark.parametrize("command", SIMULATIONS)
+@pytest.mark.parametrize(
+    "other", ["--temperature", "--enable-sleep-mode", "--pp-size", "--n-gpu-layers", "--ssl-keyfile"]
+)
+def test_what_is_said_of_running_engines_is_not_said_of_simulated_ones(command, other):
+    assert tried(command, other, "1") == f"No such option: {other}"
 
 
 def test_other_commands_keep_their_own_flags():

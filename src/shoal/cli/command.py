@@ -9,9 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal.cli.help import PlainHelp
 from shoal.config import RENAMED_FLAGS
-from shoal.config.other_flags import ALIASES, HINTS, POSITIONAL, VALUES, plain_name
-
-_OF_ENGINES = "--threads"
+from shoal.config.other_flags import ALIASES, HINTS, OWN_ALIASES, POSITIONAL, VALUES, hint, plain_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,8 +70,11 @@ class Command(PlainHelp, TyperCommand):
         ours = ALIASES.get(plain)
         if ours in known or (ours == POSITIONAL and self._takes_models):
             return str(ours)
-        if plain in HINTS and _OF_ENGINES in known:
-            raise typer.BadParameter(f"{flag} is not a flag of Shoal: {HINTS[plain]}", ctx)
+        if OWN_ALIASES.get(plain) in known:
+            return OWN_ALIASES[plain]
+        instead = hint(plain, known)
+        if instead is not None:
+            raise typer.BadParameter(f"{flag} is not a flag of Shoal: {instead}", ctx)
         return plain if plain in known else flag
 
     @property

@@ -4,7 +4,8 @@ An alias has exactly the meaning of ours and is read as ours. Everything else is
 instead, or that there is nothing to write.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 
 POSITIONAL = ""
 """The alias of a flag whose value is written as a MODEL argument."""
@@ -32,6 +33,12 @@ ALIASES: Mapping[str, str] = {
     "--chat-template-file": "--chat-template",
 }
 """What a flag of another server is here; "--" is written with both."""
+OWN_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("--tensor-parallel-size", "-tp", "--tp-size"), "--tp"),
+    **dict.fromkeys(("--data-parallel-size", "-dp", "--dp", "--dp-size"), "--engines"),
+    **dict.fromkeys(("--max-num-seqs", "--max-running-requests"), "--max-batch"),
+}
+"""The same for flags of simulations and static batches, which a server lacks: there these get a hint."""
 VALUES: Mapping[str, Mapping[str, str]] = {
     "--dtype": {"half": "float16", "float": "float32"},
     "--weights": {"dummy": "random", "auto": "files", "safetensors": "files"},
@@ -47,7 +54,8 @@ _RUNNING = "write --max-running N, which counts the requests of all services tog
 _CHUNKS = "leave it out: prompts are always cut into chunks; --max-batched-tokens N bounds a step"
 _GRAPHS = "write --attention batched for an engine without CUDA graphs, or leave it out"
 _QUANTISED = (
-    "leave it out: the model's files say how they are quantised; --dtype int8 does it at load, on CPUs"
+    "leave it out: the model's files say how they are quantised; "
+    "--service NAME=MODEL,dtype=int8 does it at load, on CPUs"
 )
 _NO_CODE = "leave it out: no code from model folders is run, and a model that needs some is refused"
 _TOKENIZER = "leave it out: the tokenizer is the one in the model's folder"
@@ -172,7 +180,9 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("--mlock --no-mmap", "leave it out: weights are read into memory"),
 )
 HINTS: Mapping[str, str] = {name: hint for names, hint in _HINTS for name in names.split()}
-"""What to write instead of a flag of another server."""
+"""What to write instead of a flag of another server, in a command that runs engines."""
+_RUNS_ENGINES = "--threads"
+_OF_ENGINES = {"--service", "--device"}
 VARIABLES: Mapping[str, str] = {
     "VLLM_API_KEY": "SHOAL_API_KEY",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-memory",
@@ -192,3 +202,18 @@ VARIABLES: Mapping[str, str] = {
 def plain_name(flag: str) -> str:
     """A flag as the tables have it: other servers also read underscores."""
     return flag.replace("_", "-") if flag.startswith("--") else flag
+
+
+def hint(flag: str, flags: Container[str]) -> str | None:
+    """What to write instead of another server's ``flag`` in a command with these ``flags``.
+
+    None: nothing, as the command lacks what the hint names. What is said without a flag of ours, or by a
+    service or a device, holds only for commands that run engines: a simulation's are other ones.
+    """
+    text = HINTS.get(flag)
+    if text is None:
+        return None
+    named = set(re.findall(r"--[a-z-]+", text))
+    if not named or named & _OF_ENGINES:
+        named.add(_RUNS_ENGINES)
+    return text if all(name in flags for name in named) else None
