@@ -13,6 +13,8 @@ from hypothesis_profiles import examples
 from shoal.core import FinishReason, ServiceUnavailable
 from shoal.serve.bodies import ChatBody, CompletionBody
 
+REFUSED = {"type": "refusal", "refusal": "No."}
+THOUGHT = {"type": "thinking", "thinking": "Hm."}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -36,7 +38,9 @@ def error_of(response, status):
     [
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
-        ({"max_tokens": 5.0}, "max_tokens"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": 1e300}, "max_tokens"),
+        ({"stop_token_ids": [1, 1.5]}, "stop_token_ids.1"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
@@ -128,6 +132,9 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"messages": [{"role": "user", "content": "hi", "tool_call_id": "a"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "thought"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [REFUSED]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [THOUGHT]}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call"),
@@ -140,7 +147,7 @@ def test_wrong_completion_fields_are_named(fields, param):
         ({"tools": [tool("a", parameters={"type": "array"})]}, "tools"),
         ({"tools": [tool(f"a{i}") for i in range(129)]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [tool("a")], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [tool("a")], "tool_choice": "some"}, "tool_choice"),
         (
             {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
             "tool_choice",

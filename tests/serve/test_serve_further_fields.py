@@ -1,9 +1,16 @@
 """Echoed prompts, log-probabilities of prompts, token ids, biases and other fields of OpenAI and vLLM."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 from serve_builders import BOS, EOS, FIRST_BYTE, FakeEngine, chat, completion, events, post
+
+from shoal.serve.bodies import ChatBody, CompletionBody
+from shoal.serve.further_bodies import EmbeddingBody
+from shoal.serve.ollama_bodies import OllamaChatBody, Options
+from shoal.serve.stateless.body import ResponsesBody
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -165,3 +172,65 @@ def test_priority_reaches_an_engine_whose_order_looks_at_it():
     assert [request.priority for request in engine.submitted] == [-2, 0]
     refused = asyncio.run(post(COMPLETIONS, completion(priority=1)))
     assert "scheduler.order is priority" in refused.json()["error"]["message"]
+
+
+def submitted(path, body):
+    engine = FakeEngine()
+    ask(path, body, engine)
+    drawn = {} if "seed" in body else {"seed": 0}
+    return [(each.prompt, replace(each.sampling, **drawn), each.priority) for each in engine.submitted]
+
+
+@pytest.mark.parametrize(
+    ("path", "whole"),
+    [
+        (COMPLETIONS, completion(prompt=[BOS, 70], max_tokens=3, n=2, seed=7, top_k=5, temperature=1)),
+        (COMPLETIONS, completion(prompt=[[BOS, 70], [71]], logprobs=1, prompt_logprobs=0, min_tokens=1)),
+        (COMPLETIONS, completion(stop_token_ids=[80], allowed_token_ids=[70, 80], n_probs=0, priority=0)),
+        (COMPLETIONS, completion(prompt="abcdef", truncate_prompt_tokens=3)),
+        (CHAT, chat(max_completion_tokens=3, logprobs=True, top_logprobs=2, best_of=1)),
+        (CHAT, chat(max_new_tokens=3, repeat_penalty=2)),
+        ("/v1/responses", {"model": "chat", "input": "hi", "max_output_tokens": 4, "top_k": 5, "seed": 7}),
+        ("/v1/embeddings", {"model": "chat", "input": [BOS, 70], "truncate_prompt_tokens": -1}),
+    ],
+)
+def test_integers_may_be_written_with_a_point(path, whole):
+    def pointed(value):
+        if isinstance(value, list):
+            return [pointed(entry) for entry in value]
+        return float(value) if type(value) is int else value
+
+    body = {name: pointed(value) for name, value in whole.items()}
+    assert body == whole
+    assert str(body) != str(whole)
+    assert submitted(path, body) == submitted(path, whole)
+    for _, sampling, priority in submitted(path, body):
+        assert {type(sampling.max_tokens), type(sampling.seed), type(priority)} <= {int, type(None)}
+
+
+def test_token_ids_may_be_written_with_a_point():
+    body = {"model": "chat", "tokens": [FIRST_BYTE + 97.0]}
+    assert ask("/detokenize", body)["prompt"] == "a"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [ChatBody, CompletionBody, ResponsesBody, EmbeddingBody, OllamaChatBody, Options],
+    ids=lambda k: k.__name__,
+)
+def test_every_integer_of_the_schema_may_be_written_with_a_point(kind):
+    needed = {"model": "m", "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}
+    required = {name for name, field in kind.model_fields.items() if field.is_required()}
+    needed = {name: value for name, value in needed.items() if name in required}
+    found = 0
+    for name, described in kind.model_json_schema()["properties"].items():
+        branches = described.get("anyOf", [described])
+        if "number" in [branch.get("type") for branch in branches]:
+            continue
+        for value in [one.get("minimum", 1) for one in branches if one.get("type") == "integer"]:
+            read = [getattr(kind(**needed | {name: sent}), name) for sent in (value, float(value))]
+            assert [(type(one), one) for one in read] == [(type(read[0]), read[0])] * 2, name
+            found += 1
+            with pytest.raises(ValidationError, match="integer"):
+                kind(**needed | {name: 0.5})
+    assert found

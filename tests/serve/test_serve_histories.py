@@ -101,7 +101,41 @@ def test_arguments_may_be_an_object():
 
 def test_a_refusal_is_what_the_assistant_said():
     refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
-    assert prompt([ASKED, refused], KEYS) == "<user content=Weather?><assistant content=I cannot.>"
+    in_part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
+    for message in (refused, in_part):
+        assert prompt([ASKED, message], KEYS) == "<user content=Weather?><assistant content=I cannot.>"
+    by_item = {"model": "chat", "input": [ASKED, in_part], "temperature": 0}
+    assert prompt_of("/v1/responses", by_item, KEYS).endswith("<assistant content=I cannot.>")
+
+
+def test_parts_may_have_the_names_of_responses():
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}
+    said = {"type": "output_text", "text": "Rain.", "annotations": [], "logprobs": []}
+    answered = {"role": "assistant", "content": [said, {"type": "text", "text": "Or snow."}]}
+    shown = "<user content=Weather?><assistant content=Rain.\nOr snow.>"
+    assert prompt([asked, answered], KEYS) == shown
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        [{"type": "thinking", "thinking": "Hm.\nYes.", "signature": "x"}],
+        [{"type": "thinking", "thinking": "Hm."}, {"type": "thinking", "thinking": "Yes."}],
+        [{"type": "thinking", "thinking": [{"type": "text", "text": text} for text in ("Hm.", "Yes.")]}],
+    ],
+)
+def test_a_part_may_be_the_reasoning_of_an_earlier_turn(thoughts):
+    message = {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "Rain."}]}
+    shown = "<user content=Weather?><assistant content=Rain. reasoning_content={}>"
+    assert prompt([ASKED, message], KEYS) == shown.format("Hm.\nYes.")
+    # As with its other names, a field of the message goes before it.
+    assert prompt([ASKED, message | {"reasoning": "So."}], KEYS) == shown.format("So.")
+
+
+def test_reasoning_may_come_before_calls():
+    message = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]}
+    called = prompt([ASKED, message | {"tool_calls": [call("a")]}], KEYS)
+    assert called == "<user content=Weather?><assistant content= weather(a) reasoning_content=Hm.>"
 
 
 @pytest.mark.parametrize("content", [[], "", None, [{"type": "text", "text": ""}]])

@@ -289,6 +289,7 @@ def test_only_asked_calls_are_constrained():
     assert grammar_of(chat(messages=ASKED, tools=TOOLS, tool_choice="auto"), HERMES) is None
     assert grammar_of(chat(messages=ASKED, tools=TOOLS, tool_choice="none"), HERMES) is None
     required = grammar_of(chat(messages=ASKED, tools=TOOLS, tool_choice="required"), HERMES)
+    assert grammar_of(chat(messages=ASKED, tools=TOOLS, tool_choice="any"), HERMES) == required
     assert required.kind is GrammarKind.LARK
     assert "weather" in required.source
     assert "now" in required.source

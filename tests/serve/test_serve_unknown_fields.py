@@ -361,6 +361,9 @@ SHOWS = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ verbosit
         ({"reasoning": {"enabled": True, "max_tokens": 500}}, "True True  "),
         ({"reasoning": {"effort": "none"}}, "False False none "),
         ({"reasoning_effort": "none"}, "False False none "),
+        ({"reasoning_effort": "auto"}, "   "),
+        ({"reasoning_effort": "default", "thinking": {"type": "disabled"}}, "False False  "),
+        ({"reasoning": {"effort": "auto"}, "reasoning_effort": "low"}, "  low "),
         ({"reasoning_effort": "high", "thinking": {"type": "enabled"}}, "True True high "),
         ({"verbosity": "low"}, "   low"),
         (

@@ -1,6 +1,7 @@
 """Request bodies of the two generation endpoints, strictly typed.
 
-Nothing is coerced: a string is not a number, and ``true`` is not 1. A null is the same as a missing field.
+Nothing is coerced: a string is not a number, and ``true`` is not 1. But 1.0 is, as JSON has one type of
+numbers. A null is the same as a missing field.
 Fields that are accepted without any effect are in ``neutral``.
 """
 
@@ -16,8 +17,9 @@ from shoal.serve.field_names import GRAMMAR, errors_named
 from shoal.serve.foreign_fields import ForeignFields
 from shoal.serve.formats import StreamUsage
 from shoal.serve.further_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
-from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, Message, messages_for_template
+from shoal.serve.messages import MAX_MESSAGES, Message, messages_for_template
 from shoal.serve.neutral import NeutralChatFields, NeutralCompletionFields, StrictModel
+from shoal.serve.parts import MAX_PARTS
 from shoal.serve.structured import MAX_OPTIONS, StructuredFields
 from shoal.serve.tool_fields import TemplateFields, ToolFields
 
@@ -40,7 +42,7 @@ FORMS = FURTHER_FORMS | {
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} '
-    f"and has at most {MAX_PARTS}; "
+    f"and has at most {MAX_PARTS}; an assistant's may be of type refusal or thinking; "
     "images, audio and files are not supported",
     "role": "must be system, developer, user, assistant or tool",
     "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}',

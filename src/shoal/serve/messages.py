@@ -8,20 +8,10 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from shoal.serve.neutral import NeutralMessageFields, StrictModel
+from shoal.serve.parts import Parts, fits_role, text_of, thinking_of
 
 MAX_MESSAGES = 4096
-MAX_PARTS = 1024
 MAX_CALLS = 128
-
-
-class TextPart(StrictModel):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class EarlierFunction(StrictModel):
@@ -45,11 +35,6 @@ class EarlierCall(StrictModel):
 
 
 ToolCalls = Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)]
-
-
-def join_parts(content: str | list[TextPart] | None) -> str | None:
-    """The text of a content, a line for each part."""
-    return "\n".join(part.text for part in content) if isinstance(content, list) else content
 
 
 def _of(*roles: str) -> AfterValidator:
@@ -81,12 +66,13 @@ class Message(NeutralMessageFields):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        str | TextParts | None,
-        AfterValidator(join_parts),
+        str | Parts | None,
+        AfterValidator(fits_role),
         AfterValidator(_present),
         Field(validate_default=True),
     ] = None
-    """Parts are joined to one text, a line each. Only an assistant's and a tool's may be null."""
+    """Parts are joined to one text, a line each. Only an assistant's and a tool's may be null, and only an
+    assistant's have parts of type refusal and thinking; the latter are its reasoning."""
     tool_calls: Annotated[ToolCalls | None, _of("assistant")] = None
     """Calls of tools that the assistant made."""
     tool_call_id: Annotated[
@@ -106,13 +92,12 @@ class Message(NeutralMessageFields):
         """The message as chat templates expect it: "developer" becomes "system", arguments objects."""
         role = "system" if self.role == "developer" else self.role
         calls = [call_for_template(call.id, call.function) for call in self.tool_calls or ()]
-        # Joining has made a text of the content.
-        content = self.refusal if self.content is None else self.content
+        content = self.refusal if self.content is None else text_of(self.content)
         content = content if calls else content or ""
         fields = {
             "tool_calls": calls,
             "tool_call_id": self.tool_call_id,
-            "reasoning_content": self.reasoning_content or self.reasoning,
+            "reasoning_content": self.reasoning_content or self.reasoning or thinking_of(self.content),
             "name": self.name if self.role == "tool" else None,
         }
         return {"role": role, "content": content} | {name: value for name, value in fields.items() if value}

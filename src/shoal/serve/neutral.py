@@ -7,7 +7,7 @@ descriptions begin with "Not supported", and other values are rejected with this
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,7 @@ UNION_TAG = "union:"
 
 
 class StrictModel(BaseModel):
-    """Accepts only the declared fields, with exactly the declared types.
+    """Accepts only the declared fields, with exactly the declared types; 1.0 is an integer as well.
 
     Where the body of a request is read, unknown fields are ignored that can do no harm.
     """
@@ -53,7 +53,8 @@ class StrictModel(BaseModel):
         # Each unknown field would make an error of its own, and only one error is reported.
         if len(sent) > MAX_FIELDS:
             raise PydanticCustomError(TOO_MANY_FIELDS, f"{len(sent)} fields, at most {MAX_FIELDS} are read")
-        return info.context.known(cls, sent) if isinstance(info.context, Reading) else sent
+        fields = info.context.known(cls, sent) if isinstance(info.context, Reading) else sent
+        return fields | {name: whole(fields[name]) for name in cls.integer_names() & fields.keys()}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -64,6 +65,13 @@ class StrictModel(BaseModel):
         if not cls.limits_output:
             handler.resolve_ref_schema(schema).pop("additionalProperties", None)
         return schema
+
+    @classmethod
+    @cache
+    def integer_names(cls) -> frozenset[str]:
+        """Names of the fields that are integers, or lists of these."""
+        fields = cls.model_fields.items()
+        return frozenset(field.alias or name for name, field in fields if _has_integers(field.annotation))
 
     @classmethod
     @cache
@@ -99,6 +107,20 @@ class StrictModel(BaseModel):
             for name, description in described.items()
             if description.startswith("Not supported")
         }
+
+
+def whole(value: Any) -> Any:
+    """``value`` with integers for floats without a fraction, also in lists: JSON has one type for both."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    # Prompts are long lists of integers: they are looked through only where they have something else.
+    if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
+        return [whole(entry) for entry in value]
+    return value
+
+
+def _has_integers(annotation: Any) -> bool:
+    return annotation is int or any(map(_has_integers, get_args(annotation)))
 
 
 def _must_be_false(value: bool) -> bool:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from shoal.core import InvalidRequest
@@ -30,15 +30,9 @@ def _must_not_be_0(value: int) -> int:
     return value
 
 
-def _whole(value: Any) -> Any:
-    """An integer also where it is written as 40.0, as clients do whose options are all floats."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
 Empty = Annotated[str, Field(max_length=0)]
 Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
-ConfiguredNumber = Annotated[Whole | None, Field(description="Ignored: the configuration decides.")]
+ConfiguredNumber = Annotated[int | None, Field(description="Ignored: the configuration decides.")]
 ConfiguredSwitch = Annotated[bool | None, Field(description="Ignored: the configuration decides.")]
 Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
@@ -48,19 +42,19 @@ class SamplingOptions(StrictModel):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Whole | None = None
+    top_k: int | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: Whole | None = None
+    seed: int | None = None
     stop: str | Stops | None = None
 
 
 class Options(NeutralSamplers, SamplingOptions):
     """All options."""
 
-    num_predict: Annotated[Whole, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
     """Most output tokens; below 0: as many as fit."""
 
     num_ctx: ConfiguredNumber = None
@@ -74,7 +68,7 @@ class Options(NeutralSamplers, SamplingOptions):
     low_vram: ConfiguredSwitch = None
     use_mmap: ConfiguredSwitch = None
     use_mlock: ConfiguredSwitch = None
-    repeat_last_n: Whole | None = None
+    repeat_last_n: int | None = None
     """Ignored: the penalty looks at the whole text."""
 
 

@@ -13,7 +13,16 @@ from shoal.serve.tools.use import ToolUse
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Json = dict[str, Any]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "auto", "default"]
+Effort = Annotated[
+    ReasoningEffort | None, AfterValidator(lambda sent: None if sent in ("auto", "default") else sent)
+]
+"""How much to reason; auto and default: as the chat template has it, like null."""
+ChosenKind = Annotated[
+    Literal["none", "auto", "required", "any"],
+    AfterValidator(lambda sent: "required" if sent == "any" else sent),
+]
+"""Whether to call tools; any is Mistral's word for required."""
 
 REASONING_VARIABLES = ("enable_thinking", "thinking")
 """Variables by which chat templates are told whether the model is to reason: most know the first, DeepSeek's,
@@ -81,8 +90,8 @@ class ToolFields(StrictModel):
 
     tools: Tools | None = None
     """Functions that the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    """auto (the default): the model decides; required: it calls some tool; or the tool that it calls."""
+    tool_choice: ChosenKind | ChosenTool | None = None
+    """auto (the default): the model decides; required, any: it calls some tool; or the tool that it calls."""
     parallel_tool_calls: bool | None = None
     """Allow several calls in an answer that tool_choice asks calls of. Default true."""
     parse_tool_calls: NotFalse | None = None
@@ -116,7 +125,7 @@ class Thinking(StrictModel):
 class ReasoningSettings(StrictModel):
     """How to reason, as OpenRouter's clients say it; a budget is ignored."""
 
-    effort: ReasoningEffort | None = None
+    effort: Effort = None
     """As reasoning_effort."""
     enabled: bool | None = None
     """Whether to reason."""
@@ -137,8 +146,8 @@ class TemplateFields(StrictModel):
     """Variables of the chat template, for example enable_thinking."""
     documents: Annotated[list[Json], Field(max_length=MAX_FIELDS, fail_fast=True)] | None = None
     """Documents, for chat templates that show them."""
-    reasoning_effort: ReasoningEffort | None = None
-    """For the chat template; none: without reasoning."""
+    reasoning_effort: Effort = None
+    """For the chat template; none: without reasoning; auto, default: as it has it."""
     include_reasoning: bool | None = None
     """Return the reasoning that the model marks. Default true."""
     thinking: Thinking | None = None

@@ -24,10 +24,11 @@ from shoal.serve.neutral import EmptyDict, Ignored, NotTrue, StrictModel
 from shoal.serve.stateless.items import InputItems, to_messages
 from shoal.serve.tool_fields import (
     MAX_TOOLS,
+    ChosenKind,
+    Effort,
     FunctionDefinition,
     FunctionName,
     Json,
-    ReasoningEffort,
     TemplateFields,
     tool_for_template,
 )
@@ -100,7 +101,7 @@ class TextOptions(StrictModel):
 class ReasoningOptions(StrictModel):
     """How to reason."""
 
-    effort: ReasoningEffort | None = None
+    effort: Effort = None
     """For the chat template; none also sets its enable_thinking to false."""
     summary: Literal["auto", "concise", "detailed"] | None = None
     """Ignored: reasoning is given in full."""
@@ -141,7 +142,7 @@ class ResponsesBody(ForeignFields, ServiceBody):
     """A system message that goes before the input."""
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    tool_choice: ChosenKind | ChosenFunction | None = None
     """As in chats, but the name is at the top."""
     parallel_tool_calls: bool | None = None
     """As in chats."""

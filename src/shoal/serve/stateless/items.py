@@ -5,32 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from shoal.serve.messages import MAX_MESSAGES, MAX_PARTS, EarlierFunction, call_for_template, name_results
+from shoal.serve.messages import MAX_MESSAGES, EarlierFunction, call_for_template, name_results
 from shoal.serve.neutral import UNION_TAG, StrictModel
+from shoal.serve.parts import MAX_PARTS, SaidParts, TextPart, fits_role, text_of
 
 Status = Literal["in_progress", "completed", "incomplete"]
-IgnoredList = Annotated[list[Any], Field(max_length=MAX_PARTS)]
-
-
-class TextContent(StrictModel):
-    """A part of a message: text of the client, or of an earlier response."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: IgnoredList | None = None
-    """Ignored."""
-    logprobs: IgnoredList | None = None
-    """Ignored."""
-    parsed: Any = None
-    """Ignored: clients add it."""
-
-
-def _join(content: str | list[TextContent]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
 Text = Annotated[
-    str | Annotated[list[TextContent], Field(max_length=MAX_PARTS, fail_fast=True)], AfterValidator(_join)
+    str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)], AfterValidator(text_of)
 ]
 
 
@@ -48,7 +29,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+    content: Annotated[str | SaidParts, AfterValidator(fits_role), AfterValidator(text_of)]
     phase: str | None = None
     """Ignored."""
 
