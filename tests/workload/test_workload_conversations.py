@@ -41,6 +41,24 @@ def test_sharegpt_without_a_tokenizer_counts_characters_and_says_so(tmp_path: Pa
     assert [row.client for row in trace.rows] == ["x", "x"]
 
 
+@pytest.mark.parametrize("turns", ["conversations", "conversation", "messages"])
+def test_turns_may_have_the_keys_of_openai(turns: str, tmp_path: Path) -> None:
+    renamed = {
+        "from": "role",
+        "value": "content",
+        "conversations": turns,
+        "human": "user",
+        "gpt": "assistant",
+    }
+    text = build.SHAREGPT
+    for name, other in renamed.items():
+        text = text.replace(f'"{name}"', f'"{other}"')
+    expected = load_trace(build.write(tmp_path, build.SHAREGPT))
+    found = load_trace(build.write(tmp_path, text))
+    assert '"from"' not in text
+    assert (found.rows, found.skipped) == (expected.rows, expected.skipped)
+
+
 def test_sharegpt_with_a_tokenizer(tmp_path: Path) -> None:
     trace = load_trace(build.write(tmp_path, build.SHAREGPT), count_tokens=len)
     assert build.lengths(trace.rows) == [(40, 80), (122, 8)]

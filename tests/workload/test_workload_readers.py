@@ -118,6 +118,24 @@ def test_neither_is_read_as_the_other_on_demand(tmp_path: Path) -> None:
         load_trace(build.write(tmp_path, build.MOONCAKE), "bailian")
 
 
+BLOCKS = '"timestamp": 61.1, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]'
+NO_ANSWER = '"timestamp": 61.1, "input_length": 40, "output_length": 0'
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f'{{"parent_chat_id": 3, {BLOCKS}}}', 'an object like {"chat_id": 159,'),
+        (f"{{{BLOCKS}}}", "need 'chat_id'"),
+        (f"{{{NO_ANSWER}}}", "need 'chat_id'"),
+    ],
+)
+def test_what_looks_like_bailian_and_lacks_chats_is_told_so(line: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_trace(build.write(tmp_path, line))
+    assert expected in str(error.value).partition("; expected ")[2]
+
+
 def test_bailian_without_a_parent_or_an_answer(tmp_path: Path) -> None:
     lines = [
         '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 1, "input_length": 5, "output_length": 6}',

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.workload.hashed_lines import CHAT, HashedLines
+from shoal.workload.hashed_lines import CHAT, PARENT, HashedLines
 from shoal.workload.lines import ReadOptions
 from shoal.workload.rows import TraceRow
 
@@ -26,7 +26,7 @@ def read_bailian(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """
     begins: dict[str, str] = {}
     for record, row in _LINES.read(path):
-        chat, parent = str(record[CHAT]), str(record.get("parent_chat_id"))
+        chat, parent = str(record[CHAT]), str(record.get(PARENT))
         begin = chat if parent in _NO_PARENT else begins.get(parent, parent)
         begins[chat] = begin
         yield replace(row, client=begin, request_id=chat) if row.output_tokens else None

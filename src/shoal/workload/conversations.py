@@ -5,7 +5,7 @@ prompt of the answer before, and its hashes say so.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ CHARACTERS_PER_TOKEN = 4
 HASH_TOKENS = 16
 LARGEST_CONVERSATION = 10**7
 """Most tokens of a conversation: every request has a hash for each ``HASH_TOKENS`` of its prompt."""
+_LISTS = ("conversations", "conversation", "messages")
+_ROLES, _TEXTS = ("from", "role"), ("value", "content")
+_TURN, _OPENAI_TURN = '{"from": "human", "value": "Hello"}', '{"role": "user", "content": "Hello"}'
 _ANSWERING = {"gpt", "assistant", "model", "chatgpt", "bing", "bard"}
 
 
@@ -64,22 +67,32 @@ def read_turns(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
 
 
 def read_sharegpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """A JSON list of ``{"id": ..., "conversations": [{"from": "human", "value": text}, ...]}``."""
+    """A JSON list of ``{"id": ..., "conversations": [{"from": "human", "value": text}, ...]}``.
+
+    Turns may also have OpenAI's keys ``role`` and ``content``, and their list may be called ``conversation``
+    or ``messages``.
+    """
     count_tokens = options.count_tokens or tokens_by_characters
     for number, (line, record) in enumerate(_elements(path)):
-        turns = record.get("conversations") if isinstance(record, dict) else None
+        turns = _first_of(record, _LISTS)
         if not isinstance(turns, list):
             raise line_error(path, line, "no list 'conversations'", '{"conversations": [...]}')
         conversation = _Conversation(str(record.get("id", number)), number)
         for turn in turns:
-            role, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
+            role, text = (_first_of(turn, names) for names in (_ROLES, _TEXTS))
             if not isinstance(role, str) or not isinstance(text, str):
-                raise line_error(path, line, "a turn without texts", '{"from": "human", "value": "Hello"}')
+                raise line_error(path, line, "a turn without texts", f"{_TURN}, or {_OPENAI_TURN}")
             length = count_tokens(text)
             if conversation.tokens + length > LARGEST_CONVERSATION:
                 wrong = f"a conversation of more than {LARGEST_CONVERSATION} tokens"
                 raise line_error(path, line, wrong, "shorter ones")
             yield from conversation.turn(role, length)
+
+
+def _first_of(record: object, names: Iterable[str]) -> Any:
+    """The first of the named members that an object has; None: it has none, or there is no object."""
+    members = record if isinstance(record, dict) else {}
+    return next((members[name] for name in names if name in members), None)
 
 
 def tokens_by_characters(text: str) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 from shoal.workload.lines import get_member, json_lines, line_error, parse_float, parse_int
 from shoal.workload.rows import LARGEST_S, TraceRow
 
-CHAT = "chat_id"
-"""The member of Bailian's lines that Mooncake's do not have."""
+CHAT, PARENT = "chat_id", "parent_chat_id"
+"""Members of Bailian's lines that Mooncake's do not have; all of its lines have the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class HashedLines:
     """Whether every line has CHAT, or none; it is what tells the formats apart."""
     least_output: int = 1
     """0 where the trace also has requests without an answer."""
+    others: str = ""
+    """What errors say of numbers that only the other format has."""
 
     def read(self, path: Path) -> Iterator[tuple[dict[str, Any], TraceRow]]:
         """Members and request of every line; ``hash_ids`` may be missing."""
@@ -39,8 +41,11 @@ class HashedLines:
                 raise line_error(path, line, wrong, f"an object like {self.like}")
             prompt, output = (
                 parse_int(get_member(record, name, path, line, self.like), name, path, line, least)
-                for name, least in (("input_length", 1), ("output_length", self.least_output))
+                for name, least in (("input_length", 1), ("output_length", 0))
             )
+            if output < self.least_output:
+                expected = f"at least {self.least_output}{self.others}"
+                raise line_error(path, line, f"output_length is '{output}'", expected)
             arrival = self._arrival(get_member(record, "timestamp", path, line, self.like), path, line)
             hashes = self._hashes(record.get("hash_ids", []), prompt, path, line)
             yield record, TraceRow(arrival, prompt, output, hashes=hashes, hash_tokens=self.hash_tokens)
@@ -59,5 +64,5 @@ class HashedLines:
         if any(type(number) is not int for number in value):
             raise line_error(path, line, "hash_ids has something else than numbers", expected)
         if len(value) > most:
-            raise line_error(path, line, f"{len(value)} hash_ids", expected)
+            raise line_error(path, line, f"{len(value)} hash_ids", expected + self.others)
         return tuple(value)

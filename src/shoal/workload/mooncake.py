@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.core import ConfigError
-from shoal.workload.hashed_lines import HashedLines
+from shoal.workload.hashed_lines import CHAT, HashedLines
 from shoal.workload.lines import ReadOptions
 from shoal.workload.prefixes import block_hashes
 from shoal.workload.rows import MOONCAKE_BLOCK, TraceRow
 
 _LIKE = '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}'
-_LINES = HashedLines(ns_per_unit=10**6, hash_tokens=MOONCAKE_BLOCK, like=_LIKE)
+_BAILIAN = f"; lines of Bailian's traces (seconds, blocks of 16 tokens, answers of 0) need {CHAT!r}"
+_LINES = HashedLines(ns_per_unit=10**6, hash_tokens=MOONCAKE_BLOCK, like=_LIKE, others=_BAILIAN)
 
 
 def read_mooncake(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:

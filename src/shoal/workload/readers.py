@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.core import ConfigError
 from shoal.workload import azure, bailian, burstgpt, functions
 from shoal.workload.conversations import CHARACTERS_PER_TOKEN, TURN_COLUMNS, read_sharegpt, read_turns
-from shoal.workload.hashed_lines import CHAT
+from shoal.workload.hashed_lines import CHAT, PARENT
 from shoal.workload.length_tables import (
     ARRIVALS,
     arrival_column,
@@ -56,7 +56,9 @@ FORMATS: Mapping[str, TraceFormat] = {
     "maf-invocations": TraceFormat(
         "CSV app,func,end_timestamp,duration", functions.read_invocations, sized=False
     ),
-    "sharegpt": TraceFormat("JSON list of conversations with from and value", read_sharegpt, timed=False),
+    "sharegpt": TraceFormat(
+        "JSON list of conversations with from and value, or role and content", read_sharegpt, timed=False
+    ),
     "turns": TraceFormat("CSV conv,turn,role,tokens", read_turns, timed=False),
     "timed-lengths": TraceFormat("CSV prompt_tokens,output_tokens,arrival_s, or Vidur's", read_timed_lengths),
     "lengths": TraceFormat("CSV prompt_tokens,output_tokens", read_lengths, timed=False),
@@ -183,7 +185,7 @@ def _by_members(head: str) -> str | None:
 
 
 def _hashed(members: Container[str]) -> str:
-    return "bailian" if CHAT in members else "mooncake"
+    return "bailian" if CHAT in members or PARENT in members else "mooncake"
 
 
 def _by_columns(path: Path, header: list[str]) -> str | None:
