@@ -136,6 +136,31 @@ def test_an_unloaded_service_is_wanted_by_no_engine_until_a_request_comes(caplog
         play(scenario, blocks=640)
 
 
+def test_a_call_tells_how_long_it_waited_until_its_service_was_loaded():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        now_ns = asyncio.get_running_loop().now_ns
+        await add(router, "new")
+        await router.administration.unload_service("new")
+        for process in backend.processes.values():
+            process.core.fake_services.loading.clear()
+        began_ns = now_ns()
+        first = await router.submit("new", PROMPT, greedy())
+        await asyncio.sleep(3)
+        between_ns = now_ns() - began_ns
+        second = await router.submit("new", PROMPT, greedy())
+        await asyncio.sleep(1)
+        for process in backend.processes.values():
+            process.core.fake_services.loading.set()
+        assert await tokens_of(first) == await tokens_of(second) == expected(PROMPT)
+        assert 4e9 < first.load_ns < now_ns() - began_ns
+        assert second.load_ns == first.load_ns - between_ns
+        third = await router.submit("new", PROMPT, greedy())
+        assert await tokens_of(third) == expected(PROMPT)
+        assert third.load_ns == 0
+
+    play(scenario, blocks=640)
+
+
 def test_a_service_is_kept_as_long_as_is_said_meanwhile():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         change = router.administration

@@ -137,6 +137,8 @@ class FakeEngine:
     """How many requests have reached ``pause_at``."""
     waking: set[str] = field(default_factory=set)
     """Services that are being loaded."""
+    load_ns: int = 0
+    """How long requests say that they waited for that."""
     submitted: list[Request] = field(default_factory=list)
     takes_priorities: bool = False
     cancelled: list[str] = field(default_factory=list)
@@ -221,6 +223,7 @@ class FakeEngine:
         )
         self.submitted += requests
         stream = Stream(f"request-{len(self.submitted)}", len(prompt), lambda: self._abandon(task, requests))
+        stream.load_ns = self.load_ns
         task = asyncio.create_task(self._run(stream, requests, sampling))
         self.tasks.add(task)
         task.add_done_callback(lambda task: self._done(task, sampling.n))

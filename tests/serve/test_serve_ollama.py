@@ -56,6 +56,19 @@ def test_a_chat(model):
     check_end(answer, prompt=8, output=9)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_tell_how_long_the_model_was_loaded_for_them(stream):
+    for path, body in (
+        ("chat", chat()),
+        ("generate", generate()),
+        ("embed", {"model": "base", "input": "a"}),
+    ):
+        for load_ns in (0, 7):
+            answer = ask("POST", f"/api/{path}", body | {"stream": stream}, FakeEngine(load_ns=load_ns))
+            last = json.loads(answer.text.splitlines()[-1])
+            assert last["load_duration"] == load_ns, path
+
+
 def embed(**fields):
     return ask("POST", "/api/embed", {"model": "base"} | fields)
 

@@ -47,6 +47,8 @@ class Call:
         """Readers of the choices that have not ended, by number."""
         self.engine: str | None = None
         """The engine that computes it; None: it waits for one."""
+        self.waits_for_load_ns: int | None = None
+        """Since when it waits until its service is loaded; None: it does not."""
         self.attempt = 0
         """How often it was sent to an engine."""
         self.progressed = True

@@ -76,6 +76,9 @@ class Calls:
         """A call is with an engine from now on. moves: it goes there with its KV."""
         self._forget(call)
         call.engine, call.attempt = engine, attempt
+        if call.waits_for_load_ns is not None:
+            call.stream.load_ns = self._clock() - call.waits_for_load_ns
+            call.waits_for_load_ns = None
         for choice, reader in call.unfinished.items():
             self._readers[call.wire_id(choice)] = call, reader
         call.progressed = attempt == 1

@@ -268,6 +268,8 @@ class Router:
                 _moves_kv(sampling),
             )
         )
+        if call.engine is None and self.wakes(call.service):
+            call.waits_for_load_ns = self._clock()
         return call
 
     def _prefix(self, request: Request) -> tuple[int, ...]:

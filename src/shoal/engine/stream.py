@@ -27,6 +27,8 @@ class Stream(AsyncIterator[Delta]):
     def __init__(self, call_id: str, prompt_tokens: int, close: Callable[[], None]) -> None:
         self.id = call_id
         self.prompt_tokens = prompt_tokens
+        self.load_ns = 0
+        """How long the call waited until its service was loaded; 0: it was."""
         self._close = close
         # By choice, in the order in which they came to wait; lists of deltas to be joined.
         self._unread: dict[int, deque[list[Delta]]] = {}

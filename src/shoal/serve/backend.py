@@ -20,6 +20,10 @@ from shoal.models.tokenizer_messages import Encoded, Tokenized
 class DeltaStream(Protocol):
     """The deltas of all choices of one prompt; deltas that were not read yet may be joined."""
 
+    @property
+    def load_ns(self) -> int:
+        """How long the prompt waited until its service was loaded; 0: it was."""
+
     def __aiter__(self) -> AsyncIterator[Delta]:
         """The stream itself."""
 

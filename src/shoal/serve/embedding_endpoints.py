@@ -96,6 +96,7 @@ class EmbeddingResponse(GenerationResponse):
             async with submit_request(self._backend, some, self._metrics) as generation:
                 self._exchange.count_tokens(generation.usage().prompt_tokens, 0)
                 outputs += await collect(generation)
+                self._exchange.load_ns += generation.load_ns
         count = sum(map(len, prompts))
         usage = Usage(count, 0, count, PromptTokensDetails(0))
         await self._send_body(send, await to_thread.run_sync(self._format.full, outputs, usage))

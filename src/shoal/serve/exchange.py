@@ -36,6 +36,8 @@ class Exchange:
     """Of all choices."""
     queue_s: float | None = None
     """From arrival to the first admission of the first choice that began."""
+    load_ns: int = 0
+    """How long it waited until its service was loaded; 0: it was."""
     first_token_s: float | None = None
     """From arrival to its first token."""
     status: int = _CLIENT_LEFT

@@ -161,6 +161,11 @@ class Generation:
         first = min(begun, key=lambda choice: choice.first_token_ns)
         return first.queue_ns / 1e9, (first.first_token_ns - self.request.arrival_ns) / 1e9
 
+    @property
+    def load_ns(self) -> int:
+        """How long it waited until its service was loaded; 0: it was."""
+        return max(stream.load_ns for stream in self.streams)
+
     def choice_usage(self, index: int) -> Usage:
         """Token counts of one choice so far, with its prompt."""
         prompt_number = index // self.request.sampling.n

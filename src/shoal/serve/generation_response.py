@@ -184,6 +184,7 @@ class GenerationResponse(Response):
 
     def _note_times(self, generation: Generation) -> None:
         self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()
+        self._exchange.load_ns = generation.load_ns
 
     async def _start_stream(self, send: Send) -> None:
         await self._start(send, [(b"content-type", self._framing.media_type), *_STREAM_HEADERS])

@@ -146,7 +146,11 @@ class OllamaEndpoints:
             await self._load(body.model, kept_s)
             return _json({"model": body.model, "embeddings": []})
         return await self._embed(
-            request, body, kept_s, arrival_ns, lambda _: OllamaEmbeddings(body.model, arrival_ns)
+            request,
+            body,
+            kept_s,
+            arrival_ns,
+            lambda _: OllamaEmbeddings(body.model, exchange_of(request.scope)),
         )
 
     async def embeddings(self, request: Request) -> Response:

@@ -43,7 +43,7 @@ class Translation:
         return self.line(message, done=True) | {
             "done_reason": "stop" if reason == "tool_calls" else reason,
             "total_duration": total_ns,
-            "load_duration": 0,
+            "load_duration": exchange.load_ns,
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": max(0, first_ns - round((exchange.queue_s or 0) * 1e9)),
             "eval_count": usage.completion_tokens,
@@ -112,9 +112,9 @@ class OllamaEmbedding:
 class OllamaEmbeddings(OllamaEmbedding):
     """Embeddings of several texts."""
 
-    def __init__(self, model: str, arrival_ns: int) -> None:
+    def __init__(self, model: str, exchange: Exchange) -> None:
         self._model = model
-        self._arrival_ns = arrival_ns
+        self._exchange = exchange
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """A vector for each text, with counts and durations."""
@@ -122,8 +122,8 @@ class OllamaEmbeddings(OllamaEmbedding):
             {
                 "model": self._model,
                 "embeddings": self._vectors(outputs),
-                "total_duration": time.monotonic_ns() - self._arrival_ns,
-                "load_duration": 0,
+                "total_duration": time.monotonic_ns() - self._exchange.arrival_ns,
+                "load_duration": self._exchange.load_ns,
                 "prompt_eval_count": usage.prompt_tokens,
             }
         )
