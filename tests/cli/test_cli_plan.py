@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from shoal.plan.confidence import Interval
 from shoal.plan.demand import build_demand
 from shoal.plan.goals import Wanted, read_goals
 from shoal.serve.options import ServerOptions
+from small_searches import small_searches
 
 runner = CliRunner()
 CATALOGUE = """\
@@ -29,7 +32,7 @@ devices:
   - {name: a100-80, price: 1.8, most: 2}
   - {name: l40s, price: 0.9, most: 2}
 """
-WORKLOAD = ["--workload", "sharegpt", "--rate", "6", "--requests", "400", "--trials", "1"]
+WORKLOAD = ["--workload", "sharegpt", "--rate", "6", "--requests", "60", "--trials", "1"]
 
 
 def plan(folder: Path, goals: str, *flags: str) -> tuple[int, str]:
@@ -40,25 +43,48 @@ def plan(folder: Path, goals: str, *flags: str) -> tuple[int, str]:
     return done.exit_code, done.output if done.exception is None else done.output + str(done.exception)
 
 
-def test_the_plan_reads_back_as_a_server_with_its_devices(tmp_path: Path) -> None:
-    out, found = tmp_path / "shoal.yaml", tmp_path / "plan.json"
-    code, shown = plan(tmp_path, "slo.ttft=1s", "--out", str(out), "--json", str(found))
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    with small_searches():
+        yield
+
+
+class Planned(NamedTuple):
+    """What the command came to."""
+
+    shown: str
+    """Its output, with single spaces."""
+    out: Path
+    """What it wrote for a server."""
+    found: Path
+    """Its figures."""
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    folder = tmp_path_factory.mktemp("planned")
+    out, found = folder / "shoal.yaml", folder / "plan.json"
+    code, shown = plan(folder, "slo.ttft=1s", "--out", str(out), "--json", str(found))
     assert code == 0, shown
-    assert "Plan: 1 l40s" in shown
-    config = load_config(ServerOptions, file=out)
+    return Planned(" ".join(shown.split()), out, found)
+
+
+def test_the_plan_reads_back_as_a_server_with_its_devices(planned: Planned) -> None:
+    assert "Plan: 1 l40s" in planned.shown
+    config = load_config(ServerOptions, file=planned.out)
     assert [service.name for service in config.services] == ["chat"]
     assert len(config.devices) == 1
     assert config.services[0].slo.ttft_s == 1
-    assert json.loads(found.read_text())["remarks"] == []
+    assert json.loads(planned.found.read_text())["remarks"] == []
 
 
-def test_what_a_scenario_says_of_its_engines_is_named_as_not_heeded(tmp_path: Path) -> None:
+def test_what_a_scenario_says_of_its_engines_is_named_as_not_heeded(planned: Planned, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("engines: 3\nlatency: {roofline: {device: v100}}\n")
     code, shown = plan(tmp_path, "slo.ttft=1s", "--config", str(scenario))
     assert code == 0, shown
     assert "latency, engines: the plan says how many engines" in " ".join(shown.split())
-    assert "not heeded" not in plan(tmp_path, "slo.ttft=1s")[1]
+    assert "not heeded" not in planned.shown
 
 
 def test_what_is_said_against_a_plan_is_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +97,10 @@ def test_what_is_said_against_a_plan_is_in_its_files(tmp_path: Path, monkeypatch
     assert json.loads(found.read_text())["remarks"] == ["Not confirmed: 80%"]
 
 
-def test_a_model_known_by_its_shape_alone_is_remarked_upon(tmp_path: Path) -> None:
-    out = tmp_path / "shoal.yaml"
-    code, shown = plan(tmp_path, "slo.ttft=1s", "--out", str(out))
-    assert code == 0, shown
-    assert "a server does not find llama-3.1-8b" in " ".join(shown.split())
-    assert out.read_text().startswith("# a server does not find llama-3.1-8b")
-    assert "kv_memory" in out.read_text()
+def test_a_model_known_by_its_shape_alone_is_remarked_upon(planned: Planned) -> None:
+    assert "a server does not find llama-3.1-8b" in planned.shown
+    assert planned.out.read_text().startswith("# a server does not find llama-3.1-8b")
+    assert "kv_memory" in planned.out.read_text()
 
 
 def test_what_no_server_takes_is_refused_before_the_search(tmp_path: Path) -> None:
@@ -138,7 +161,7 @@ def test_a_plan_that_later_requests_do_not_confirm_says_so(tmp_path: Path) -> No
 
 def _scenario(folder: Path) -> Path:
     (folder / "devices.yaml").write_text(CATALOGUE)
-    workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 400}\n"
+    workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 60}\n"
     (folder / "scenario.yaml").write_text(f"services: [{{name: chat, model: llama-3.1-8b}}]\n{workload}")
     return folder / "scenario.yaml"
 
@@ -148,7 +171,7 @@ def test_one_model_in_two_dtypes_is_in_memory_twice(tmp_path: Path) -> None:
     services = (
         "{name: a, model: llama-3.1-8b, dtype: float16}, {name: b, model: llama-3.1-8b, dtype: float32}"
     )
-    workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 400}\n"
+    workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 60}\n"
     (tmp_path / "scenario.yaml").write_text(f"services: [{services}]\n{workload}")
     scenario = load_scenario(file=tmp_path / "scenario.yaml")
     demand = build_demand(scenario, load_catalogue(tmp_path / "devices.yaml"), read_goals("ttft=1s"))
@@ -217,7 +240,7 @@ def interrupt(folder: Path, arguments: list[str], until: str) -> tuple[str, str]
 def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
     (tmp_path / "devices.yaml").write_text(CATALOGUE.replace("most: 2", "most: 4"))
     goals = ["--service", "chat=llama-3.1-8b,slo.ttft=1s,slo.tpot=60ms"]
-    workload = ["--workload", "sharegpt", "--rate", "30", "--requests", "2000", "--json", "plan.json"]
+    workload = ["--workload", "sharegpt", "--rate", "30", "--requests", "400", "--json", "plan.json"]
     line, output = interrupt(
         tmp_path, ["plan", "--devices", "devices.yaml", *goals, *workload], "of the goals met"
     )
@@ -231,13 +254,13 @@ def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_shows_and_writes_the_rounds_of_a_search(tmp_path: Path) -> None:
-    scenario = ["--model", "llama-3.1-8b", "--device", "a100-80", "--workload", "sharegpt", "--rate", "8"]
-    search = ["--requests", "4000", "--trials", "9", "--json", "tuned.json", "--out", "scheduler.yaml"]
-    _, output = interrupt(tmp_path, ["tune", *scenario, *search], "3 schedulers on")
+    scenario = ["--model", "llama-3.1-8b", "--device", "a100-80", "--workload", "azure-code", "--rate", "8"]
+    search = ["--requests", "4000", "--trials", "4", "--json", "tuned.json", "--out", "scheduler.yaml"]
+    _, output = interrupt(tmp_path, ["tune", *scenario, *search], "schedulers on 600 requests")
     assert "Stopped before the best was compared" in output
     told = json.loads((tmp_path / "tuned.json").read_text())
     assert told["stopped"] is True
     assert told["best"] is None
-    assert [len(each["schedulers"]) for each in told["rounds"]] == [9]
+    assert [len(each["schedulers"]) for each in told["rounds"]] == [4]
     assert told["rounds"][0]["losses"] == sorted(told["rounds"][0]["losses"])
     assert not (tmp_path / "scheduler.yaml").exists()
