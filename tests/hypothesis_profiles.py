@@ -1,10 +1,10 @@
 """How many examples property tests try, and which.
 
 ``make test`` runs with the profile ``quick``, a fifth of the examples that each test names, and
-``make test-slow`` runs every property test again with ``more``, half of them. Both try the same examples every
-time, so that only a change can fail a check. ``make explore`` searches: with ``explore`` it tries all, and
-others at each call; what it finds becomes an example of the test. None has deadlines: the machines that run
-them may be busy.
+``make test-slow`` runs every property test again with ``more``, half of them. Both try the same examples
+every time, so that only a change can fail a check. ``make explore`` searches: with ``explore`` it tries all,
+and others at each call; what it finds becomes an example of the test. None has deadlines: the machines that
+run them may be busy.
 """
 
 from hypothesis import settings
