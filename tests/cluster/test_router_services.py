@@ -53,6 +53,50 @@ def test_a_service_comes_and_goes_and_wakes_up():
     play(scenario, blocks=640)
 
 
+@pytest.mark.parametrize("engines", [1, 2])
+def test_the_requests_of_a_service_that_is_removed_survive_the_death_of_their_engine(engines):
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await add(router, "new")
+        running = [await router.submit("new", PROMPT, greedy()) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        removing = asyncio.create_task(router.administration.remove_service("new"))
+        await asyncio.sleep(0.1)
+        backend.die(backend.processes["0"], "killed by signal 9 (SIGKILL)")
+        for stream in running:
+            assert await tokens_of(stream) == expected(PROMPT)
+        await removing
+        assert set(router.services) == set(router.info.services) == {"a"}
+        # Nothing is left of it, and its name can be used again.
+        backend.die(backend.processes["0"], "killed by signal 9 (SIGKILL)")
+        assert await tokens_of(await router.submit("a", PROMPT, greedy())) == expected(PROMPT)
+        assert all("new" not in process.core._scheduler.services for process in backend.processes.values())
+        await add(router, "new")
+        assert await tokens_of(await router.submit("new", PROMPT, greedy())) == expected(PROMPT)
+
+    play(scenario, blocks=640, engines=engines)
+
+
+def test_a_service_whose_engine_dies_is_unloaded_only_when_its_requests_have_ended():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await add(router, "new")
+        running = await router.submit("new", PROMPT, greedy())
+        await asyncio.sleep(0.3)
+        unloading = asyncio.create_task(router.administration.unload_service("new"))
+        await reaches(router, "new", ServiceState.DRAINING)
+        backend.die(backend.processes["0"], "killed by signal 9 (SIGKILL)")
+        while router.engines[0].state is not EngineState.WAITING:
+            await asyncio.sleep(0.001)
+        while not running.ended:
+            assert router.services["new"].state is ServiceState.DRAINING
+            assert not unloading.done()
+            await asyncio.sleep(0.05)
+        assert await tokens_of(running) == expected(PROMPT)
+        await unloading
+        assert router.services["new"].state is ServiceState.UNLOADED
+
+    play(scenario, blocks=640, engines=1)
+
+
 def test_a_request_that_comes_before_a_service_is_unloaded_keeps_it_and_that_is_told():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         running = await router.submit("a", PROMPT, greedy())

@@ -89,6 +89,7 @@ class Administration:
         while name in self._manager.services:
             await asyncio.sleep(_POLL_S)
         del self._decoders[name]
+        self._catalog.forget(name)
 
     async def load_service(self, name: str) -> None:
         """Load a service where it is placed; raises ConfigError if there is none, or it cannot be loaded."""

@@ -33,6 +33,7 @@ class Catalog:
         """By name."""
         self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
         """What clients can check requests against."""
+        self._leaving: dict[str, Service] = {}  # an engine that dies with their requests loads them again
         self._engines = engines
         self._folders = dict(folders)
         self._builder = builder
@@ -47,10 +48,15 @@ class Catalog:
         self._folders[service.name] = folder
 
     def remove(self, name: str) -> None:
-        """Take no further requests of a service."""
-        del self.services[name]
+        """Take no further requests of a service, until it is forgotten."""
+        self._leaving[name] = self.services.pop(name)
         self._limits.pop(name, None)
         self.refresh()
+
+    def forget(self, name: str) -> None:
+        """Forget a service that was removed."""
+        del self._leaving[name]
+        self._folders.pop(name, None)
 
     def folder(self, service: str) -> Path:
         """Where its model lies."""
@@ -58,7 +64,8 @@ class Catalog:
 
     def config(self, plan: EnginePlan, services: Sequence[str]) -> EngineConfig:
         """What an engine's process is started with, to have some services."""
-        known = tuple(self.services[name] for name in services if name in self.services)
+        all_services = self.services | self._leaving
+        known = tuple(all_services[name] for name in services if name in all_services)
         return EngineConfig(
             options=replace(plan.options, services=known),
             folders={

@@ -41,6 +41,11 @@ class _Service:
     error: str | None = None
     """Why an engine could not load it last."""
 
+    @property
+    def over(self) -> bool:
+        """Whether no engine is to load it again, even one that died with its requests."""
+        return self.removed and not self.unfinished
+
 
 class Residency:
     """Loads and unloads services on running engines.
@@ -176,7 +181,7 @@ class Residency:
     def starts_with(self, engine: Engine) -> tuple[str, ...]:
         """What an engine that is started is to load: what is wanted or has requests still, which went on when
         an engine ended; or all, since it needs something."""
-        placed = [name for name in engine.residences if not self._services[name].removed]
+        placed = [name for name in engine.residences if not self._services[name].over]
         wanted = [name for name in placed if self._services[name].wanted or self._services[name].unfinished]
         sound = [name for name in wanted if engine.residences[name] is not Residence.FAILED]
         return tuple(sound or wanted or placed)
@@ -198,7 +203,7 @@ class Residency:
     def stopped(self, engine: Engine) -> None:
         """An engine's process ended."""
         for name, residence in list(engine.residences.items()):
-            if self._services[name].removed:
+            if self._services[name].over:
                 del engine.residences[name]
             elif residence is not Residence.FAILED:
                 engine.residences[name] = Residence.ABSENT
@@ -219,8 +224,7 @@ class Residency:
         """Forget services that were removed and that no engine has any more."""
         engines = list(engines)
         for name, known in list(self._services.items()):
-            gone = known.removed and not known.unfinished
-            if gone and not any(name in engine.residences for engine in engines):
+            if known.over and not any(name in engine.residences for engine in engines):
                 del self._services[name]
 
     def state(self, service: str, engines: Iterable[Engine]) -> tuple[ServiceState, str | None]:
@@ -230,7 +234,8 @@ class Residency:
             return ServiceState.UNLOADED, None
         placed = [engine for engine in engines if service in engine.residences]
         residences = {engine.residences[service] for engine in placed}
-        if not known.wanted and residences & {Residence.LOADED, Residence.UNLOADING}:
+        leaves = bool(residences & {Residence.LOADED, Residence.UNLOADING}) or known.unfinished > 0
+        if not known.wanted and leaves:
             return ServiceState.DRAINING, known.error
         if any(engine.serves(service) and engine.takes_requests for engine in placed):
             return ServiceState.READY, known.error
@@ -265,7 +270,7 @@ class Residency:
             if residence is None:
                 continue
             if engine.state not in (EngineState.READY, EngineState.DRAINING) or not engine.runs:
-                if known.removed:
+                if known.over:
                     del engine.residences[service]
             elif known.wanted and residence is Residence.ABSENT:
                 engine.residences[service] = Residence.LOADING
