@@ -223,16 +223,16 @@ def _answer(
 
 
 def _check_books(engine: Engine) -> None:
-    for pool in _pools(engine):
-        pool.check_integrity()
+    tables = None
     if not engine._in_flight:
         services = engine._scheduler._services
-        engine._pool.check_integrity(
-            {
-                name: [request.block_ids for request in state.running.requests]
-                for name, state in services.items()
-            }
-        )
+        tables = {
+            name: [request.block_ids for request in state.running.requests]
+            for name, state in services.items()
+        }
+    engine._pool.check_integrity(tables)
+    for pool in _pools(engine)[1:]:
+        pool.check_integrity()
 
 
 def _pools(engine: Engine) -> list[BlockPool]:

@@ -7,7 +7,7 @@ from shoal.kvcache.compaction import choose_emptied, choose_targets, live_blocks
 from shoal.kvcache.layout import PoolLayout, ServiceLayout
 from shoal.kvcache.prefix import PrefixIndex
 from shoal.kvcache.service_blocks import ServiceBlocks, check_service_blocks
-from shoal.kvcache.store import DtypeLog, require
+from shoal.kvcache.store import DtypeLog, IntegrityError
 
 
 class MergedStore:
@@ -37,7 +37,8 @@ class MergedStore:
             if name not in layout.services:
                 for block in list(self._indexes[number].cached):
                     self._evict_block(number, block)
-                require(not held[name].num_merged, f"{name} is to go, but holds merged blocks")
+                if held[name].num_merged:
+                    raise IntegrityError(f"{name} is to go, but holds merged blocks")
         self._owned = [
             held.get(name) or _holding_nothing(view, index)
             for (name, view), index in zip(layout.services.items(), indexes, strict=True)
@@ -279,19 +280,19 @@ class MergedStore:
 
     def check(self, live: Sequence[Sequence[int]]) -> None:
         """Compare the state with each service's live blocks; raises IntegrityError."""
-        require(
-            len(set(self._free_merged)) == len(self._free_merged),
-            "a merged block is twice among the free ones",
-        )
         owners = dict.fromkeys(self._free_merged, "nobody")
+        if len(owners) != len(self._free_merged):
+            raise IntegrityError("a merged block is twice among the free ones")
         for name, owned, index, blocks in zip(
             self._layout.services, self._owned, self._indexes, live, strict=True
         ):
             for merged in check_service_blocks(name, owned, blocks, list(index.cached.items())):
                 other = owners.setdefault(merged, name)
-                require(other == name, f"merged block {merged} belongs to {name} and to {other}")
+                if other != name:
+                    raise IntegrityError(f"merged block {merged} belongs to {name} and to {other}")
         known = set(range(self._layout.merged_blocks))
-        require(owners.keys() == known, f"merged blocks {known ^ owners.keys()} are lost or unknown")
+        if owners.keys() != known:
+            raise IntegrityError(f"merged blocks {owners.keys() ^ known} are lost or unknown")
         self._check_overlap(live)
 
     def _check_overlap(self, live: Sequence[Sequence[int]]) -> None:
@@ -304,13 +305,13 @@ class MergedStore:
                 extents.append((start, start + size, view.service, block))
         extents.sort()
         for left, right in pairwise(extents):
-            require(left[1] <= right[0], f"blocks {left[2:]} and {right[2:]} overlap in bytes")
-        if extents:
-            require(extents[0][0] >= 0, "a block starts before the buffer")
-            require(
-                max(extent[1] for extent in extents) <= self._layout.total_bytes,
-                "a block ends behind the buffer",
-            )
+            if left[1] > right[0]:
+                raise IntegrityError(f"blocks {left[2:]} and {right[2:]} overlap in bytes")
+        # Without overlaps the last to begin is the last to end.
+        if extents and extents[0][0] < 0:
+            raise IntegrityError("a block starts before the buffer")
+        if extents and extents[-1][1] > self._layout.total_bytes:
+            raise IntegrityError("a block ends behind the buffer")
 
 
 def _holding_nothing(view: ServiceLayout, index: PrefixIndex) -> ServiceBlocks:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 
 from shoal.kvcache.compaction import Move
 from shoal.kvcache.extension import can_stay
@@ -9,7 +10,7 @@ from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.merged import MergedStore
 from shoal.kvcache.prefix import PrefixIndex
 from shoal.kvcache.split import SplitStore, Units
-from shoal.kvcache.store import BlockStore, IntegrityError, require
+from shoal.kvcache.store import BlockStore, IntegrityError
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 
@@ -89,7 +90,8 @@ class BlockPool:
         stays = can_stay(old, layout)
         kept = {name: state for name, state in self._services.items() if stays and name in layout.services}
         for name, state in self._services.items():
-            require(name in kept or not state.num_live, f"{name} has live blocks, but is to give up its own")
+            if name not in kept and state.num_live:
+                raise IntegrityError(f"{name} has live blocks, but is to give up its own")
         self.layout, self.capacity = layout, layout.merged_blocks
         if stays:
             merged.change_services(layout, self._list_services(kept))
@@ -194,7 +196,8 @@ class BlockPool:
         """
         ref_counts = self._services[service].ref_counts
         for block in blocks:
-            require(ref_counts[block] > 0, f"{service}: block {block} is shared but has no reference")
+            if ref_counts[block] <= 0:
+                raise IntegrityError(f"{service}: block {block} is shared but has no reference")
         for block in blocks:
             ref_counts[block] += 1
 
@@ -319,24 +322,24 @@ class BlockPool:
             if tables is not None:
                 expected = Counter(block for table in tables.get(name, ()) for block in table)
                 actual = {block: count for block, count in enumerate(ref_counts) if count}
-                require(actual == expected, f"{name}: references are {actual}, the tables say {expected}")
-            require(min(ref_counts, default=0) >= 0, f"{name}: a reference count is negative")
-            live.append([block for block, count in enumerate(ref_counts) if count])
-            require(
-                state.num_live == len(live[-1]), f"{name}: {len(live[-1])} live blocks, not {state.num_live}"
-            )
+                if actual != expected:
+                    raise IntegrityError(f"{name}: references are {actual}, the tables say {expected}")
+            if min(ref_counts, default=0) < 0:
+                raise IntegrityError(f"{name}: a reference count is negative")
+            live.append(list(compress(range(len(ref_counts)), ref_counts)))
+            if state.num_live != len(live[-1]):
+                raise IntegrityError(f"{name}: {len(live[-1])} live blocks, not {state.num_live}")
             self._check_index(state)
         self._store.check(live)
 
     def _check_index(self, state: _ServiceState) -> None:
         index = state.index
         inverse = {block: block_hash for block_hash, block in index.block_of.items()}
-        require(inverse == index.hash_of, f"{state.name}: hashes and published blocks do not match")
+        if inverse != index.hash_of:
+            raise IntegrityError(f"{state.name}: hashes and published blocks do not match")
         cached = {block for block in index.hash_of if state.ref_counts[block] == 0}
-        require(
-            cached == index.cached.keys(),
-            f"{state.name}: cached blocks are {set(index.cached)}, not {cached}",
-        )
+        if cached != index.cached.keys():
+            raise IntegrityError(f"{state.name}: cached blocks are {set(index.cached)}, not {cached}")
         ticks = list(index.cached.values())
-        ordered = ticks == sorted(set(ticks)) and (not ticks or ticks[-1] <= self._tick)
-        require(ordered, f"{state.name}: cached blocks are not in the order of their last use")
+        if ticks != sorted(set(ticks)) or (ticks and ticks[-1] > self._tick):
+            raise IntegrityError(f"{state.name}: cached blocks are not in the order of their last use")

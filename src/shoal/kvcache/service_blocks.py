@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.kvcache.store import require
+from shoal.kvcache.store import IntegrityError
 
 
 @dataclass(slots=True)
@@ -95,25 +95,25 @@ def check_service_blocks(
     per_merged = owned.blocks_per_merged
     free_blocks = [block for blocks in owned.free_slots.values() for block in blocks]
     all_blocks = [*live, *free_blocks, *(block for block, _ in cached)]
-    require(len(set(all_blocks)) == len(all_blocks), f"{name}: a block is in two states at once")
-    size = Counter(block // per_merged for block in all_blocks)
-    short = {merged: count for merged, count in size.items() if count != per_merged}
-    require(not short, f"{name}: merged blocks whose sub-blocks do not add up to {per_merged}: {short}")
-    require(owned.num_merged == len(size), f"{name}: holds {len(size)} merged blocks, not {owned.num_merged}")
-    require(
-        owned.num_free_slots == len(free_blocks),
-        f"{name}: {len(free_blocks)} free blocks, not {owned.num_free_slots}",
-    )
+    if len(set(all_blocks)) != len(all_blocks):
+        raise IntegrityError(f"{name}: a block is in two states at once")
+    size = Counter([block // per_merged for block in all_blocks])
+    if short := {merged: count for merged, count in size.items() if count != per_merged}:
+        raise IntegrityError(f"{name}: merged blocks whose sub-blocks do not add up to {per_merged}: {short}")
+    if owned.num_merged != len(size):
+        raise IntegrityError(f"{name}: holds {len(size)} merged blocks, not {owned.num_merged}")
+    if owned.num_free_slots != len(free_blocks):
+        raise IntegrityError(f"{name}: {len(free_blocks)} free blocks, not {owned.num_free_slots}")
     for merged, blocks in owned.free_slots.items():
-        merged_of_blocks = {block // per_merged for block in blocks}
-        require(
-            merged_of_blocks == {merged}, f"{name}: free blocks {blocks} are not in merged block {merged}"
-        )
+        if {block // per_merged for block in blocks} != {merged}:
+            raise IntegrityError(f"{name}: free blocks {blocks} are not in merged block {merged}")
     by_num_free = {merged: count for count, group in owned.by_num_free.items() for merged in group}
-    counted = {merged: len(blocks) for merged, blocks in owned.free_slots.items()}
-    require(by_num_free == counted, f"{name}: merged blocks are kept under a wrong number of free blocks")
-    require(all(owned.by_num_free.values()), f"{name}: an empty group of merged blocks was kept")
-    return _check_cached(name, owned, live, cached, size)
+    if by_num_free != {merged: len(blocks) for merged, blocks in owned.free_slots.items()}:
+        raise IntegrityError(f"{name}: merged blocks are kept under a wrong number of free blocks")
+    if not all(owned.by_num_free.values()):
+        raise IntegrityError(f"{name}: an empty group of merged blocks was kept")
+    _check_cached(name, owned, live, cached, size.keys())
+    return size.keys()
 
 
 def _check_cached(
@@ -121,32 +121,31 @@ def _check_cached(
     owned: ServiceBlocks,
     live: Sequence[int],
     cached: Sequence[tuple[int, int]],
-    size: Counter[int],
-) -> Collection[int]:
-    """Check what is derived from the cached blocks; ``size`` has all merged blocks in use."""
+    used: Collection[int],
+) -> None:
+    """Check what is derived from the cached blocks; ``used`` has all merged blocks in use."""
     per_merged = owned.blocks_per_merged
-    num_cached = Counter(block // per_merged for block, _ in cached)
+    num_cached: dict[int, int] = {}
     last_used: dict[int, int] = {}
     for block, tick in cached:
-        last_used[block // per_merged] = max(tick, last_used.get(block // per_merged, tick))
-    expected = (num_cached, last_used.keys()) if per_merged > 1 else ({}, set())
-    require(
-        owned.num_cached == expected[0],
-        f"{name}: cached blocks by merged block are {num_cached}, not {owned.num_cached}",
-    )
-    require(
-        owned.last_used.keys() == expected[1], f"{name}: last uses are {last_used}, not {owned.last_used}"
-    )
-    in_use = {block // per_merged for block in live}
-    require(in_use | num_cached.keys() == size.keys(), f"{name}: holds a merged block without content")
-    evictable = {merged: last_used[merged] for merged in size.keys() - in_use}
-    require(
-        owned.evictable == evictable,
-        f"{name}: evictable merged blocks are {evictable}, not {owned.evictable}",
-    )
-    listed = {(tick, merged) for merged, tick in evictable.items()} <= set(owned.lru_heap)
-    require(
-        listed if per_merged > 1 else not owned.lru_heap,
-        f"{name}: an evictable merged block cannot be found by its last use",
-    )
-    return size.keys()
+        merged = block // per_merged
+        num_cached[merged] = num_cached.get(merged, 0) + 1
+        last_used[merged] = max(tick, last_used.get(merged, tick))
+    if owned.num_cached != (num_cached if per_merged > 1 else {}):
+        raise IntegrityError(
+            f"{name}: cached blocks by merged block are {num_cached}, not {owned.num_cached}"
+        )
+    if set(owned.last_used) != (set(last_used) if per_merged > 1 else set()):
+        raise IntegrityError(f"{name}: last uses are {last_used}, not {owned.last_used}")
+    live_merged = {block // per_merged for block in live}
+    unused = {merged: tick for merged, tick in last_used.items() if merged not in live_merged}
+    if len(live_merged) + len(unused) != len(used):
+        raise IntegrityError(f"{name}: holds a merged block without content")
+    if owned.evictable != unused:
+        raise IntegrityError(f"{name}: evictable merged blocks are {unused}, not {owned.evictable}")
+    if per_merged == 1:
+        listed = not owned.lru_heap
+    else:
+        listed = {(tick, merged) for merged, tick in unused.items()} <= set(owned.lru_heap)
+    if not listed:
+        raise IntegrityError(f"{name}: an evictable merged block cannot be found by its last use")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.prefix import PrefixIndex
-from shoal.kvcache.store import DtypeLog, require
+from shoal.kvcache.store import DtypeLog, IntegrityError
 
 Units = npt.NDArray[np.int32]
 
@@ -140,8 +140,12 @@ class SplitStore:
         ):
             used = [*blocks, *index.cached]
             all_rows = sorted([*used, *free_rows])
-            require(all_rows == list(range(len(table))), f"{name}: a block is lost or in two states at once")
+            if all_rows != list(range(len(table))):
+                raise IntegrityError(f"{name}: a block is lost or in two states at once")
             if used:
                 np.add.at(num_owners, table[used], 1)
         wrong = np.flatnonzero(num_owners != 1).tolist()
-        require(not wrong, f"units {wrong} are lost or belong to two blocks, which would overlap in bytes")
+        if wrong:
+            raise IntegrityError(
+                f"units {wrong} are lost or belong to two blocks, which would overlap in bytes"
+            )

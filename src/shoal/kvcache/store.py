@@ -8,12 +8,6 @@ class IntegrityError(AssertionError):
     """The pool's state contradicts itself, or a caller freed or shared a block without a reference."""
 
 
-def require(holds: bool, problem: str) -> None:
-    """Raise IntegrityError with ``problem`` unless ``holds``."""
-    if not holds:
-        raise IntegrityError(problem)
-
-
 class BlockStore(Protocol):
     """Owner of the pool's memory: which merged blocks or units belong to which service's blocks.
 

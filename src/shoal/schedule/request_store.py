@@ -3,7 +3,6 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
 from shoal.core import BlockCopy, FinishReason, TokenEvent, TokenLogprobs
 from shoal.kvcache import BlockPool, Move
@@ -332,7 +331,7 @@ class RequestStore:
                 swapped=sum(bool(request.swapped_blocks) for request in state.waiting)
                 if self._host is not None
                 else 0,
-                **asdict(self._counters[name]),
+                **self._counters[name].totals(),
             )
             for name, state in self.services.items()
         }

@@ -1,7 +1,7 @@
 """Counts of what a scheduler did."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shoal.forecast import Accuracy, Traffic
 
@@ -32,6 +32,10 @@ class Counters:
     """Ended requests with a gap between two tokens beyond ``scheduler.max_token_gap``."""
     failed_steps: int = 0
     """Steps that the executor could not complete."""
+
+    def totals(self) -> dict[str, int]:
+        """All of them by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Counters)}
 
 
 @dataclass(slots=True, kw_only=True)
