@@ -1,0 +1,98 @@
+"""Parts for `benchmarks/gpu_check.py` in which something goes wrong."""
+
+import os
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+SOURCES = {
+    "fine": """
+def run(cases):
+    cases.run("one", lambda: {"ms": 1.5, "of": cases.device}, line="{ms:.1f} ms")
+""",
+    "raises": """
+def run(cases):
+    cases.run("wrong", lambda: 1 / 0)
+    cases.run("right", lambda: {"ms": 2.0}, line="right anyway")
+""",
+    "no_cases": """
+def run(cases):
+    raise OSError("no room")
+""",
+    # Its processes write down which cases they run.
+    "dies": """
+import os, signal
+from pathlib import Path
+
+def note(name, dies=False):
+    with Path("noted").open("a") as file:
+        file.write(name + "\\n")
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def run(cases):
+    cases.run("before", lambda: note("before"))
+    cases.run("deadly", lambda: note("deadly", dies=True))
+    cases.run("after", lambda: note("after"))
+""",
+    # It has told of a case, and has a child that would go on for long.
+    "hangs": """
+import subprocess, threading
+from pathlib import Path
+
+def hang():
+    child = subprocess.Popen(["sleep", "1000"])
+    Path("child.partial").write_text(str(child.pid))
+    Path("child.partial").rename("child")
+    threading.Event().wait()
+
+def run(cases):
+    cases.run("quick", lambda: {"ms": 3.0}, line="{ms:.0f} ms")
+    cases.run("endless", hang)
+""",
+    "not_here": """
+from gpu_check_cases import LeftOut
+
+def run(cases):
+    def measure():
+        raise LeftOut("too small a device")
+    cases.run("large", measure)
+""",
+    "short_of_time": """
+def run(cases):
+    cases.run("long", lambda: None, seconds=1e9)
+    cases.run("short", lambda: {"ms": 4.0})
+""",
+    "imports": """
+import a_tiny_package
+
+def run(cases):
+    cases.run("one", lambda: {"value": a_tiny_package.VALUE}, line="{value}")
+""",
+}
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {benchmarks!r})
+from gpu_check import main
+from gpu_check_parts import Part
+PARTS = [{parts}]
+sys.exit(main(sys.argv[1:], PARTS))
+"""
+
+
+def write_check(folder: Path, *names: str, seconds: float = 100, needs: tuple[str, ...] = ()) -> list[str]:
+    """A command that runs parts by these names, in ``folder``; its arguments are to follow."""
+    for name in names:
+        (folder / f"part_{name}.py").write_text(SOURCES[name])
+    parts = ", ".join(f"Part({n!r}, 'what is {n}', 'part_{n}', {seconds}, {needs!r})" for n in names)
+    script = folder / "check.py"
+    script.write_text(SCRIPT.format(benchmarks=str(BENCHMARKS), parts=parts))
+    return [sys.executable, str(script), "--cpu"]
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """In which parts are found in ``folder``."""
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
