@@ -113,9 +113,15 @@ def test_elsewhere():
 """
 
 
-def test_tests_that_fail_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs do not know that a run of pytest starts them."""
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("outside")
+def test_tests_that_fail_are_named(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)
     cases = Cases(tmp_path / "records", "cpu", tiny=True, ends_s=float("inf"))
@@ -128,6 +134,7 @@ def test_tests_that_fail_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert told[2]["line"] == "1 passed, 1 failed, 1 skipped"
 
 
+@pytest.mark.usefixtures("outside")
 def test_tests_that_cannot_be_read_are_no_success(tmp_path: Path) -> None:
     file = tmp_path / "test_broken.py"
     file.write_text("import a_package_that_is_not_there\n")
