@@ -22,7 +22,8 @@ class Decodes:
 
     lengths: tokens of each row's sequence. gap: elements of NaN behind the query, key and value of each head,
     and behind those of each token. unused: at least so many elements lie between the first entry of the pool
-    and the others; they are 0, and on a CPU take no memory.
+    and the others; they are 0, and on a CPU take no memory. turned: the elements of new rows lie apart, and
+    their heads side by side.
     """
 
     lengths: Sequence[int]
@@ -38,6 +39,7 @@ class Decodes:
     dtype: str = "float32"
     gap: int = 0
     unused: int = 0
+    turned: bool = False
     seed: int = 0
     device: str = DEVICE
     query: torch.Tensor = field(init=False)
@@ -66,6 +68,8 @@ class Decodes:
     def _rows(self, generator: torch.Generator, heads: int, dim: int) -> torch.Tensor:
         """Numbers of each row. Memory ends with the last, as the pool does: who reads on reads too far."""
         shape, strides = (len(self.lengths), heads, dim), self._strides((heads,), dim)
+        if self.turned:
+            strides = (heads * dim, 1, heads)
         rows = self._poisoned(_extent(shape, strides)).as_strided(shape, strides)
         return rows.copy_(self._random(generator, *shape))
 

@@ -62,7 +62,7 @@ decodes = st.builds(
     lengths=st.lists(
         st.sampled_from([0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200]), min_size=1, max_size=4
     ),
-    group=st.integers(1, 8),
+    group=st.sampled_from([*range(1, 9), 20]),
     kv_heads=st.integers(1, 3),
     key_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
     value_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
@@ -73,6 +73,7 @@ decodes = st.builds(
     scaling=st.sampled_from([None, 0.3]),
     dtype=st.sampled_from(DTYPES),
     gap=st.sampled_from([0, 1, 8]),
+    turned=st.sampled_from([False, False, True]),
     seed=st.integers(0, 3),
 )
 

@@ -65,9 +65,10 @@ def attend_decodes(
         window or 0,
         query.stride(0),
         query.stride(1),
-        *kv.keys.stride()[:2],
+        kv.keys.stride(0),  # and of values, which lie in the same entries
+        kv.keys.stride(1),
         kv.key_head,
-        *kv.values.stride()[:2],
+        kv.values.stride(1),
         kv.value_head,
         *tables.stride()[:2],
         kv.first_entry,
@@ -162,10 +163,9 @@ def _attend_part(  # type: ignore[no-untyped-def]
     window,
     query_row,
     query_head,
-    key_entry,
+    entry_stride,
     key_token,
     key_head,
-    value_entry,
     value_token,
     value_head,
     table_row,
@@ -211,7 +211,7 @@ def _attend_part(  # type: ignore[no-untyped-def]
         entry = tl.load(table + (at // block_size) * table_block, mask=there, other=0).to(tl.int64)
         token = at % block_size
         k = tl.load(
-            keys + (entry * key_entry + token * key_token)[:, None] + kv_head * key_head + at_key[None, :],
+            keys + (entry * entry_stride + token * key_token)[:, None] + kv_head * key_head + at_key[None, :],
             mask=there[:, None] & (at_key < key_dim)[None, :],
             other=0.0,
         )
@@ -219,14 +219,13 @@ def _attend_part(  # type: ignore[no-untyped-def]
         if SOFTCAPPED:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
         scores = tl.where((there & (at >= first))[None, :], scores, float("-inf"))
+        # Never -inf: a window begins among the first keys that are read.
         larger = tl.maximum(best, tl.max(scores, 1))
-        # A part may begin with keys before the window, all of which are masked.
-        base = tl.where(larger == float("-inf"), 0.0, larger)
-        factor = tl.exp(best - base)
-        exps = tl.exp(scores - base[:, None])
+        factor = tl.exp(best - larger)
+        exps = tl.exp(scores - larger[:, None])
         v = tl.load(
             values
-            + (entry * value_entry + token * value_token)[:, None]
+            + (entry * entry_stride + token * value_token)[:, None]
             + kv_head * value_head
             + at_value[None, :],
             mask=there[:, None] & (at_value < value_dim)[None, :],
