@@ -57,42 +57,62 @@ def in_parts(patch: pytest.MonkeyPatch, parts: int) -> None:
     patch.setattr("shoal.execute.triton_kernels.parts_of", lambda rows, kv_heads: parts)
 
 
-decodes = st.builds(
-    Decodes,
-    lengths=st.lists(
-        st.sampled_from([0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200]), min_size=1, max_size=4
-    ),
-    group=st.sampled_from([*range(1, 9), 20]),
-    kv_heads=st.integers(1, 3),
-    key_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
-    value_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
-    block_size=st.sampled_from([1, 2, 3, 5, 16, 64]),
-    layout=st.sampled_from(["merged", "split"]),
-    window=st.sampled_from([None, None, 1, 5, 64, 70, 300]),
-    softcap=st.sampled_from([None, None, 2.0, 30.0]),
-    scaling=st.sampled_from([None, 0.3]),
-    dtype=st.sampled_from(DTYPES),
-    gap=st.sampled_from([0, 1, 8]),
-    turned=st.sampled_from([False, False, True]),
-    seed=st.integers(0, 3),
-)
+def decodes(layout: str) -> st.SearchStrategy[Decodes]:
+    return st.builds(
+        Decodes,
+        lengths=st.lists(
+            st.sampled_from([0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200]), min_size=1, max_size=4
+        ),
+        group=st.sampled_from([*range(1, 9), 20]),
+        kv_heads=st.integers(1, 3),
+        key_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
+        value_dim=st.sampled_from([8, 16, 33, 64, 72, 80, 96, 128, 256]),
+        block_size=st.sampled_from([1, 2, 3, 5, 16, 64]),
+        layout=st.just(layout),
+        window=st.sampled_from([None, None, 1, 5, 64, 70, 300]),
+        softcap=st.sampled_from([None, None, 2.0, 30.0]),
+        scaling=st.sampled_from([None, 0.3]),
+        dtype=st.sampled_from(DTYPES),
+        gap=st.sampled_from([0, 1, 8]),
+        turned=st.sampled_from([False, False, True]),
+        seed=st.integers(0, 3),
+    )
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(case=decodes, parts=st.sampled_from(PARTS))
-def test_decodes_over_keys_that_lie_anyhow_attend_what_the_formulas_say(case: Decodes, parts: int) -> None:
+LAYOUTS = pytest.mark.parametrize("layout", ["merged", "split"])
+
+
+@LAYOUTS
+@settings(max_examples=examples(75), deadline=None)
+@given(data=st.data(), parts=st.sampled_from(PARTS))
+def test_decodes_over_keys_that_lie_anyhow_attend_what_the_formulas_say(
+    layout: str, data: st.DataObject, parts: int
+) -> None:
+    case = data.draw(decodes(layout))
     with pytest.MonkeyPatch.context() as patch:
         in_parts(patch, parts)
         case.check()
 
 
+@LAYOUTS
 @settings(max_examples=examples(50), deadline=None)
-@given(case=decodes)
-def test_the_last_tokens_of_decodes_are_stored_and_nothing_else_is_written(case: Decodes) -> None:
+@given(data=st.data())
+def test_the_last_tokens_of_decodes_are_stored_and_nothing_else_is_written(
+    layout: str, data: st.DataObject
+) -> None:
+    data.draw(decodes(layout)).check_store()
+
+
+@LAYOUTS
+def test_rows_may_have_one_token_or_none_and_scores_be_far_from_0(layout: str) -> None:
+    case = Decodes(lengths=[1, 0, 1, 1], layout=layout, scaling=1000.0)
+    with pytest.MonkeyPatch.context() as patch:
+        in_parts(patch, 3)
+        case.check()
     case.check_store()
 
 
-@pytest.mark.parametrize("layout", ["merged", "split"])
+@LAYOUTS
 def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> None:
     try:
         case = Decodes(lengths=[20, 5], layout=layout, dtype="float16", unused=BEYOND_INT32)
@@ -179,7 +199,7 @@ def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
 
 
 @on_gpu
-@pytest.mark.parametrize("layout", ["merged", "split"])
+@LAYOUTS
 def test_decodes_are_recorded_for_some_numbers_of_rows(tmp_path: Path, layout: str) -> None:
     """Seven rows share the recorded step of eight. In the split layout nothing is recorded."""
     folder = make_model(tmp_path / "m", tiny_config("llama"))
